@@ -28,6 +28,7 @@ from common.techniques.privacy import NAME as KEY
 from common.techniques.privacy import Secret
 from common.training import device, seeds, tree
 from common.training.fit import Loss
+from common.training.optimise import Moments
 from common.training.task import Extend, Task, epochs, evaluate, global_spec
 
 R = TypeVar("R", bound=Records)
@@ -158,31 +159,43 @@ class Participant:
         extend: Extend | None = None,
         after: Callable[[], None] | None = None,
         times: int = 0,
+        moments: Moments | None = None,
     ) -> dict[str, float]:
         """Minimise ``loss`` on the local samples in round t; return the scalars of ``fit``.
 
         ``extend`` maps the batches (x [b, C, H, W] float32 normalised, y [b]) to the arguments of
         ``loss``. ``after`` is called after each step. ``times``: number of epochs where
-        ``train.steps`` is 0; 0: ``train.epochs``.
+        ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``.
         """
         train = self.config.train
         one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
         some = progress.steps(one.take(train.steps), "step", train.steps)
         batches = some if train.steps else epochs(one, times or train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):
-            return self.task.fit(t, parameters, extend(batches) if extend else batches, loss, after)
+            extended = extend(batches) if extend else batches
+            return self.task.fit(t, parameters, extended, loss, after, moments)
 
     def train_on(
-        self, t: int, net: Classifier, x: Tensor, y: Tensor, loss: Loss, *, times: int, name: str
+        self,
+        t: int,
+        net: Classifier,
+        x: Tensor,
+        y: Tensor,
+        loss: Loss,
+        *,
+        times: int,
+        name: str,
+        moments: Moments | None = None,
     ) -> dict[str, float]:
         """Minimise ``loss`` for ``times`` epochs on images x [n, C, H, W], targets y [n, ...].
 
-        ``name``, k and t name the random streams. Return the scalars of ``fit``.
+        ``name``, k and t name the random streams. ``moments``: as for ``Task.fit``. Return the
+        scalars of ``fit``.
         """
         batches = self.task.batches(x, y, name, self.k, t)
         net.train()
         with seeds.scope(self.task.seed, name, self.k, t):
-            return self.task.fit(t, net.parameters(), epochs(batches, times), loss)
+            return self.task.fit(t, net.parameters(), epochs(batches, times), loss, moments=moments)
 
     def load_state(self, t: int, kind: type[R]) -> R | None:
         """Return the newest state of type ``kind`` of a round < t; None if there is none."""

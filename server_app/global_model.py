@@ -120,6 +120,13 @@ class Averaged(GlobalModel[O, T], ABC):
         spec = self.trains(client)
         tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
+    def update_counts(self, w: StateDict) -> dict[str, Tensor]:
+        """Return the counts of updates by entry of w, which the mean of this round increases.
+
+        Entries that it lacks get the plain mean; for ``average.across = "width"``.
+        """
+        return {}
+
     # A round.
 
     def step(self, t: int, replies: Replies[T]) -> Metrics:

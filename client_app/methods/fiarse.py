@@ -58,7 +58,10 @@ class FIARSE(Handler[Options, Request]):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             for name, w in detached.items():
                 dropped[name] = w.abs() < theta[name], w.clone()
-            effective_ = {name: effective(w, theta[name]) for name, w in weights.items()}
+            effective_ = {
+                name: effective(w, theta[name], self.options.gradient)
+                for name, w in weights.items()
+            }
             return F.cross_entropy(functional_call(net, effective_, (x,)), y)
 
         def after() -> None:
@@ -68,10 +71,16 @@ class FIARSE(Handler[Options, Request]):
         return self.participant.train(t, net.parameters(), loss, after=after)
 
 
-def effective(w: Tensor, theta: float) -> Tensor:
-    """Return w·m(|w|), with the gradient that ``common/methods/fiarse.py`` defines."""
+def effective(w: Tensor, theta: float, gradient: str = "importance") -> Tensor:
+    """Return w·m(|w|), with the gradient that ``common/methods/fiarse.py`` defines.
+
+    ``gradient``: the option of this name.
+    """
     with torch.no_grad():
         size = w.abs()
-        extra = torch.nan_to_num(2 * theta * size / (size + theta).square(), nan=0.0)
         mask = size >= theta
+        if gradient == "mask":
+            extra = torch.zeros_like(w)
+        else:
+            extra = torch.nan_to_num(2 * theta * size / (size + theta).square(), nan=0.0)
     return torch.where(mask, w + extra * (w - w.detach()), torch.zeros_like(w))

@@ -29,6 +29,12 @@ Deviations, with their switches:
 - L_BN is off, as in the released code, in which ``bn`` is 0.
 - ε is in units of the normalised image. The released code normalises with mean and deviation 0.5;
   this implementation uses the mean and deviation of the data set.
+- The released code writes the pool to PNG files, 8 bits a pixel, rounded down
+  (``pool-dtype = "uint8"``). Here the pool has float32 pixels.
+- In the released code the images of both passes over the pool, (b) and (c), have the augmentation
+  of the data set's training images: cropped and flipped for CIFAR-10 and CIFAR-100, unchanged for
+  MNIST, Fashion-MNIST, SVHN and Tiny-ImageNet (``pool-augment = "released"``). Here (b) uses
+  unchanged images and (c) ``augment``.
 - Local training uses [train], with a gradient norm of at most 10 (``train.clip``). The released
   code trains as DENSE's does, for 100 epochs.
 """
@@ -47,6 +53,7 @@ CLIENT = "dense"
 class Options(OneShot):
     leaks = "clients' own models, whole"
     auto = {"train.clip": 10.0}
+    released_augment = "none"
 
     generated: Annotated[int, Field(ge=2)] = 32
     bn: NonNegative = 0.0
@@ -65,3 +72,7 @@ class Options(OneShot):
     """μ, initial step size of the ensemble weights for each batch; 0: the weights stay equal."""
     epsilon: NonNegative = 8 / 255
     """ε, size of the perturbation that makes the student's images harder; 0: none."""
+
+    def weights_augment(self, data: str) -> str:
+        """Return the augmentation of the images in (b); ``data``: the data set's name."""
+        return "none" if self.pool_augment == "augment" else self.student_augment(data)

@@ -37,6 +37,11 @@ Deviations, with their switches:
   plain list, and match no layer. Here L_BN is computed; ``bn = 0`` reproduces the release.
 - The released code keeps the student with the best test accuracy; here the last student is kept.
 - Generated images are normalised like real ones; the released code does not normalise them.
+- The released code writes the pool to PNG files, 8 bits a pixel, rounded down
+  (``pool-dtype = "uint8"``). Here the pool has float32 pixels.
+- In the released code the student's images are cropped and flipped for data sets with ``cifar`` in
+  their names, and only flipped for others; the generator's view is cropped and flipped for all.
+  ``pool-augment = "released"`` follows this rule. Here ``augment`` is used for both.
 - Local training uses [train]. The released code uses lr 0.01, momentum 0.9 and batches of 128, with
   100 epochs as its parser's default and 400 in its published command.
 - ``student-lr`` is the value of the published command; the parser's defaults are 0.01 and
@@ -44,7 +49,7 @@ Deviations, with their switches:
 - The paper does not describe rounds after the first.
 """
 
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 from pydantic import Field
 
@@ -83,6 +88,12 @@ class OneShot(MethodOptions):
     """Images in the generator's losses: G(z) changed by ``augment``, or unchanged."""
     augment: Literal["none", "flip", "crop-flip"] = "crop-flip"
     """Augmentation of generated images, with the values of ``data.augment``."""
+    pool_augment: Literal["augment", "released"] = "augment"
+    """Augmentation of images from the pool: the value of ``augment``, for the student only, or the
+    released code's for the data set, in every pass over the pool."""
+    pool_dtype: Literal["float32", "uint8"] = "float32"
+    """Number type of the pool's pixels; ``uint8`` rounds down to 256 values, as the released codes'
+    image files do, and takes a quarter of the memory."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images in a step of the student."""
     temperature: Positive = 20.0
@@ -97,6 +108,15 @@ class OneShot(MethodOptions):
     """Whether the student's learning rate follows half a cosine over the epochs."""
     clip: NonNegative = 0.0
     """Largest gradient norm of the generator and of the student; 0: no limit."""
+
+    released_augment: ClassVar[str] = "flip"
+    """Augmentation of the released code's pool for data sets other than CIFAR."""
+
+    def student_augment(self, data: str) -> str:
+        """Return the augmentation of the student's images; ``data``: the data set's name."""
+        if self.pool_augment == "augment":
+            return self.augment
+        return "crop-flip" if "cifar" in data else self.released_augment
 
 
 @final

@@ -34,6 +34,12 @@ Deviations, with their switches:
   omits this step for the same reason.
 - Training before round 1 uses [train]'s optimiser and batch size without early stopping. The
   released code stops early based on the test set.
+- The released code creates two Adam optimisers for each client and never renews them: one for the
+  training before round 1 and the private epochs of all rounds, one for all digestions. Moments and
+  step counts live across rounds (``optimizers = "kept"``). Here every training starts with a new
+  optimiser, as in the other methods (``"fresh"``). Both have the current round's learning rate.
+  The training on the public set has its own optimiser in either case. With two kept Adams a client
+  stores five numbers for each weight instead of one.
 - ``align = "mse"`` is the squared difference. ``"kl"``: clients send probabilities, ẑ is their
   mean, and the client minimises KL(ẑ ‖ softmax f).
 - Logits are clipped to ± 65504.
@@ -88,6 +94,11 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
         """Return the epochs of round t on the client's samples; ``epochs``: ``train.epochs``."""
         return epochs
 
+    @property
+    def keeps_optimizers(self) -> bool:
+        """Whether the state of a client's optimisers lives across rounds."""
+        return False
+
 
 @final
 class Options(PredictionExchange):
@@ -104,10 +115,17 @@ class Options(PredictionExchange):
     """Epochs on the client's own samples before its first round; 25 in the released code."""
     align: Literal["l1", "mse", "kl"] = "l1"
     """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""
+    optimizers: Literal["fresh", "kept"] = "fresh"
+    """Optimisers of a client: new ones for every training, or two whose state is kept across
+    rounds, for its own samples and for A_t, as in the released code."""
 
     @property
     def probabilities(self) -> bool:
         return self.align == "kl"
+
+    @property
+    def keeps_optimizers(self) -> bool:
+        return self.optimizers == "kept"
 
     def speak(self, z: Tensor) -> Tensor:
         return torch.softmax(z, dim=1) if self.probabilities else z

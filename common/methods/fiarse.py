@@ -33,6 +33,14 @@ Deviations, with their switches:
   them and the server averages them, so that all methods can be scored in the same way. With
   ``running = false`` there are none, and ``score.bn`` is ``"batch"`` or ``"recalibrated"``.
 - The released code counts a client where Δ_k ≠ 0; the paper's text describes ``count = "mask"``.
+- In the released code the mask is a boolean tensor, for which torch calls no backward function.
+  The equation for ∂m/∂|w| therefore has no effect there, and ∂L/∂w = ∂L/∂(w m) · m
+  (``gradient = "mask"``). With the equation (``"importance"``) the gradient of a kept entry is up
+  to 1.5 times as large, at |w| = θ. The entries of small clients are near their θ.
+- The released code divides the sum of the changes of a number in normalisation by the count of
+  clients that changed it, as for entries (``norm-count = "nonzero"``). Here the mean is over all
+  clients (``"all"``). A client whose channel is masked completely does not change the scale of its
+  normalisation, so the released step is larger.
 - A client's size comes from a list or from its node's settings (``[node.K]`` ``size``); the paper
   assigns the sizes in equal parts.
 """
@@ -59,6 +67,11 @@ class Options(MethodOptions):
     """Entries that share a threshold: all of the network, or those of one part of it."""
     count: Literal["nonzero", "mask"] = "nonzero"
     """Clients in the mean of an entry: those that changed it, or those that received it."""
+    gradient: Literal["importance", "mask"] = "importance"
+    """Gradient of a kept entry: with ∂m/∂|w|, or without it as in the released code."""
+    norm_count: Literal["all", "nonzero"] = "all"
+    """Clients in the mean of each number of the tensors sent complete, such as normalisation: all,
+    or those that changed it."""
     server_lr: Positive = 1.0
     """η_g, the server's step."""
     running: bool = True

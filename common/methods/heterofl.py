@@ -101,6 +101,11 @@ class Partial(Averaging):
         """Whether the mean of convolutions weights clients by their output channels."""
         return False
 
+    @property
+    def by_updates(self) -> bool:
+        """Whether all other means weight clients by counts of updates (``fedrolex``)."""
+        return False
+
 
 @final
 class Options(Partial):

@@ -30,7 +30,12 @@ Deviations, with their switches:
   SGD without momentum. Optimisers other than SGD rescale their gradients and need ``"after"``.
 - With momentum ρ the K steps move the weights further than K η. ``divisor = "effective"`` divides
   by K̃ = (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ) instead of K, as FedNTD's code does; ``"steps"`` is
-  as printed. Nesterov momentum is ignored.
+  as printed. ``"auto"`` follows the correction: momentum multiplies a correction in the gradient,
+  so its divisor is K̃; it does not multiply a correction after the step, so its divisor is K, as in
+  NIID-Bench. With K̃ and ``"after"``, c_k is smaller than NIID-Bench's. With K and ``"gradient"``,
+  c_k − c is multiplied by 1 − K̃/K in every round, which tends to −ρ/(1 − ρ) for large K. It
+  diverges if ρ is above ½, so that pair is refused. Without momentum, and for optimisers other than
+  SGD, K̃ = K. Nesterov momentum is ignored.
 - Δc_k follows from w, c, K, η and y_k. The server recomputes it and refuses any other value, so
   that a client cannot change c independently of y_k. With ``average.robust``, Δc_k is combined like
   w, and c is no longer the mean of the c_k.
@@ -52,6 +57,9 @@ from common.settings.section import Positive
 from common.training import optimise
 from common.training.task import Task
 
+LARGEST_MOMENTUM = 0.5
+"""Largest ρ for which K̃/K stays below 2, so that dividing by K does not diverge."""
+
 
 @final
 class Options(Averaging):
@@ -63,8 +71,9 @@ class Options(Averaging):
     """η_g, the server's step size towards the mean, for parameters."""
     correction: Literal["gradient", "after"] = "gradient"
     """Place of c − c_k: in the gradient, or in the weights after each step."""
-    divisor: Literal["effective", "steps"] = "effective"
-    """Divisor of w − y_k besides η: K̃, which includes momentum, or K."""
+    divisor: Literal["auto", "effective", "steps"] = "auto"
+    """Divisor of w − y_k besides η: K̃, which includes momentum, or K; ``auto``: ``effective`` if
+    the correction is in the gradient, ``steps`` if it is after the step."""
 
     def check(self, config: Config) -> None:
         super().check(config)
@@ -72,6 +81,10 @@ class Options(Averaging):
         if self.correction == "gradient" and not optimise.is_sgd(config.train):
             optimizer = f'train.optimizer = "{config.train.optimizer}"'
             raise not_allowed("scaffold.correction", "gradient", optimizer, "after")
+        rho = config.train.momentum
+        if self.correction == "gradient" and self.divisor == "steps" and rho > LARGEST_MOMENTUM:
+            pair = f'scaffold.correction = "gradient" and train.momentum = {rho:g}, which diverge'
+            raise not_allowed("scaffold.divisor", "steps", pair, "auto", "effective")
         across = config.average.across
         if self.server_lr != 1 and across != "none":
             why = f'average.across = "{across}"'
@@ -80,11 +93,18 @@ class Options(Averaging):
             why += ", whose control variates do not match a clipped update"
             raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
 
+    @property
+    def includes_momentum(self) -> bool:
+        """Whether the divisor is K̃; otherwise it is K."""
+        if self.divisor == "auto":
+            return self.correction == "gradient"
+        return self.divisor == "effective"
+
     def change(
         self, task: Task, t: int, n: int, request: Request, y: Mapping[str, Tensor]
     ) -> StateDict:
         """Return Δc_k = (w − y_k) / (K η) − c of a client with n samples, on the CPU."""
-        steps = task.effective_steps(n) if self.divisor == "effective" else task.steps(n)
+        steps = task.effective_steps(n) if self.includes_momentum else task.steps(n)
         scale = steps * task.lr(t)
         return {name: (request.w[name] - y[name]) / scale - c for name, c in request.c.items()}
 

@@ -20,5 +20,6 @@ OLD_DEFAULTS: Mapping[str, Value] = {
     "co-boosting.generated": 128,
     "dense.generated": 256,
     "fedmd.first-epochs": 25,
+    "scaffold.divisor": "effective",
 }
 """Key to its first default. Add a key when its default changes; never change or remove an entry."""

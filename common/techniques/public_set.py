@@ -16,6 +16,7 @@ from common.models.classifier import Classifier
 from common.settings.config import Config, MethodOptions
 from common.training import optimise, seeds
 from common.training.fit import Loss, fit
+from common.training.optimise import Moments
 from common.training.task import Task, epochs
 
 
@@ -54,19 +55,29 @@ def subset(task: Task, t: int, size: int) -> Tensor:
 
 
 def digest(
-    task: Task, t: int, net: Classifier, x: Tensor, targets: Tensor, loss: Loss, *name: str | int
+    task: Task,
+    t: int,
+    net: Classifier,
+    x: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    *name: str | int,
+    moments: Moments | None = None,
 ) -> float:
     """Train ``net`` on ``targets`` [n, ...] for public images x [n, C, H, W]; return the mean loss.
 
     The settings are those of [public]; with ``public.learn = false`` the loss is 0. ``loss`` takes
-    the network's logits and the targets of a batch. ``name`` and t name the random streams. Images
-    are not augmented, because the targets hold for the original images.
+    the network's logits and the targets of a batch. ``name`` and t name the random streams.
+    ``moments``: as for ``Task.fit``. Images are not augmented, because the targets hold for the
+    original images.
     """
     o = task.config.public
     if not o.learn:
         return 0.0
     batches = task.batches(x, targets, *name, t, size=o.batch_size, augment="none")
     optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
+    if moments is not None:
+        optimise.restore_moments(optimizer, moments.state)
     if o.anneal:
         schedule = CosineAnnealingLR(optimizer, o.epochs * len(batches))
         optimizer.register_step_post_hook(lambda *_: schedule.step())
@@ -79,4 +90,6 @@ def digest(
             lambda images, y: loss(net(images), y),
             precision=task.config.run.precision,
         )
+    if moments is not None:
+        moments.state = optimise.moments(optimizer)
     return metrics["loss"]

@@ -2,7 +2,8 @@
 
 import inspect
 import tomllib
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 from torch import nn, optim
@@ -113,6 +114,14 @@ def _read(options: str) -> dict[str, Value | tuple[Value, ...]]:
         raise ValueError(f"it is not like alpha = 0.9, eps = 1e-6 ({error})") from None
     named = parsed["options"].items()
     return {name: tuple(v) if isinstance(v, list) else v for name, v in named}
+
+
+@final
+@dataclass
+class Moments:
+    """State of an optimiser that several trainings share, by parameter index."""
+
+    state: dict[int, StateDict] = field(default_factory=dict)  #: empty before the first training
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[int, StateDict]:

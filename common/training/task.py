@@ -29,6 +29,7 @@ from common.settings.config import Config, MemoryFormat
 from common.training import optimise, seeds
 from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
+from common.training.optimise import Moments
 
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 """Function from training batches (x, y) to the batches that a loss takes."""
@@ -231,23 +232,30 @@ class Task:
         batches: Iterable[tuple[Tensor, ...]],
         loss: Loss,
         after: Callable[[], None] | None = None,
+        moments: Moments | None = None,
     ) -> dict[str, float]:
         """Call ``common.training.fit`` with the run's optimiser of round t, clipping and precision.
 
         ``after``: called after each step, without gradients, to correct the weights after an
-        optimiser such as Adam.
+        optimiser such as Adam. ``moments``: state that the optimiser starts from and updates; None:
+        a new optimiser.
         """
         optimizer = self.optimizer(t, parameters)
+        if moments is not None:
+            optimise.restore_moments(optimizer, moments.state)
         if after is not None:
             correct = torch.no_grad()(after)
             optimizer.register_step_post_hook(lambda *_: correct())
-        return fit(
+        metrics = fit(
             optimizer,
             batches,
             loss,
             clip=self.config.train.clip,
             precision=self.config.run.precision,
         )
+        if moments is not None:
+            moments.state = optimise.moments(optimizer)
+        return metrics
 
     @torch.no_grad()
     def logits(self, net: Classifier, x: Tensor) -> Tensor:

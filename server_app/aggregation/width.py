@@ -21,7 +21,7 @@ from common import progress
 from common.exchange.records import StateDict
 from common.settings.options import Average
 from common.techniques.widths import Places, Submodel, block, check_widths, cut, grid
-from common.training import tree
+from common.training import seeds, tree
 from server_app.aggregation.across import Across
 from server_app.aggregation.mean import clipped, combine
 from server_app.global_model import T
@@ -76,9 +76,13 @@ class Width(Across[O, T]):
             self._block(self.taken(client, reply.t), reply.w, before, p)
             for (client, reply), p in zip(replies, weights, strict=True)
         ]
+        counts = self.update_counts(before)
+        if counts:  # the mean then depends on the order of the clients
+            drawn = seeds.stream(self.task.seed, "order", self.t)
+            blocks = [blocks[i] for i in torch.randperm(len(blocks), generator=drawn)]
         parameters = tree.parameters_only(self.nets[self.widest_spec])
         names = before.keys() if options.bn_buffers else parameters
-        mean = average_blocks(blocks, before, options, names, by_width=self.by_width)
+        mean = average_blocks(blocks, before, options, names, by_width=self.by_width, counts=counts)
         return {self.widest_spec: mean}
 
     def _block(self, taken: Submodel, w: StateDict, widest: StateDict, weight: float) -> Block:
@@ -100,24 +104,44 @@ def average_blocks(
     names: Iterable[str],
     *,
     by_width: bool = False,
+    counts: Mapping[str, Tensor] | None = None,
 ) -> StateDict:
     """Return the widest network from its ``previous`` and the clients' blocks in order of k.
 
     Only the entries ``names`` are averaged; ``robust`` applies among the owners of each number.
     ``by_width``: multiply p_k in a convolution by the client's number of output channels.
+    ``counts``: entries of ``counted`` means, whose counts are increased in place.
     """
+    counts = counts or {}
     names = frozenset(names)
     states = [next(iter(clipped([b.w], cut(previous, b.places), options, names))) for b in blocks]
     result = dict(previous)
     for name in progress.steps(previous, "entry"):
         if name in names:
             parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
+            if name in counts:
+                result[name] = counted(previous[name], parts, counts[name])
+                continue
             weights = [
                 b.weight * (len(value) if by_width and value.dim() == 4 else 1)
                 for b, (value, _) in zip(blocks, parts, strict=True)
             ]
             result[name] = _entry(previous[name], parts, weights, options)
     return result
+
+
+def counted(before: Tensor, parts: Sequence[tuple[Tensor, Places]], counts: Tensor) -> Tensor:
+    """Return the mean of one entry in which each client weighs the count of each number.
+
+    A client increases the ``counts`` of its numbers by 1, in place, before the next client's turn.
+    """
+    sums, totals = (torch.zeros_like(before, dtype=torch.float64) for _ in range(2))
+    for value, axes in parts:
+        where = grid(axes) or ...
+        sums[where] += counts[where].double() * value.double()
+        totals[where] += counts[where].double()
+        counts[where] += 1
+    return torch.where(totals > 0, sums / totals, before.double()).to(before.dtype)
 
 
 def _entry(

@@ -93,7 +93,8 @@ class OneShot(GlobalModel[S, Reply], ABC):
             if o.student_cosine:
                 for group in sgd.param_groups:
                     group["lr"] = o.student_lr * 0.5 * (1 + math.cos(math.pi * e / o.epochs))
-            batches = pool.batches(o.augment, self.stream("pool"))
+            how = o.student_augment(self.config.data.name)
+            batches = pool.batches(how, self.stream("pool"))
             student_loss = self.teach(student, sgd, batches)
         self.w = tree.snapshot(student)
         return {"generator_loss": generator_loss, "distill_loss": student_loss}
@@ -195,19 +196,22 @@ class OneShot(GlobalModel[S, Reply], ABC):
 class Pool:
     """A growing set of generated images and their target labels.
 
-    Pixels in [0, 1], float32, on the device. The memory for all epochs, 4 · epochs · generated ·
-    C·H·W bytes, is allocated at once.
+    Pixels are float32 in [0, 1] or uint8 (``pool-dtype``), on the device. The memory for all
+    epochs, epochs · generated · C·H·W numbers, is allocated at once.
     """
 
     def __init__(self, task: Task, o: Settings) -> None:
         self.task, self.size, self.count = task, o.batch_size, 0
         most = o.epochs * o.generated
-        self._x = torch.empty(most, *task.shape, device=task.device)
+        dtype = torch.uint8 if o.pool_dtype == "uint8" else torch.float32
+        self._x = torch.empty(most, *task.shape, dtype=dtype, device=task.device)
         self._y = torch.empty(most, dtype=torch.int64, device=task.device)
 
     def add(self, images: Tensor, y: Tensor) -> None:
-        """Add images [n, C, H, W] and labels [n]."""
+        """Add images [n, C, H, W], float32 with pixels in [0, 1], and labels [n]."""
         end = self.count + len(y)
+        if self._x.dtype == torch.uint8:
+            images = images.clamp(0, 1).mul(255).to(torch.uint8)
         self._x[self.count : end], self._y[self.count : end] = images, y
         self.count = end
 

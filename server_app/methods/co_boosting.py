@@ -49,7 +49,8 @@ class CoBoosting(OneShot[Options]):
     def improve(self, e: int, pool: Pool) -> None:
         step = self.options.mu * STEP_DECAY**e
         if e and step:
-            batches = pool.batches("none", self.stream("weights"))
+            how = self.options.weights_augment(self.config.data.name)
+            batches = pool.batches(how, self.stream("weights"))
             for x, y in progress.steps(batches, "weight step"):
                 with torch.no_grad(), forward(self.config.run.precision, x.device):
                     logits = self.ensemble.each(x)

@@ -74,20 +74,31 @@ class FIARSE(GlobalModel[Options, Reply]):
         yield "delta", reply.delta
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        zeros = {name: torch.zeros_like(self.w[name], dtype=torch.float64) for name in self.entries}
+        by_change = self.options.norm_count == "nonzero"
+        norms = [name for name in self.complete if by_change and self.w[name].is_floating_point()]
+        zeros = {
+            name: torch.zeros_like(self.w[name], dtype=torch.float64)
+            for name in (*self.entries, *norms)
+        }
         total, count = zeros, {name: torch.zeros_like(x) for name, x in zeros.items()}
         for client, reply in replies:
             masks = self.masks[client.info.size]
             for name, delta in importance.spread(reply.delta, masks).items():
                 total[name] += delta
                 count[name] += delta != 0 if self.options.count == "nonzero" else masks[name]
+            for name in norms:
+                change = self.w[name].double() - reply.rest[name].double()
+                total[name] += change
+                count[name] += change != 0
         rest = tree.mean((reply.rest for _, reply in replies), [1] * len(replies))
         step, new = self.options.server_lr, dict(self.w)
-        for name in self.entries:
-            new[name] = self._moved(name, total[name] / count[name].clamp(min=1), step)
         for name, mean in rest.items():
             moves = name in self.parameter_names and step != 1
             new[name] = self._moved(name, self.w[name].double() - mean, step) if moves else mean
+        buffers = rest.keys() - self.parameter_names
+        for name in total:
+            delta = total[name] / count[name].clamp(min=1)
+            new[name] = self._moved(name, delta, 1.0 if name in buffers else step)
         self.w = new
         return {}
 

@@ -4,7 +4,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import final
 
+import torch
+from torch import Tensor
+
 from common import models
+from common.exchange.records import Records, StateDict
 from common.methods.heterofl import Partial, Reply, Request
 from common.techniques.widths import Submodel
 from server_app.global_model import Averaged
@@ -12,14 +16,32 @@ from server_app.method import Client
 
 
 @final
-class HeteroFL(Averaged[Partial, Reply]):
-    """Server with w[e] ← Σ_{k has e} w_k[e] / |{k has e}|."""
+class State(Records, kind="heterofl.State"):
+    w: StateDict
+    counts: StateDict = {}  #: U; empty before the first round, and without ``update-counts``
 
-    reply_type, widest = Reply, True
+
+@final
+class HeteroFL(Averaged[Partial, Reply]):
+    """Server with w[e] ← Σ_{k has e} w_k[e] / |{k has e}|.
+
+    With ``fedrolex.update-counts``, w[e] ← Σ_j (U[e] + j − 1) w_j[e] / Σ_j (U[e] + j − 1) outside
+    convolutions, j = 1, 2, … for the clients that have e.
+    """
+
+    reply_type, state_type, widest = Reply, State, True
 
     def prepare(self) -> None:
         super().prepare()
         self.by_width = self.options.by_width
+        self.counts: StateDict = {}
+
+    def update_counts(self, w: StateDict) -> dict[str, Tensor]:
+        if self.options.by_updates:
+            counted = {n: x for n, x in w.items() if x.is_floating_point() and x.dim() != 4}
+            start = self.counts or {name: torch.ones_like(x) for name, x in counted.items()}
+            self.counts = {name: count.clone() for name, count in start.items()}
+        return self.counts
 
     def architectures(self) -> list[str]:
         redrawn = self.options.rates == "redrawn"

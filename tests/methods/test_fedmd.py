@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from flwr.app import Message
 from torch import Tensor
 
 from client_app.bases.own_model import ClientState
-from client_app.methods.fedmd import FedMD
+from client_app.methods.fedmd import FedMD, Kept
+from client_app.participant import Participant
 from common.exchange.predictions import LARGEST, Predictions, spoken
 from common.methods.fedmd import Reply
+from common.settings.parse import parse
+from common.techniques.public_set import subset
 from common.training.task import check_fleet
 from deploy.run.loopback import Loopback
 from server_app.method import Replies
@@ -146,6 +150,83 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     assert again.timeless == whole.timeless and same(kept(again, 2), kept(whole, 2))
     first, second = (set(entry["selected"]) for entry in whole.journal[1:])
     assert first & second and second - first, "somebody goes on, somebody begins"
+
+
+# Optimisers that live across rounds.
+
+LIVING: dict[str, Any] = {
+    **{**SMALL, "clients": 2, "fleet": "lenet5@0.25", "rounds": 2, "fedmd__first_epochs": 2},
+    **{"train__optimizer": "adam", "train__lr": 0.01, "public__lr": 0.02},
+}
+KEPT = {**LIVING, "fedmd__optimizers": "kept"}
+
+
+def after(run: TinyRun, t: int, kind: type[ClientState] | type[Kept]) -> list[dict[str, Tensor]]:
+    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{kind.kind}.safetensors"))
+    return [kind.load(file).local for file in files]
+
+
+def released(folder: Path) -> list[dict[str, Tensor]]:
+    """Return the weights after two rounds in which no client renews its two Adams."""
+    config = parse(flat(folder, **LIVING))
+    parties = [Participant(config, {"partition-id": k}, "x") for k in (0, 1)]
+    nets = [p.model(p.spec) for p in parties]
+    classifier = [torch.optim.Adam(net.parameters(), lr=0.01, fused=True) for net in nets]
+    logits = [torch.optim.Adam(net.parameters(), lr=0.02, fused=True) for net in nets]
+
+    def descend(adam: torch.optim.Adam, batches: Any, times: int, loss: Any) -> None:
+        for _ in range(times):
+            for x, y in batches:
+                adam.zero_grad()
+                loss(x, y).backward()
+                adam.step()
+
+    for t in (0, 1, 2):  # 0: the training before round 1
+        task, public = parties[0].task, parties[0].public
+        shown = public[subset(task, t, len(public))]
+        consensus = torch.stack([task.logits(net, shown) for net in nets]).mean(0)
+        for k, (p, net) in enumerate(zip(parties, nets, strict=True)):
+            net.train()
+            if t:
+                said = task.batches(shown, consensus, "digest", k, t, size=16, augment="none")
+                descend(logits[k], said, 2, lambda x, z, net=net: (net(x) - z).abs().mean())
+            name = (k, t) if t else ("first", k, 1)
+            own = p.task.batches(*p.train_set, *name)
+            descend(
+                classifier[k],
+                own,
+                1 if t else 2,
+                lambda x, y, net=net: F.cross_entropy(net(x), y),
+            )
+    return [{n: w.detach().clone() for n, w in net.state_dict().items()} for net in nets]
+
+
+def test_kept_optimisers_are_those_of_the_released_code(run: Run, tmp_path: Path) -> None:
+    ours, expected = after(run(**KEPT), 2, Kept), released(tmp_path)
+    fresh = after(run(**LIVING), 2, ClientState)
+    assert len(ours) == len(fresh) == 2
+    for k in (0, 1):
+        for name, value in expected[k].items():
+            torch.testing.assert_close(ours[k][name], value, rtol=0, atol=1e-4)
+        apart = max(float((fresh[k][n] - w).abs().max()) for n, w in expected[k].items())
+        assert apart > 0.01, "a new Adam for every training takes other steps"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_kept_optimisers_survive_a_resumed_run(optimizer: str, run: Run, tmp_path: Path) -> None:
+    settings = {**KEPT, "train__optimizer": optimizer}
+    whole = run(**settings)
+    play(flat(tmp_path, **{**settings, "rounds": 1}))
+    again = play(flat(tmp_path, **settings, resume=True))
+    assert same(after(again, 2, Kept), after(whole, 2, Kept))
+    if optimizer == "adam":
+        files = sorted((tmp_path / "state" / "test").glob(f"*/2/{Kept.kind}.safetensors"))
+        assert len(files) == 2
+        for state in map(Kept.load, files):
+            # 40 images make 3 batches in each of 2 epochs, in 2 rounds
+            assert int(state.digest[0]["step"]) == 3 * 2 * 2
+            assert int(state.train[0]["step"]) % (2 + 2) == 0, "2 first epochs and 2 rounds"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])

@@ -1,6 +1,8 @@
 """FedRolex: the window rolls, and what it is when it does not."""
 
+import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import torch
 from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict
 from common.techniques.widths import LEADING, Roll, block, cut
-from server_app.aggregation.width import Block, average_blocks
+from common.training import seeds
+from server_app.aggregation.width import Block, average_blocks, counted
 from server_app.method import Replies
 from tests.support.halves import client, server
-from tests.support.tiny import Run
+from tests.support.tiny import Run, flat, play
 
 METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 
@@ -49,6 +52,81 @@ def test_only_convolutions_are_weighed_by_their_channels() -> None:
     assert half.by_width
     result = average_blocks(blocks, whole, half.config.average, whole, by_width=True)
     assert result["w"].tolist() == [4, 4, 2, 2]
+
+
+def released(w: StateDict, rounds: list[list[tuple[dict[str, Any], StateDict]]]) -> StateDict:
+    """Return w after the released server's rounds of pairs of places and values, in order.
+
+    After the first entry, the counts that are read and the copy that is counted are one.
+    """
+    counts = {name: torch.ones_like(value) for name, value in w.items()}
+    for pairs in rounds:
+        counting, new = copy.deepcopy(counts), {}
+        for name, value in w.items():
+            total, weight = torch.zeros_like(value), torch.zeros_like(value)
+            for places, own in pairs:
+                where = torch.meshgrid(*places[name], indexing="ij")
+                k = 1 if value.dim() == 4 else counts[name][where]
+                total[where] += k * own[name]
+                weight[where] += k
+                counting[name][where] += 1
+            new[name] = torch.where(weight > 0, total / weight, value)
+            counts = counting
+        w = new
+    return w
+
+
+def everything(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.arange(n) for n in value.shape[:2])
+
+
+def test_update_counts_are_those_of_the_released_arithmetic() -> None:
+    half, members = half_with(fedrolex__update_counts=True)
+    plain, _ = half_with()
+    start = {n: w for n, w in half.models["cnn2@0.5"].items() if w.is_floating_point()}
+    rounds, draw = [], torch.Generator().manual_seed(1)
+    for t in (1, 2, 3):
+        answers, pairs = [], []
+        for member in members:
+            w = half.request(t)(member).w
+            own = {
+                n: torch.rand(x.shape, generator=draw) if x.is_floating_point() else x
+                for n, x in w.items()
+            }
+            answers.append((member, ModelReply(t=t, w=own)))
+            places = block(half.models["cnn2@0.5"], own, Roll(t - 1))
+            pairs.append(({n: at or everything(own[n]) for n, at in places.items()}, own))
+        for each in (half, plain):
+            each.t = t
+            each.step(t, Replies.of(answers))
+        order = torch.randperm(2, generator=seeds.stream(half.task.seed, "order", t))
+        rounds.append([pairs[i] for i in order])
+    expected, ours = released(start, rounds), half.models["cnn2@0.5"]
+    for name, value in expected.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
+        equal = torch.allclose(ours[name], plain.models["cnn2@0.5"][name], atol=1e-3)
+        assert equal == (value.dim() == 4), name
+    assert half.state().inner["counts"]["head.bias"].tolist() == [7.0, 7.0, 7.0]
+
+
+def test_the_second_client_weighs_twice_as_much_in_round_1_by_hand() -> None:
+    counts, start = torch.ones(3), torch.tensor([0.0, 0.0, 9.0])
+    first, second = torch.tensor([2.0, 2.0]), torch.tensor([6.0])
+    parts = [(first, (torch.tensor([0, 1]),)), (second, (torch.tensor([1]),))]
+    # number 1 has weights 1 and 2: (2 + 2 · 6) / 3; then 3 and 4: (3 · 2 + 4 · 6) / 7
+    assert counted(start, parts, counts).tolist() == pytest.approx([2.0, 14 / 3, 9.0])
+    assert counts.tolist() == [2.0, 3.0, 1.0]
+    assert counted(start, parts, counts).tolist() == pytest.approx([2.0, 30 / 7, 9.0])
+
+
+@pytest.mark.full
+def test_update_counts_survive_a_resumed_run(run: Run, tmp_path: Path) -> None:
+    settings = {**METHOD, "fedrolex__update_counts": True}
+    whole = run(**settings, rounds=3)
+    assert whole.weights != run(**METHOD, rounds=3).weights
+    play(flat(tmp_path, **settings, rounds=2))
+    again = play(flat(tmp_path, **settings, rounds=3, resume=True))
+    assert again.weights == whole.weights and again.timeless[-1] == whole.timeless[-1]
 
 
 @pytest.mark.parametrize(("m", "n"), [(4, 2), (16, 5), (7, 1)])

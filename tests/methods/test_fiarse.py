@@ -14,7 +14,7 @@ from client_app.methods.fiarse import FIARSE, effective
 from client_app.node import check
 from client_app.participant import Participant
 from common.exchange.records import array_bytes
-from common.methods.fiarse import Reply, Request
+from common.methods.fiarse import Options, Reply, Request
 from common.settings.parse import parse
 from common.techniques import importance
 from common.techniques.importance import (
@@ -69,6 +69,66 @@ def test_at_threshold_0_nothing_is_masked_and_the_gradient_is_plain() -> None:
     assert out.tolist() == [0.0, 2.0] and w.grad is not None and w.grad.tolist() == [3.0, 5.0]
 
 
+class BooleanMask(torch.autograd.Function):
+    """A mask with an own gradient, of the type that the released code returns."""
+
+    @staticmethod
+    def forward(ctx: Any, size: Tensor, theta: float) -> Tensor:  # type: ignore[override]
+        return size >= theta
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        raise AssertionError("torch calls no backward function of a boolean output")
+
+
+@pytest.mark.parametrize("theta", [0.1, 0.4])
+def test_a_boolean_mask_has_no_gradient_of_its_own(theta: float) -> None:
+    upstream, gradients = torch.tensor([1.0, -2.0, 3.0, 0.5]), []
+    for masked in (
+        lambda w: w * BooleanMask.apply(w.abs(), theta),  # type: ignore[no-untyped-call]
+        lambda w: effective(w, theta, "mask"),
+        lambda w: effective(w, theta),
+    ):
+        w = W.clone().requires_grad_()
+        (masked(w) * upstream).sum().backward()
+        assert w.grad is not None
+        gradients.append(w.grad)
+    released, ours, default = gradients
+    assert torch.equal(ours, released) and torch.equal(ours, upstream * (W.abs() >= theta))
+    size = W.abs()
+    torch.testing.assert_close(default, ours * (1 + 2 * theta * size / (size + theta) ** 2))
+    at_theta = size == theta
+    assert at_theta.any() and torch.equal(default[at_theta], 1.5 * ours[at_theta])
+
+
+NORM, MEAN, COUNT = (
+    f"stem.bn.{leaf}" for leaf in ("weight", "running_mean", "num_batches_tracked")
+)
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_a_norm_is_divided_by_the_clients_that_changed_it(server_lr: float) -> None:
+    """Scales 1 become .4 and 1 at two clients, means 0 become 2 and 0."""
+    found = {}
+    for norm_count in ("all", "nonzero"):
+        half = server(**TINY, fiarse__norm_count=norm_count, fiarse__server_lr=server_lr)
+        members = [client(k, size=1.0) for k in range(2)]
+        sent = [half.request(1)(member) for member in members]
+        changed = dict(sent[0].rest)
+        changed[NORM] = changed[NORM].clone().fill_(0.4)
+        changed[MEAN] = changed[MEAN].clone().fill_(2.0)
+        changed[COUNT] = changed[COUNT] + 7
+        answers = [
+            Reply(delta=torch.zeros_like(sent[0].kept), rest=rest)
+            for rest in (changed, sent[1].rest)
+        ]
+        half.step(1, Replies.of(list(zip(members, answers, strict=True))))
+        found[norm_count] = [float(half.w[n].flatten()[0]) for n in (NORM, MEAN, COUNT)]
+    # the released sum of the changes over the count of the clients with a change: .6/1 and −2/1
+    assert found["nonzero"] == pytest.approx([1 - server_lr * 0.6, 2.0, 7])
+    assert found["all"] == pytest.approx([1 - server_lr * 0.3, 1.0, 7])
+
+
 def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) -> list[float]:
     """The server's w after steps Δ of clients of these sizes."""
     half = server(**{**TINY, "fiarse__sizes": "1, 0.5", "fiarse__count": count, **changes})
@@ -120,6 +180,7 @@ def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
         net.weight.copy_(torch.tensor([[0.55], [0.6]]))
     half = FIARSE.__new__(FIARSE)
     half.participant = SimpleNamespace(train=train)  # type: ignore[assignment]
+    half.options = Options()
     half.learn(1, net, {"weight": 0.5})  # type: ignore[arg-type]
     first = [each[0] for each in course]
     assert abs(first[0]) < 0.5 and first[0] == first[1] == first[2]
@@ -212,6 +273,7 @@ def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(run: Run) -> No
         {"fiarse__scope": "stage"},
         {"fiarse__sizes": "1, 0.5"},
         {"fiarse__server_lr": 0.5},
+        pytest.param({"fiarse__gradient": "mask"}, marks=pytest.mark.full),
         {"fiarse__running": False, "score__bn": "batch"},
     ],
 )

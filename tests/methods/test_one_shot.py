@@ -320,8 +320,62 @@ def test_a_client_whose_labels_are_wrong_loses_its_weight() -> None:
     assert ensemble.weights[1] > 0.5 > ensemble.weights[0]
 
 
+def test_a_pool_of_bytes_has_the_values_of_an_image_file() -> None:
+    made = half(dense__pool_dtype="uint8")
+    pool, plain = Pool(made.task, made.options), Pool(made.task, half().options)
+    images = torch.rand(6, *made.task.shape, generator=seeds.stream(0, "x"))
+    images[0, 0, 0, :3] = torch.tensor([0.5, 1.0, 0.0])
+    for each in (pool, plain):
+        each.add(images, torch.arange(6))
+    # a file takes the whole part of 255 x: 127 for ½, 254 up to just below 1
+    assert pool.images[0, 0, 0, :3].tolist() == [127, 255, 0]
+    png = (images.numpy() * 255).astype("uint8")
+    assert pool.images.nbytes * 4 == plain.images.nbytes and (pool.images.numpy() == png).all()
+    for way in ("none", "crop-flip"):
+        (read, y), (exact, _) = (
+            next(iter(p.batches(way, seeds.stream(0, "order")))) for p in (pool, plain)
+        )
+        lost = (exact - read) * torch.tensor(made.task.std).view(1, -1, 1, 1)
+        assert float(lost.min()) > -1e-6 and 0 < float(lost.max()) < 1 / 255
+    assert sorted(y.tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "default", "as_released"),
+    [
+        ("dense", "svhn", ["crop-flip"], ["flip"]),
+        ("co-boosting", "cifar100", ["none", "crop-flip"], ["crop-flip", "crop-flip"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("dense", "cifar10", ["crop-flip"], ["crop-flip"]),
+                ("co-boosting", "svhn", ["none", "crop-flip"], ["none", "none"]),
+            )
+        ),
+    ],
+)
+def test_released_augmentation_of_the_pool_depends_on_the_data_set(
+    method: str, data: str, default: list[str], as_released: list[str], monkeypatch: Any
+) -> None:
+    ways, batches = list[str](), Pool.batches
+
+    def noting(self: Pool, augment: str, draw: Any) -> Any:
+        ways.append(augment)
+        return batches(self, augment, draw)
+
+    monkeypatch.setattr(Pool, "batches", noting)
+    for how, expected in (("augment", default), ("released", as_released)):
+        made = boosting(method, pool_augment=how)
+        named = made.config.data.model_copy(update={"name": data})
+        monkeypatch.setattr(made, "config", made.config.model_copy(update={"data": named}))
+        made.step(1, replies(made, DENSE if method == "dense" else SPECS))
+        assert ways[-len(expected) :] == expected
+
+
 SWITCHES: dict[str, list[dict[str, Any]]] = {
     "dense": [
+        {"pool_augment": "released"},
+        {"pool_dtype": "uint8"},
         {"bn": 0.0},
         {"oh": 0.5},
         {"adv": 3.0, "adversarial": "all"},
@@ -336,7 +390,14 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"clip": 0.01},
         {"generator_lr": 0.01},
     ],
-    "co-boosting": [{"hs": 0.0}, {"mu": 0.0}, {"epsilon": 0.0}, {"bn": 1.0}],
+    "co-boosting": [
+        {"pool_augment": "released"},
+        {"hs": 0.0},
+        {"mu": 0.0},
+        {"epsilon": 0.0},
+        {"bn": 1.0},
+        {"pool_dtype": "uint8"},
+    ],
 }
 
 

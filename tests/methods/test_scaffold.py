@@ -1,13 +1,18 @@
 """SCAFFOLD: control variates that stay what the server believes them to be."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from client_app.bases.global_copy import GlobalCopy
 from client_app.methods.scaffold import ClientState
+from common.methods.scaffold import Options
+from common.settings.parse import defaults, parse
 from common.training import optimise
+from deploy.run.settings import EXPERIMENTS
 from server_app.methods.scaffold import State
 from server_app.storage.checkpoint import Checkpoint, path_in
 from tests.support.battery import Losing, lost, unchanged
@@ -137,8 +142,98 @@ def test_momentum_lengthens_the_steps(run: Run, monkeypatch: pytest.MonkeyPatch)
     # client 1: .4, then v = .9 · −4 − 3.6 = −7.2, so y = 1.12
     far = run(**settings)
     assert variate(far, 1, 1) == pytest.approx(-1.12 / 0.29, abs=1e-5)
-    plain = run(**settings, scaffold__divisor="steps")
-    assert variate(plain, 1, 1) == pytest.approx(-1.12 / 0.2, abs=1e-5)
+    # ρ = ½: .4, then v = .5 · −4 − 3.6 = −5.6, so y = .96
+    less = {**settings, "train__momentum": 0.5}
+    assert variate(run(**less), 1, 1) == pytest.approx(-0.96 / 0.25, abs=1e-5)
+    plain = run(**less, scaffold__divisor="steps")
+    assert variate(plain, 1, 1) == pytest.approx(-0.96 / 0.2, abs=1e-5)
+
+
+CURVED = ((1.0, 0.0), (2.0, 4.0))
+"""h_k and a_k of clients with the losses ½ h_k (w − a_k)². With equal h_k the corrections cancel in
+the mean of the models."""
+
+
+def curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    descend(monkeypatch, [a for _, a in CURVED])
+
+    def loss(self: GlobalCopy[Any, Any], request: Any, net: Any) -> Any:
+        h, a = CURVED[self.participant.k]
+        return lambda x, y: 0.5 * h * (net.w - a).square().sum()
+
+    monkeypatch.setattr(GlobalCopy, "loss", loss)
+
+
+def niid_bench(steps: int, rounds: int) -> float:
+    """Return w after SGD with lr 0.1, momentum 0.9 and the correction after each step."""
+    w, c, own = 0.0, 0.0, [0.0] * len(CURVED)
+    for _ in range(rounds):
+        models, changes = [], []
+        for k, (h, a) in enumerate(CURVED):
+            y, velocity = w, 0.0
+            for _ in range(steps):
+                velocity = 0.9 * velocity + h * (y - a)
+                y -= 0.1 * velocity
+                y -= 0.1 * (c - own[k])
+            changes.append(-c + (w - y) / (steps * 0.1))
+            own[k] += changes[-1]
+            models.append(y)
+        w = sum(models) / len(models)
+        c += sum(changes) / len(changes)
+    return w
+
+
+def test_a_correction_after_the_step_is_niid_benchs_with_k_as_its_divisor(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve(monkeypatch)
+    settings = {**HAND, "train__momentum": 0.9, "train__steps": 5, "rounds": 4}
+    settings["scaffold__correction"] = "after"
+    expected = niid_bench(steps=5, rounds=4)
+    ours = run(**settings)
+    assert result(ours) == pytest.approx(expected, abs=2e-6)
+    assert run(**settings, scaffold__divisor="steps").weights == ours.weights
+    other = run(**settings, scaffold__divisor="effective")
+    assert abs(result(other) - expected) > 0.01
+
+
+def test_a_correction_in_the_gradient_has_the_divisor_with_momentum(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve(monkeypatch)
+    settings = {**HAND, "train__momentum": 0.9, "rounds": 2}
+    effective = run(**settings, scaffold__divisor="effective")
+    assert run(**settings).weights == effective.weights
+
+
+def test_the_divisor_that_lets_variates_grow_is_refused(run: Run) -> None:
+    pair = {"method": "scaffold", "scaffold__divisor": "steps"}
+    line = (
+        r'^scaffold.divisor = "steps" is not allowed with scaffold.correction = "gradient" and '
+        r'train.momentum = 0.9, which diverge; allowed: "auto", "effective"$'
+    )
+    with pytest.raises(ValueError, match=line):
+        parse(flat(Path("out"), **pair))
+    for allowed in ({"train__momentum": 0.5}, {"scaffold__correction": "after"}):
+        parse(flat(Path("out"), **pair, **allowed))
+    # d = c_k − c becomes (1 − K̃/K) d: the bound on ρ is where K̃/K can reach 2
+    assert optimise.effective(10_000, 0.5) / 10_000 < 2 < optimise.effective(100, 0.51) / 100
+    assert optimise.effective(20, 0.9) / 20 - 1 == pytest.approx(5.05, abs=0.01)
+
+
+def test_no_recorded_cell_has_another_divisor_today() -> None:
+    """The old default is K̃ for both corrections; a recorded correction after Adam has K̃ = K."""
+    cells = 0
+    for file in sorted((EXPERIMENTS / "results").glob("*/cells.jsonl")):
+        for recorded in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if recorded["settings"].get("method") == "scaffold":
+                config = parse({**defaults(), **recorded["settings"]})
+                options, train = config.method, config.train
+                assert isinstance(options, Options)
+                cells += 1
+                momentum = train.momentum if optimise.is_sgd(train) else 0.0
+                assert options.includes_momentum or momentum == 0, recorded["fingerprint"]
+    assert cells == 81
 
 
 def test_it_runs_under_adam_and_a_falling_rate(run: Run) -> None:

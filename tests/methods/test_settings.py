@@ -115,6 +115,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("depthfl", {"projection": "on"}, 'projection = "on" is not allowed'),
     ("fedin", {"projection": "on"}, 'projection = "on" is not allowed'),
     ("fedgkt", {"projection": "on"}, 'projection = "on" is not allowed'),
+    *(
+        (
+            "fedrolex",
+            {"fedrolex__update_counts": True, key.replace(".", "__"): value},
+            f'{key} = "{value}" is not allowed with fedrolex.update-counts = true; allowed: ',
+        )
+        for key, value in (
+            ("average.weights", "samples"),
+            ("average.robust", "median"),
+            ("oca.aggregate", "on"),
+        )
+    ),
     ("fiarse", {"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed'),
     ("fiarse", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
     ("fiarse", {"fiarse__sizes": "1, 2"}, "fiarse.sizes = '1, 2' is not allowed"),

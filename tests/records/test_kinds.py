@@ -22,11 +22,11 @@ KINDS = """
     fedgkt: Down Memory State Up
     fedin: Down State Up
     fedkf: Down Memory State
-    fedmd: Answer Down Learnt Started Up
+    fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
     fiarse: Down Up
     global_model: Weights
-    heterofl: Down
+    heterofl: Down State
     hetfedfl: Up
     i_dl_mh: Up
     incentive: Gain Reward Rewarded

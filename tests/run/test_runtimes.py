@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -127,6 +128,7 @@ EXCHANGES = (
     "fedgkt",
     "fedin",
     "fedkf",
+    "fedmd",
     "fiarse",
     "heterofl",
     "i-dl-mh",
@@ -142,10 +144,14 @@ def two_clients(method: str, out: Path) -> dict[str, Value]:
     """A run of two clients that reads back whatever a method keeps.
 
     FedKF's clients have a generator from round 2 on; with one client a round, one of the two uses
-    its own, and Adam's moments, a second time in rounds 2 to 4. And OCA is not ACA.
+    its own, and Adam's moments, a second time in rounds 2 to 4. And OCA is not ACA. FedMD's clients
+    keep the state of both their optimisers.
     """
-    longer = {"rounds": 4, "per_round": 1} if method == "fedkf" else {}
-    return config(method, out, clients=2, **longer)
+    more: dict[str, dict[str, Any]] = {
+        "fedkf": {"rounds": 4, "per_round": 1},
+        "fedmd": {"rounds": 3, "fedmd__optimizers": "kept"},
+    }
+    return config(method, out, clients=2, **more.get(method, {}))
 
 
 def same_over_grpc(methods: Iterable[str], folder: Path, *, warm_start: bool) -> None:
