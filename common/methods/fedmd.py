@@ -109,6 +109,10 @@ class Options(PredictionExchange):
     def probabilities(self) -> bool:
         return self.align == "kl"
 
+    @property
+    def mean_predictions(self) -> bool:
+        return True
+
     def speak(self, z: Tensor) -> Tensor:
         return torch.softmax(z, dim=1) if self.probabilities else z
 

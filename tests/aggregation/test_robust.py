@@ -15,8 +15,9 @@ from common.exchange.records import StateDict
 from common.settings.options import Average
 from common.settings.parse import parse
 from common.training import tree
-from server_app.aggregation.mean import average, combine, trimmed
+from server_app.aggregation.mean import average, combine
 from server_app.aggregation.mean import average_layers as aggregate
+from server_app.aggregation.robust import trimmed
 from server_app.stopped import Stopped
 from tests.support.battery import Tampering, changed_tensor
 from tests.support.tiny import Run, flat, play
@@ -209,7 +210,7 @@ def test_a_median_is_another_model_and_a_bound_of_10_is_far_for_a_tiny_network(
 
 
 def test_a_wrong_share_is_refused() -> None:
-    wrong = {"average.trim": 0.5, "average.clip-norm": 0.0, "average.robust": "krum"}
+    wrong = {"average.trim": 0.5, "average.clip-norm": 0.0, "average.robust": "bulyan"}
     for key, value in wrong.items():
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})
