@@ -48,8 +48,8 @@ class Options(MethodOptions):
     server_epochs: AtLeastOne = 5
     """E_s, epochs of the server in a round."""
     bound: NonNegative = 0.0
-    """Largest norm of a sample's features, and of its logits, relative to the median over clients
-    of their median norm for its class; longer ones are scaled to it. 0: no bound."""
+    """Largest norm of a sample's features, and of its logits, relative to the median over the
+    round's clients of their median norm; longer ones are scaled. 0: no bound."""
     whole_test: bool = False
     """Whether clients that have the whole test set score on it instead of on their own shares, for
     comparison with other methods. The mean over clients is ``fairness.global.amp``."""

@@ -199,26 +199,20 @@ def fltrust(
     return {name: result[name] for name in states[0]}
 
 
-def bounded_rows(rows: Sequence[Tensor], classes: Sequence[Tensor], times: float) -> list[Tensor]:
-    """Return each client's rows [n_k, ...], each at most ``times`` as long as usual in its class.
+def bounded_rows(rows: Sequence[Tensor], times: float) -> list[Tensor]:
+    """Return each client's rows [n_k, ...], none longer than ``times`` the usual norm.
 
-    ``classes``: int64 [n_k] of each client's rows. The usual norm of a class is the (lower) median,
-    over the clients that have it, of their rows' median norm, so that at most half of these clients
-    cannot raise it above an honest client's value. Longer rows are scaled to the bound; others stay
-    unchanged, bit for bit.
+    The usual norm is the (lower) median over the clients of their rows' median norm, so that at most
+    half of the clients cannot raise it above an honest client's value. It is one norm for all
+    classes: with skewed labels the liars may be most of the clients that have a class. Longer rows
+    are scaled to the bound; others stay unchanged, bit for bit.
     """
     norms = [part.flatten(1).double().norm(dim=1) for part in rows]
-    largest = max((int(y.max()) for y in classes if len(y)), default=-1) + 1
-    usual = torch.full((largest,), torch.inf, dtype=torch.float64)
-    for c in range(largest):
-        own = [norm[y == c] for norm, y in zip(norms, classes, strict=True)]
-        found = [float(values.median()) for values in own if len(values)]
-        if found:
-            usual[c] = times * median_low(found)
+    found = [float(norm.median()) for norm in norms if len(norm)]
+    most = times * median_low(found) if found else 0.0
     result = []
-    for part, norm, y in zip(rows, norms, classes, strict=True):
-        scale = torch.where(norm > usual[y], usual[y] / norm, 1.0)
+    for part, norm in zip(rows, norms, strict=True):
         shape = (-1, *[1] * (part.dim() - 1))
-        long = (scale < 1).view(shape)
-        result.append(torch.where(long, (part.double() * scale.view(shape)).to(part.dtype), part))
+        scaled = part.double() * (most / norm.clamp_min(torch.finfo(norm.dtype).tiny)).view(shape)
+        result.append(torch.where((norm > most).view(shape), scaled.to(part.dtype), part))
     return result

@@ -62,11 +62,10 @@ class FedGKT(Method[Options, Reply]):
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, device = self.options, self.task.device
-        labels = [reply.y for _, reply in replies]
-        parts = self._bounded([reply.h for _, reply in replies], labels)
+        parts = self._bounded([reply.h for _, reply in replies])
         h = torch.cat(parts).to(device)
-        z_c = torch.cat(self._bounded([reply.z for _, reply in replies], labels)).to(device)
-        y = torch.cat(labels).to(device)
+        z_c = torch.cat(self._bounded([reply.z for _, reply in replies])).to(device)
+        y = torch.cat([reply.y for _, reply in replies]).to(device)
         self.net.load_state_dict(self.w)
         self.net.train()
         named = self.net.named_parameters()
@@ -82,10 +81,9 @@ class FedGKT(Method[Options, Reply]):
             self.z[client.k] = self._logits(h_k)
         return {"server_loss": metrics["loss"]}
 
-    def _bounded(self, rows: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
+    def _bounded(self, rows: list[Tensor]) -> list[Tensor]:
         """Return the clients' features or logits within ``fedgkt.bound``."""
-        bound = self.options.bound
-        return bounded_rows(rows, labels, bound) if bound else rows
+        return bounded_rows(rows, self.options.bound) if self.options.bound else rows
 
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
         """Yield batches of row indices, without batches of one row, which BatchNorm cannot use."""

@@ -120,7 +120,5 @@ class FedIN(Averaged[Options, Reply]):
         return {}
 
     def _bounded(self, features: list[Tensor]) -> list[Tensor]:
-        """Return the clients' features [n, ...] within ``fedin.bound``; they have no labels."""
-        one_class = [torch.zeros(len(s), dtype=torch.int64) for s in features]
-        bound = self.options.bound
-        return bounded_rows(features, one_class, bound) if bound else features
+        """Return the clients' features [n, ...] within ``fedin.bound``."""
+        return bounded_rows(features, self.options.bound) if self.options.bound else features
