@@ -33,9 +33,10 @@ from server_app.stopped import Stopped
 SMOOTHING = 1e-6
 """ν, the smallest distance in Weiszfeld's weights (RFA's experiments)."""
 TOLERANCE, ITERATIONS = 1e-6, 100
-"""Weiszfeld's algorithm ends when the sum of distances decreases by a smaller share, or after so
-many iterations. RFA's paper has 3 iterations, which 40 % of false models still move by 4 % of their
-distance."""
+"""Weiszfeld's algorithm ends when v moves by a smaller share of its median distance from the
+models, or after so many iterations. RFA's paper has 3 iterations, after which 40 % of false models
+still move v by 4 % of their distance. The sum of distances is no criterion, because it hardly
+decreases once far models dominate it."""
 
 
 def centre(values: Sequence[Tensor], robust: str, trim: float) -> Tensor:
@@ -144,16 +145,12 @@ def geometric_median(
     with β_k = α_k / max(ν, ‖v − w_k‖), see ``SMOOTHING`` and ``ITERATIONS``. Other entries become
     the mean with the last β; integer counters become their maximum.
     """
-    total, before = float(sum(weights)), np.inf
-    alpha = [weight / total for weight in weights]
-    v = tree.mean(states, alpha)
+    v = tree.mean(states, weights)
     for _ in range(ITERATIONS):
-        far = distances(states, v, names)
-        objective = float(np.dot(alpha, far))
-        if before - objective <= TOLERANCE * objective:
+        far, before = distances(states, v, names), v
+        v = tree.mean(states, [w / max(SMOOTHING, d) for w, d in zip(weights, far, strict=True)])
+        if distances([v], before, names)[0] <= TOLERANCE * median_low(far):
             break
-        before = objective
-        v = tree.mean(states, [a / max(SMOOTHING, d) for a, d in zip(alpha, far, strict=True)])
     return v
 
 
@@ -202,10 +199,10 @@ def fltrust(
 def bounded_rows(rows: Sequence[Tensor], times: float) -> list[Tensor]:
     """Return each client's rows [n_k, ...], none longer than ``times`` the usual norm.
 
-    The usual norm is the (lower) median over the clients of their rows' median norm, so that at most
-    half of the clients cannot raise it above an honest client's value. It is one norm for all
-    classes: with skewed labels the liars may be most of the clients that have a class. Longer rows
-    are scaled to the bound; others stay unchanged, bit for bit.
+    The usual norm is the (lower) median over the clients of their rows' median norm; half of
+    the clients cannot raise it above an honest client's value. It is one norm for all classes: with
+    skewed labels the liars may be most of the clients that have a class. Longer rows are scaled to
+    the bound; others stay unchanged, bit for bit.
     """
     norms = [part.flatten(1).double().norm(dim=1) for part in rows]
     found = [float(norm.median()) for norm in norms if len(norm)]
