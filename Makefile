@@ -31,6 +31,7 @@ hostile: $(VENV)/.installed-dev
 
 poison: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.poison
+	$(BIN)/python -m tests.bench.hostile --table
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

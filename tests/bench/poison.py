@@ -1,25 +1,21 @@
-"""Let clients poison the training under every defence, and write the table into the docs.
+"""Let clients poison the training under every defence, and keep the accuracies.
 
-``python -m tests.bench.poison`` (``make poison``) plays every run that ``poison.json`` beside this
-file lacks, some three quarters of an hour on one core, and writes a table into
-``docs/hostile.md``. ``--table`` only writes the table again. An interrupted call goes on where it
-stopped.
+``python -m tests.bench.poison`` plays every run that ``poison.json`` beside this file lacks, in half
+an hour on one core. An interrupted call goes on where it stopped. ``python -m tests.bench.hostile
+--table`` writes the table into ``docs/hostile.md``; ``make poison`` does both.
 
 Each run has ten clients of the handwritten digits (8×8), of which the last ones lie in every round
 while the defence is set for as many liars.
 """
 
-import argparse
 import json
 import logging
 import os
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -35,12 +31,9 @@ from common.settings.parse import parse
 from common.training.task import Task, global_spec
 from deploy.report.table import Table
 from server_app.stopped import Stopped
-from tests.bench.collect import ROOT
-from tests.bench.page import filled
 from tests.support.tiny import TinyRun, flat, play, under
 
 RECORDED = Path(__file__).with_name("poison.json")
-PAGE = ROOT / "docs" / "hostile.md"
 CLIENTS, ROUNDS, SEEDS = 10, 8, (1, 2, 3, 4, 5)
 SHARES = (0.1, 0.4)
 TARGET = 0  #: the class that the backdoor's trigger stands for
@@ -257,10 +250,8 @@ def _success(config: dict[str, Any], run: TinyRun) -> float:
 
 # The table.
 
-Cells = Callable[[str, str, float, str], list[dict[str, Any]]]
 
-
-def poison(recorded: Mapping[str, Any]) -> Table:
+def defences(recorded: Mapping[str, Any]) -> Table:
     """Mean accuracy in % ± half a 95 % interval; below ``backdoor`` the trigger's success."""
     names = list(dict.fromkeys(name for kind in DEFENCES.values() for name in kind))
     rows = []
@@ -271,7 +262,10 @@ def poison(recorded: Mapping[str, Any]) -> Table:
                     cells = [_cell(recorded, kind, attack, share, name, what) for name in names]
                     if any(cells):
                         label = attack if what == "accuracy" else "its success"
-                        rows.append([kind, label, f"{share:.0%}".replace("%", " %"), *cells])
+                        liars = f"{100 * share:.0f} %"
+                        if attack == "nobody lies":
+                            liars = f"0 %, set for {liars}"
+                        rows.append([kind, label, liars, *cells])
     return Table(["exchanged", "attack", "liars", *names], rows, align="lll")
 
 
@@ -309,27 +303,24 @@ def detectable(recorded: Mapping[str, Any]) -> float:
     return deviation * (2 / n) ** 0.5 * factor
 
 
+def load_recorded() -> dict[str, Any]:
+    """Return the results by ``Case.key``."""
+    return json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="only write the table again")
-    given = parser.parse_args()
-    recorded: dict[str, Any] = (
-        json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-    )
-    if not given.table:
-        os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-        torch.set_num_threads(1)
-        logging.disable(logging.CRITICAL)
-        for case in cases():
-            if case.key not in recorded:
-                recorded[case.key] = played(case)
-                print(case.key, recorded[case.key], flush=True)
-                text = json.dumps(recorded, indent=0, sort_keys=True, ensure_ascii=False)
-                RECORDED.write_text(text + "\n", encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(filled(page, {"poison": partial(poison, recorded)}), encoding="utf-8")
+    recorded = load_recorded()
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    for case in cases():
+        if case.key not in recorded:
+            recorded[case.key] = played(case)
+            print(case.key, recorded[case.key], flush=True)
+            lines = [f"{json.dumps(k)}: {json.dumps(recorded[k])}" for k in sorted(recorded)]
+            RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     print(f"five seeds show a difference of {detectable(recorded):.1f} points")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
