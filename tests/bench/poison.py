@@ -1,6 +1,6 @@
 """Let clients poison the training under every defence, and keep the accuracies.
 
-``python -m tests.bench.poison`` plays every run that ``poison.json`` beside this file lacks, in half
+``python -m tests.bench.poison`` plays every run that ``poison.json`` beside this file lacks: half
 an hour on one core. An interrupted call goes on where it stopped. ``python -m tests.bench.hostile
 --table`` writes the table into ``docs/hostile.md``; ``make poison`` does both.
 
