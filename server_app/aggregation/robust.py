@@ -84,9 +84,9 @@ def whole(
 ) -> StateDict:
     """Return the robust mean of whole models by ``average.robust``.
 
-    ``names``: the averaged entries. ``weights`` count for the geometric median only (RFA, equation
-    4): Krum and FLTrust give every client the same weight. ``trusted``: for FLTrust, the server's
-    own model, whose ``names`` are parameters. Integer counters become their maximum.
+    ``names``: the averaged entries. ``weights`` count for the geometric median only, as in RFA;
+    Krum and FLTrust give every client the same weight. ``trusted``: for FLTrust, the parameters of
+    the server's own model. Integer counters become their maximum.
     """
     if not states:
         raise ValueError("cannot combine 0 states")

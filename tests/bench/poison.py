@@ -10,6 +10,7 @@ while the defence is set for as many liars.
 
 import json
 import logging
+import math
 import os
 import statistics
 import tempfile
@@ -18,9 +19,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor
 
 from client_app.handler import Handler
@@ -192,13 +194,9 @@ def lying(case: Case) -> Iterator[None]:
         reply, k = honest_reply(self, request), self.participant.k
         return falsified(case, request, reply, k) if k >= first else reply
 
-    Participant.train_set = property(train_set)  # type: ignore[misc, assignment]
-    Handler.trained = trained  # type: ignore[method-assign, misc]
-    try:
+    data = patch.object(Participant, "train_set", property(train_set))
+    with data, patch.object(Handler, "trained", trained):
         yield
-    finally:
-        Participant.train_set = honest_data  # type: ignore[misc]
-        Handler.trained = honest_reply  # type: ignore[method-assign, misc]
 
 
 # Runs.
@@ -286,7 +284,7 @@ def half_interval(values: list[float]) -> float:
     n = len(values)
     if n < 2:
         return 0.0
-    return float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5
+    return float(stdtrit(n - 1, 0.975)) * statistics.stdev(values) / math.sqrt(n)
 
 
 def detectable(recorded: Mapping[str, Any]) -> float:
@@ -299,8 +297,8 @@ def detectable(recorded: Mapping[str, Any]) -> float:
         groups.setdefault(key.rpartition("/")[0], []).append(100 * one["accuracy"])
     deviation = statistics.median(statistics.stdev(v) for v in groups.values() if len(v) > 1)
     n = len(SEEDS)
-    factor = float(student.ppf(0.975, 2 * n - 2) + student.ppf(0.8, 2 * n - 2))
-    return deviation * (2 / n) ** 0.5 * factor
+    factor = float(stdtrit(2 * n - 2, 0.975) + stdtrit(2 * n - 2, 0.8))
+    return deviation * math.sqrt(2 / n) * factor
 
 
 def load_recorded() -> dict[str, Any]:
