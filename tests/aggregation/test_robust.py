@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.exchange.records import StateDict
-from common.settings.options import Average
+from common.settings.options import WHOLE, Average
 from common.settings.parse import parse
 from common.training import tree
 from server_app.aggregation.mean import average, combine
@@ -199,6 +199,17 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
     for robust in ("median", "trimmed", "clip"):
         changes = {"average__robust": robust, "average__clip_norm": 1.0}
         assert poisoned(tmp_path / robust, method=method, **changes) < chance, robust
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("across", ["none", "same"])
+@pytest.mark.parametrize("rule", WHOLE)
+def test_a_run_with_a_poisoned_client_learns_under_rules_for_whole_models(
+    rule: str, across: str, tmp_path: Path
+) -> None:
+    changes = {"average__robust": rule, "average__trim": 0.1, "data__public": 0.2}
+    settings = {"method": "fedavg", "average__across": across, **changes}
+    assert poisoned(tmp_path, **settings) < math.log(3)
 
 
 @pytest.mark.parametrize("robust", ["median", "clip"])

@@ -19,7 +19,6 @@ from common.training import tree
 from server_app.aggregation.mean import average
 from server_app.method import Replies
 from server_app.stopped import Stopped
-from tests.aggregation.test_robust import poisoned
 from tests.support import halves
 from tests.support.tiny import flat, play
 
@@ -272,15 +271,6 @@ def test_fltrust_scales_a_clients_step_to_the_servers() -> None:
     half.step(1, Replies.of(replies))
     for name, value in trusted.items():
         torch.testing.assert_close(half.w[name], value, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("across", ["none", "same"])
-@pytest.mark.parametrize("rule", WHOLE)
-def test_a_run_with_a_poisoned_client_learns(rule: str, across: str, tmp_path: Path) -> None:
-    changes = {"average__robust": rule, "average__trim": 0.1, "data__public": 0.2}
-    settings = {"method": "fedavg", "average__across": across, **changes}
-    assert poisoned(tmp_path, **settings) < math.log(3)
 
 
 @pytest.mark.full
