@@ -20,6 +20,7 @@ class HeteroFL(Averaged[Partial, Reply]):
     def prepare(self) -> None:
         super().prepare()
         self.by_width = self.options.by_width
+        self.t = 1  # the census also looks at what clients train
 
     def architectures(self) -> list[str]:
         redrawn = self.options.rates == "redrawn"

@@ -18,7 +18,9 @@ from common.training import tree
 from server_app.aggregation.mean import average, combine
 from server_app.aggregation.mean import average_layers as aggregate
 from server_app.aggregation.robust import trimmed
+from server_app.messaging.census import unprotected
 from server_app.stopped import Stopped
+from tests.support import halves
 from tests.support.battery import Tampering, changed_tensor
 from tests.support.tiny import Run, flat, play
 
@@ -218,6 +220,14 @@ def test_a_median_is_another_model_and_a_bound_of_10_is_far_for_a_tiny_network(
 ) -> None:
     ours, plain = played(method="fedavg", average__robust=robust), played(method="fedavg")
     assert (robust == "clip") == (plain.weights == ours.weights)
+
+
+@pytest.mark.parametrize("rates", ["fixed", "redrawn"])
+def test_medians_across_widths_are_looked_at_before_round_1(rates: str) -> None:
+    changes = {"heterofl__rates": rates, "average__robust": "median", "score__bn": "batch"}
+    half = halves.server(method="heterofl", fleet="cnn2@0.5,cnn2@0.25-up", **changes)
+    half.begin([halves.client(k, model="cnn2@0.5") for k in range(2)])
+    assert "protects nothing where the average is of one or two" in unprotected(half)
 
 
 def test_a_wrong_share_is_refused() -> None:
