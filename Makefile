@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test test-all installed exhaustive faults hostile check bench bench-peers clean
+.PHONY: run test test-all installed exhaustive faults hostile poison check bench bench-peers clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -28,6 +28,10 @@ faults: $(VENV)/.installed-dev
 
 hostile: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.hostile
+
+poison: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.bench.poison
+	$(BIN)/python -m tests.bench.hostile --table
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

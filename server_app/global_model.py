@@ -5,21 +5,27 @@ step. The classes in ``aggregation/`` derive from it too and extend a method: th
 architectures, or over the cached uploads of all clients (OCA).
 """
 
+import math
 from abc import ABC
-from collections.abc import Callable, Iterable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import ClassVar, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from common.data import divide
 from common.exchange.protocol import ModelReply, ModelRequest, Request
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.models.offloaded import OffloadedModel
+from common.settings.options import KRUM
 from common.techniques.widths import Submodel
-from common.training import tree
+from common.training import seeds, tree
 from server_app.aggregation.mean import average
 from server_app.aggregation.privacy import NoisyMean
+from server_app.aggregation.robust import check_count, liars
 from server_app.method import Client, Method, Metrics, Models, O, Replies, U
 
 
@@ -98,6 +104,20 @@ class Averaged(GlobalModel[O, T], ABC):
         if self.config.privacy.on:
             self.private = NoisyMean(self.config)
 
+    def begin(self, clients: Sequence[Client]) -> None:
+        """Set the clients; raise ``Stopped`` if a round may have too few replies for Krum."""
+        super().begin(clients)
+        run, average = self.config.run, self.config.average
+        if average.robust not in KRUM:
+            return
+        selected = min(run.per_round or len(clients), len(clients))
+        absent = len(clients) - math.ceil(run.min_replies * selected - 1e-9)
+        most = len(clients) if self.overall else selected
+        for spec, n in sorted(Counter(self.trains(client) for client in clients).items()):
+            for replies in range(max(n - absent, 1), min(n, most) + 1):
+                where = f" in a round with {replies} clients of {spec}"
+                check_count(replies, liars(replies, average.trim), where)
+
     def begin_overall(self) -> None:
         """Set ŵ before the first upload; empty without OCA."""
         self.overall = self.models if self.config.oca.aggregate == "on" else {}
@@ -147,7 +167,25 @@ class Averaged(GlobalModel[O, T], ABC):
         states = self.states(replies, previous, names)
         if self.private is not None:
             return self.private.mean(self.t, states, previous, names, len(self.clients))
-        return average(states, replies.sizes, previous, self.config.average, names)
+        trusted = self.trusted(self.global_spec, previous, replies.sizes)
+        return average(states, replies.sizes, previous, self.config.average, names, trusted)
+
+    def trusted(self, spec: str, previous: StateDict, sizes: Sequence[int]) -> StateDict | None:
+        """Return the parameters that the server trains from ``previous``; None without FLTrust.
+
+        It minimises cross-entropy on the labelled public set by [train], in as many steps as the
+        client with the (lower) median of ``sizes`` takes.
+        """
+        if self.config.average.robust != "fltrust":
+            return None
+        task, divided = self.task, divide(self.config.data, self.config.partition_seed)
+        assert divided.public is not None and divided.labels is not None, "checked by Averaging"
+        net = self.build(spec, previous).train()
+        batches = task.batches(divided.public, divided.labels, "trusted", spec, self.t)
+        steps = batches.take(task.steps(sorted(sizes)[(len(sizes) - 1) // 2]))
+        with seeds.scope(task.seed, "trusted", spec, self.t):
+            task.fit(self.t, net.parameters(), steps, lambda x, y: F.cross_entropy(net(x), y))
+        return tree.cut(tree.snapshot(net), sorted(tree.parameters_only(net)))
 
     def states(
         self, replies: Replies[T], previous: StateDict, parameters: Set[str]

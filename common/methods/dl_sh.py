@@ -76,7 +76,7 @@ class Distilling(OnPublicSet):
     """Options of methods that distil the clients' predictions for the public set."""
 
     uses = ("confidence", "ensemble")
-    rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product")
+    rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product", "median")
     """Values of ``ensemble.aggregation`` that this method allows."""
 
     free_riders: Annotated[int, Field(ge=0)] = 0

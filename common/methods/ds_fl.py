@@ -57,6 +57,10 @@ class Agreeing(OnPublicSet):
     choose: Literal["random", "entropy", "margin"] = "random"
     """Public samples of a round: random, or those least certain for the server's model."""
 
+    @property
+    def mean_predictions(self) -> bool:
+        return True
+
 
 @final
 class Options(Agreeing):

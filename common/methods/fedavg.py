@@ -35,16 +35,22 @@ aggregate is the maximum.
 
 from typing import ClassVar, final
 
+from common.data import divide
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.models.blocks import check_blocks
 from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.options import WHOLE
 from common.techniques.widths import check_widths
 from common.training.task import Task
 from common.training.tree import check_nested
 
 AVERAGED = ("average", "oca", "privacy")
 """Settings tables of a method that uses the clients' models only for the mean."""
+
+
+PARTS = ("none", "median", "trimmed", "clip")
+"""Values of ``average.robust`` that work where clients have parts of one network."""
 
 
 class Averaging(MethodOptions):
@@ -59,9 +65,20 @@ class Averaging(MethodOptions):
         if (across := config.average.across) not in self.schemes:
             why = f'method = "{config.run.method}"'
             raise not_allowed("average.across", across, why, *self.schemes)
+        robust = config.average.robust
+        if robust in WHOLE and across not in ("none", "same"):
+            why = f'average.across = "{across}": it compares whole models of one architecture'
+            raise not_allowed("average.robust", robust, why, *PARTS)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         average = task.config.average
+        if average.robust == "fltrust":
+            divided = divide(task.config.data, task.config.partition_seed)
+            if divided.labels is None:
+                raise ValueError(
+                    'average.robust = "fltrust" needs a labelled public set at the server: set '
+                    "data.public, or data.public-name to a data set with the task's classes"
+                )
         states = {spec: task.expected(spec) for spec in specs}
         if average.across in ("layerwise", "depth"):
             check_nested(states, average.across)

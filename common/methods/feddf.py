@@ -69,3 +69,7 @@ class Options(OnPublicSet, Averaging):
     """T of the teachers' and the student's softmax."""
     ensemble: Literal["logits", "softmax"] = "logits"
     """Quantity that the scored ensemble averages over the prototypes."""
+
+    @property
+    def mean_predictions(self) -> bool:
+        return True

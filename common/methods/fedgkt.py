@@ -47,6 +47,9 @@ class Options(MethodOptions):
     """T of both softmaxes."""
     server_epochs: AtLeastOne = 5
     """E_s, epochs of the server in a round."""
+    bound: NonNegative = 0.0
+    """Largest norm of a sample's features, and of its logits, relative to the median over the
+    round's clients of their median norm; longer ones are scaled. 0: no bound."""
     whole_test: bool = False
     """Whether clients that have the whole test set score on it instead of on their own shares, for
     comparison with other methods. The mean over clients is ``fairness.global.amp``."""

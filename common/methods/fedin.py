@@ -95,6 +95,9 @@ class Options(Averaging):
     """Batches that the server stores, at most one for each client."""
     clip: NonNegative = 0.0
     """Largest Euclidean norm of a sample's s_in, and of its s_out, when sent; 0: no limit."""
+    bound: NonNegative = 0.0
+    """Largest norm of a sample's s_in, and of its s_out, in the server's pool, relative to the
+    median over the round's clients of their median norm; longer ones are scaled. 0: no bound."""
     noise: NonNegative = 0.0
     """Standard deviation of the Gaussian noise added to every sent feature; 0: no noise."""
 

@@ -74,6 +74,10 @@ class Options(OnPublicSet):
     labels: bool = False
     """Whether the server also trains on labels of the public images."""
 
+    @property
+    def mean_predictions(self) -> bool:
+        return self.ensemble == "mean"
+
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
         if self.labels:

@@ -127,6 +127,10 @@ class Options(PredictionExchange):
     def keeps_optimizers(self) -> bool:
         return self.optimizers == "kept"
 
+    @property
+    def mean_predictions(self) -> bool:
+        return True
+
     def speak(self, z: Tensor) -> Tensor:
         return torch.softmax(z, dim=1) if self.probabilities else z
 

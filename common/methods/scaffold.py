@@ -53,6 +53,7 @@ from common.exchange.protocol import Round
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
 from common.settings.config import Config, not_allowed
+from common.settings.options import WHOLE
 from common.settings.section import Positive
 from common.training import optimise
 from common.training.task import Task
@@ -89,9 +90,9 @@ class Options(Averaging):
         if self.server_lr != 1 and across != "none":
             why = f'average.across = "{across}"'
             raise not_allowed("scaffold.server-lr", self.server_lr, why, 1)
-        if config.average.robust == "clip":
-            why += ", whose control variates do not match a clipped update"
-            raise not_allowed("average.robust", "clip", why, "none", "median", "trimmed")
+        if (robust := config.average.robust) in ("clip", *WHOLE):
+            why += ", whose control variates do not match such an update"
+            raise not_allowed("average.robust", robust, why, "none", "median", "trimmed")
 
     @property
     def includes_momentum(self) -> bool:

@@ -341,6 +341,11 @@ class MethodOptions(Section):
     ``privacy.mode`` is refused, unless the method reads [privacy]."""
 
     @property
+    def mean_predictions(self) -> bool:
+        """Whether the server computes a mean of the clients' predictions (``public.robust``)."""
+        return False
+
+    @property
     def averages_nothing(self) -> str:
         """Setting under which no mean of clients' models is computed; empty if there is none."""
         return ""
@@ -355,6 +360,9 @@ class MethodOptions(Section):
             unused = f'method = "{config.run.method}"'
         if unused and robust != "none":
             raise not_allowed("average.robust", robust, f"{unused}: nothing is averaged")
+        if config.public.robust != "none" and not self.mean_predictions:
+            why = f'method = "{config.run.method}" and these settings: no mean of predictions'
+            raise not_allowed("public.robust", config.public.robust, why, "none")
         if unused and config.oca.aggregate == "on":
             raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
 

@@ -18,6 +18,10 @@ from common.settings.section import (
     Section,
 )
 
+KRUM = ("krum", "multi-krum")
+WHOLE = (*KRUM, "geometric-median", "fltrust")
+"""Values of ``average.robust`` that compare whole models, so they need equal architectures."""
+
 MILESTONES = r"^([1-9][0-9]*(, *[1-9][0-9]*)*)?$"
 
 
@@ -76,12 +80,17 @@ class Average(Section):
     the step of an architecture's last blocks."""
     stages: Literal["all", "last"] = "all"
     """``depth``: momentum distillation in every stage, or only in the last."""
-    robust: Literal["none", "median", "trimmed", "clip"] = "none"
+    robust: Literal[
+        "none", "median", "trimmed", "clip", "krum", "multi-krum", "geometric-median", "fltrust"
+    ] = "none"
     """Robust aggregation. ``median``, ``trimmed``: coordinate-wise median or trimmed mean, with
     equal weights. ``clip``: the mean of the clients' steps from the previous model, each shortened
-    to ``clip-norm``."""
+    to ``clip-norm``. ``krum``: the model closest to its neighbours; ``multi-krum``: the mean of
+    those closest. ``geometric-median``: the model with the smallest sum of distances. ``fltrust``:
+    the mean of the steps along the server's own step on its labelled public set."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
-    """``trimmed``: share of the clients omitted at each end, at least one client of three."""
+    """``trimmed``: share of the clients omitted at each end, at least one client of three.
+    ``krum``, ``multi-krum``: share of the clients that may send false models."""
     clip_norm: Positive = 10.0
     """``clip``: maximum Euclidean norm of a client's step, over everything that is averaged."""
 
@@ -202,9 +211,11 @@ class Confidence(Section):
 class Ensemble(Section):
     """Settings of the aggregate of the clients' predictions and of the server's training on it."""
 
-    aggregation: Literal["weighted_sum", "literal_product", "uhc-ce", "uhc-mf"] = "weighted_sum"
-    """Equation 1, Algorithm 2 as printed, or UHC by cross-entropy or matrix factorisation. UHC is
-    for clients whose heads have different classes."""
+    aggregation: Literal["weighted_sum", "literal_product", "median", "uhc-ce", "uhc-mf"] = (
+        "weighted_sum"
+    )
+    """Equation 1, Algorithm 2 as printed, the median of the predictions without weights, or UHC by
+    cross-entropy or matrix factorisation. UHC is for clients whose heads have different classes."""
     epochs: AtLeastOne = 10
     """E_g, training epochs of the server's model on the public set."""
     uhc_steps: AtLeastOne = 50
@@ -239,3 +250,8 @@ class PublicTraining(Descent):
     protect_running_stats: bool = False
     """Keep public images from changing BatchNorm's running statistics; they are normalised by the
     statistics of their batch."""
+    robust: Literal["none", "median", "trimmed"] = "none"
+    """Robust aggregation of the clients' predictions for each public image, class by class: median
+    or trimmed mean instead of the mean."""
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """``trimmed``: share of the clients omitted at each end, at least one client of three."""

@@ -135,4 +135,5 @@ class Same(Across[O, T]):
             return before
         options, parameters = self.config.average, tree.parameters_only(self.nets[spec])
         own = self.states(members, before, parameters)
-        return average(own, members.sizes, before, options, parameters)
+        trusted = self.trusted(spec, before, members.sizes)
+        return average(own, members.sizes, before, options, parameters, trusted)

@@ -10,10 +10,9 @@ every entry e of w
 and an entry that no selected client has stays unchanged. With one architecture it is the ordinary
 average.
 
-Robust means limit the influence of one poisoned client. Yin, Chen, Ramchandran, Bartlett,
-"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018: the
-coordinate-wise median (Algorithm 1, option I) and the coordinate-wise trimmed mean (option II).
-Both give every client the same weight.
+Robust means (``robust.py``) limit the influence of poisoned clients. The coordinate-wise median and
+trimmed mean work for every entry among its owners. Krum, Multi-Krum, the geometric median and
+FLTrust compare whole models, so they need clients of one architecture.
 
 Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019: norm clipping,
 w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), followed by the ordinary weighted average.
@@ -21,15 +20,14 @@ w_k ← w + (w_k − w) · min(1, M / ‖w_k − w‖), followed by the ordinary
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-import numpy as np
 import torch
-from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
 from common import progress
 from common.exchange.records import StateDict
-from common.settings.options import Average
+from common.settings.options import WHOLE, Average
 from common.training import tree
+from server_app.aggregation.robust import centre, whole
 
 
 def average(
@@ -38,15 +36,20 @@ def average(
     previous: StateDict,
     options: Average,
     parameters: Set[str],
+    trusted: StateDict | None = None,
 ) -> StateDict:
     """Return Σ_k p_k w_k with p_k ∝ n_k or uniform.
 
     Without ``bn-buffers`` only the entries named in ``parameters`` are averaged; the others keep
-    their values in ``previous``. ``robust`` replaces the mean by a robust one (``combine``).
+    their values in ``previous``. ``robust`` replaces the mean by a robust one (``combine`` and
+    ``robust.whole``). ``trusted``: for FLTrust, the server's model.
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
     names = previous.keys() if options.bn_buffers else parameters
-    mean = combine(clipped(states, previous, options, names), weights, options)
+    if options.robust in WHOLE:
+        mean = whole(list(states), weights, previous, options, names, trusted)
+    else:
+        mean = combine(clipped(states, previous, options, names), weights, options)
     return {name: mean[name] if name in names else previous[name] for name in mean}
 
 
@@ -88,24 +91,8 @@ def combine(states: Iterable[StateDict], weights: Sequence[float], options: Aver
     if not in_memory:
         raise ValueError("cannot combine 0 states")
     names = progress.steps(in_memory[0], "entry")
-    return {name: _centre([state[name] for state in in_memory], options) for name in names}
-
-
-def _centre(values: list[Tensor], options: Average) -> Tensor:
-    if not values[0].is_floating_point():
-        return torch.stack(values).amax(0)
-    stacked = torch.stack([value.to(torch.float64) for value in values]).numpy()
-    if options.robust == "median":
-        centre = np.median(stacked, axis=0)
-    else:  # + 0.5, because Flower computes int(fraction · m), which rounding could reduce by one
-        m = len(values)
-        centre = trim_mean(stacked, (trimmed(m, options.trim) + 0.5) / m)
-    return torch.as_tensor(centre).to(values[0].dtype)
-
-
-def trimmed(m: int, share: float) -> int:
-    """Return how many of m values to drop at each end: ⌈share · m⌉, but at least one stays."""
-    return min(int(np.ceil(share * m - 1e-9)), (m - 1) // 2)
+    robust, trim = options.robust, options.trim
+    return {name: centre([state[name] for state in in_memory], robust, trim) for name in names}
 
 
 def clipped(

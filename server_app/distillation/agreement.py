@@ -50,7 +50,12 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
 
     def consensus(self, predictions: Sequence[Tensor], weights: Tensor) -> ConsensusRequest:
         """Return the request with Σ_k weights_k predictions_k; ``weights`` [|S_t|] sum to 1."""
-        mixed = weighted_sum(predictions, weights[:, None].expand(-1, len(predictions[0])))
+        return self.targets(
+            weighted_sum(predictions, weights[:, None].expand(-1, len(predictions[0])))
+        )
+
+    def targets(self, mixed: Tensor) -> ConsensusRequest:
+        """Return the request with the targets ``mixed``, float32 [n, C]."""
         dtype, probabilities = self.config.wire.dtype, self.options.probabilities
         return ConsensusRequest(**spoken(mixed, dtype, probabilities=probabilities))
 

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from common.exchange import quantise
 from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records, StateDict
 from common.journal import Entry, Incentive
+from common.losses.distillation import opinion
 from common.methods.dl_mh import SchemeReply
 from common.methods.dl_sh import Distilling, Request
 from common.techniques.ensemble import (
@@ -32,6 +33,7 @@ from common.techniques.public_set import digest, subset
 from common.training import tree
 from common.training.fit import Loss
 from common.training.task import epochs
+from server_app.aggregation.robust import centre, probabilities
 from server_app.global_model import GlobalModel, Weights
 from server_app.method import Client, Method, Metrics, O, Replies, U
 
@@ -73,6 +75,32 @@ class ServerPublicSet(Method[O, U], ABC):
         """
         images = self.images(t)
         return (self.task.logits(self.build(spec, w), images) for spec, w in models)
+
+    @property
+    def robust(self) -> bool:
+        """Whether ``robust_mean`` replaces the mean of the clients' predictions."""
+        return self.config.public.robust != "none"
+
+    def robust_mean(self, predictions: Iterable[Tensor]) -> Tensor:
+        """Return the coordinate-wise median or trimmed mean of predictions [n, C] (``[public]``).
+
+        Rows of probabilities do not sum to 1 any more; see ``robust.probabilities``.
+        """
+        return centre(list(predictions), self.config.public.robust, self.config.public.trim)
+
+    def opinion(
+        self, logits: Iterable[Tensor], how: Literal["logits", "mean", "max", "vote"], T: float
+    ) -> Tensor:
+        """Return one distribution for each image [n, C] from the clients' logits z_i [n, C].
+
+        ``how``: as in ``losses.distillation.opinion``. With ``public.robust`` it is "logits" or
+        "mean", and a robust mean replaces the mean.
+        """
+        if how == "logits" and self.robust:
+            return torch.softmax(self.robust_mean(logits) / T, dim=1)
+        if self.robust:
+            return probabilities(self.robust_mean(torch.softmax(z / T, dim=1) for z in logits))
+        return opinion(logits, how, T)
 
     def train_student(
         self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss
@@ -120,15 +148,19 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
             quantise.check_unit(w, "w")
 
     def ensemble(self, predictions: Sequence[Tensor], w: Sequence[Tensor | None]) -> Tensor:
-        """Return Y_g [N, C] from each client's M_i(x) [N, C] and w_i [N]; None: equal weights."""
-        o = self.config.confidence
+        """Return Y_g [N, C] from each client's M_i(x) [N, C] and w_i [N]; None: equal weights.
+
+        ``ensemble.aggregation = "median"`` ignores the w_i.
+        """
+        o, rule = self.config.confidence, self.config.ensemble.aggregation
+        if rule == "median":
+            return centre(predictions, "median", 0.0)
         confidences = [
             torch.zeros(self.samples) if w_i is None else quantise.decode(w_i).clamp(0, 1)
             for w_i in w
         ]
         W = client_weights(torch.stack(confidences), o.temperature, o.space)
-        literal = self.config.ensemble.aggregation == "literal_product"
-        return (literal_product if literal else weighted_sum)(predictions, W)
+        return (literal_product if rule == "literal_product" else weighted_sum)(predictions, W)
 
     def distil(self, t: int, targets: Tensor) -> float:
         """Train M_tgt on X_dist for E_g epochs of CE with targets [N, C] or labels [N].

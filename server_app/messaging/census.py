@@ -21,6 +21,7 @@ from server_app.stopped import Stopped
 
 POLL = 0.25  #: seconds between two looks at the list of nodes
 FEWEST = 3  #: the fewest clients of which a median or a trimmed mean leaves one out
+LIMITED = ("median", "trimmed", "geometric-median")  #: robust means that need so many clients
 LEFT = "Node Unavailable"  #: Flower's message for a node that is not connected
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -117,7 +118,7 @@ def unprotected(method: Method[MethodOptions, Reply]) -> str:
     Otherwise return an empty string. Call it after the census.
     """
     average, run = method.config.average, method.config.run
-    if not isinstance(method, Averaged) or average.robust not in ("median", "trimmed"):
+    if not isinstance(method, Averaged) or average.robust not in LIMITED:
         return ""
     owners: Counter[object] = Counter()
     specs: dict[object, set[str]] = {}

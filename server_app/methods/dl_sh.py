@@ -8,6 +8,7 @@ from torch import Tensor
 from common.exchange.protocol import Request
 from common.methods.dl_sh import Options, Reply
 from common.techniques.incentive import IncentiveReply
+from server_app.aggregation.robust import probabilities
 from server_app.distillation.public_set import PublicSet
 from server_app.method import Client, Metrics, Replies
 
@@ -44,7 +45,8 @@ class DLSH(PublicSet[Options, Reply]):
             return self.labels
         w = [reply.w for _, reply in replies]
         if self.options.exchange == "probs":
-            return self.ensemble([reply.said(probabilities=True) for _, reply in replies], w)
+            mixed = self.ensemble([reply.said(probabilities=True) for _, reply in replies], w)
+            return probabilities(mixed) if self.config.ensemble.aggregation == "median" else mixed
         logits = [reply.said(probabilities=False) for _, reply in replies]
         return torch.softmax(self.ensemble(logits, w), dim=1)
 

@@ -12,6 +12,7 @@ from common.methods.ds_fl import Agreeing, Reply, Request
 from common.techniques.ensemble import entropy_reduced
 from common.techniques.public_set import digest, subset
 from common.training import tree
+from server_app.aggregation.robust import probabilities
 from server_app.distillation.public_set import SharedPublicSet
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
@@ -56,7 +57,10 @@ class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         theta = (quantise.decode_probabilities(reply.theta) for _, reply in replies)
-        y = sum(theta, torch.zeros(())) / len(replies)
+        if self.robust:
+            y = probabilities(self.robust_mean(theta))
+        else:
+            y = sum(theta, torch.zeros(())) / len(replies)
         if self.options.aggregation == "era":
             y = entropy_reduced(y, self.options.temperature)
         rows = subset(self.task, t, self.samples) if self.rows is None else self.rows.long()

@@ -7,7 +7,7 @@ from typing import final
 from torch import nn
 
 from common import progress
-from common.losses.distillation import kl_from, opinion
+from common.losses.distillation import kl_from
 from common.methods.feddf import Options, Reply
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
@@ -30,7 +30,7 @@ class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
             return models, {}
         o, T = self.options, self.options.temperature
         teachers = self.logits_of(t, ((self.trains(client), reply.w) for client, reply in replies))
-        targets = opinion(teachers, "logits" if o.average == "logits" else "mean", T)
+        targets = self.opinion(teachers, "logits" if o.average == "logits" else "mean", T)
         specs = sorted({self.trains(client) for client in replies.clients})
         students = {
             spec: self.train_student(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))

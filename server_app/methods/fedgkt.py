@@ -15,6 +15,7 @@ from common.methods.fedgkt import Options, Reply, Request
 from common.models.classifier import Split
 from common.models.split import behind, feature_shape, splittable
 from common.training import seeds, tree
+from server_app.aggregation.robust import bounded_rows
 from server_app.method import Client, Method, Metrics, Replies
 
 
@@ -61,8 +62,9 @@ class FedGKT(Method[Options, Reply]):
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, device = self.options, self.task.device
-        h = torch.cat([reply.h for _, reply in replies]).to(device)
-        z_c = torch.cat([reply.z for _, reply in replies]).to(device)
+        parts = self._bounded([reply.h for _, reply in replies])
+        h = torch.cat(parts).to(device)
+        z_c = torch.cat(self._bounded([reply.z for _, reply in replies])).to(device)
         y = torch.cat([reply.y for _, reply in replies]).to(device)
         self.net.load_state_dict(self.w)
         self.net.train()
@@ -75,9 +77,13 @@ class FedGKT(Method[Options, Reply]):
 
         metrics = self.task.fit(t, parameters, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
-        for client, reply in replies:
-            self.z[client.k] = self._logits(reply.h)
+        for client, h_k in zip(replies.clients, parts, strict=True):
+            self.z[client.k] = self._logits(h_k)
         return {"server_loss": metrics["loss"]}
+
+    def _bounded(self, rows: list[Tensor]) -> list[Tensor]:
+        """Return the clients' features or logits within ``fedgkt.bound``."""
+        return bounded_rows(rows, self.options.bound) if self.options.bound else rows
 
     def _rows(self, t: int, n: int) -> Iterator[tuple[Tensor]]:
         """Yield batches of row indices, without batches of one row, which BatchNorm cannot use."""

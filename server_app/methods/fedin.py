@@ -13,6 +13,7 @@ from common.exchange.records import Records, StateDict
 from common.methods.fedin import Options, Reply, Request
 from common.models.split import Shapes, common_shapes
 from common.training import seeds
+from server_app.aggregation.robust import bounded_rows
 from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Replies
 
@@ -107,7 +108,17 @@ class FedIN(Averaged[Options, Reply]):
         return super().cached(reply).model_copy(update={"s_in": None, "s_out": None})
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
-        for client, reply in replies:
-            if reply.s_in is not None and reply.s_out is not None:
-                self.put(t, client.k, reply.s_in, reply.s_out)
+        sent = [
+            (client.k, reply.s_in, reply.s_out)
+            for client, reply in replies
+            if reply.s_in is not None and reply.s_out is not None
+        ]
+        s_in = self._bounded([pair[1] for pair in sent])
+        s_out = self._bounded([pair[2] for pair in sent])
+        for (k, *_), into, out in zip(sent, s_in, s_out, strict=True):
+            self.put(t, k, into, out)
         return {}
+
+    def _bounded(self, features: list[Tensor]) -> list[Tensor]:
+        """Return the clients' features [n, ...] within ``fedin.bound``."""
+        return bounded_rows(features, self.options.bound) if self.options.bound else features

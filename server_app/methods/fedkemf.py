@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.losses.distillation import kl_from, opinion
+from common.losses.distillation import kl_from
 from common.methods.fedkemf import Options, Reply
 from common.techniques.public_set import subset
 from common.training import tree
@@ -29,7 +29,7 @@ class FedKEMF(ServerPublicSet[Options, Reply], GlobalModel[Options, Reply]):
             return {}
         o = self.options
         copies = self.logits_of(t, ((self.global_spec, reply.w) for _, reply in replies))
-        targets = opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
+        targets = self.opinion(copies, o.ensemble, 1.0 if o.labels else o.temperature)
         if self.labels is not None and o.labels:
             y = self.labels[subset(self.task, t, self.samples)]
             classes = F.one_hot(y, self.task.num_classes).to(targets.dtype)

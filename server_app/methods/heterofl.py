@@ -35,6 +35,7 @@ class HeteroFL(Averaged[Partial, Reply]):
         super().prepare()
         self.by_width = self.options.by_width
         self.counts: StateDict = {}
+        self.t = 1  # the census also looks at what clients train
 
     def update_counts(self, w: StateDict) -> dict[str, Tensor]:
         if self.options.by_updates:

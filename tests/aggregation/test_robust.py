@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from common.exchange.records import StateDict
-from common.settings.options import Average
+from common.settings.options import WHOLE, Average
 from common.settings.parse import parse
 from common.training import tree
-from server_app.aggregation.mean import average, combine, trimmed
+from server_app.aggregation.mean import average, combine
 from server_app.aggregation.mean import average_layers as aggregate
+from server_app.aggregation.robust import trimmed
+from server_app.messaging.census import unprotected
 from server_app.stopped import Stopped
+from tests.support import halves
 from tests.support.battery import Tampering, changed_tensor
 from tests.support.tiny import Run, flat, play
 
@@ -200,6 +203,17 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
         assert poisoned(tmp_path / robust, method=method, **changes) < chance, robust
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("across", ["none", "same"])
+@pytest.mark.parametrize("rule", WHOLE)
+def test_a_run_with_a_poisoned_client_learns_under_rules_for_whole_models(
+    rule: str, across: str, tmp_path: Path
+) -> None:
+    changes = {"average__robust": rule, "average__trim": 0.1, "data__public": 0.2}
+    settings = {"method": "fedavg", "average__across": across, **changes}
+    assert poisoned(tmp_path, **settings) < math.log(3)
+
+
 @pytest.mark.parametrize("robust", ["median", "clip"])
 def test_a_median_is_another_model_and_a_bound_of_10_is_far_for_a_tiny_network(
     robust: str, played: Run
@@ -208,8 +222,16 @@ def test_a_median_is_another_model_and_a_bound_of_10_is_far_for_a_tiny_network(
     assert (robust == "clip") == (plain.weights == ours.weights)
 
 
+@pytest.mark.parametrize("rates", ["fixed", "redrawn"])
+def test_medians_across_widths_are_looked_at_before_round_1(rates: str) -> None:
+    changes = {"heterofl__rates": rates, "average__robust": "median", "score__bn": "batch"}
+    half = halves.server(method="heterofl", fleet="cnn2@0.5,cnn2@0.25-up", **changes)
+    half.begin([halves.client(k, model="cnn2@0.5") for k in range(2)])
+    assert "protects nothing where the average is of one or two" in unprotected(half)
+
+
 def test_a_wrong_share_is_refused() -> None:
-    wrong = {"average.trim": 0.5, "average.clip-norm": 0.0, "average.robust": "krum"}
+    wrong = {"average.trim": 0.5, "average.clip-norm": 0.0, "average.robust": "bulyan"}
     for key, value in wrong.items():
         with pytest.raises(ValueError, match=key):
             parse({**flat(Path("out"), method="fedavg"), key: value})

@@ -1,7 +1,7 @@
 """Tell every method well-formed lies, keep what became of each, and write the tables into the docs.
 
 ``python -m tests.bench.hostile`` (``make hostile``) runs the tests, writes ``hostile.json`` beside
-this file and two tables into ``docs/hostile.md``. ``-k WORDS`` runs those that pytest selects by
+this file and the tables into ``docs/hostile.md``. ``-k WORDS`` runs those that pytest selects by
 them; what is not run, or fails, keeps its former cell. ``--table`` only writes the tables again.
 """
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.table import Table
+from tests.bench import poison
 from tests.bench.collect import ROOT, Recorded, collected, main
 
 RECORDED = Path(__file__).with_name("hostile.json")
@@ -51,7 +52,12 @@ def _cell(found: dict[str, Any] | None) -> str:
     return outcome if accuracy is None else f"{outcome} ({100 * accuracy:.0f})"
 
 
-TABLES = {"lies": lies, "real": real}
+def defences(_: Recorded) -> Table:
+    """Accuracy of poisoned runs under each defence."""
+    return poison.defences(poison.load_recorded())
+
+
+TABLES = {"lies": lies, "real": real, "defences": defences}
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, RECORDED, PAGE, TABLES, run))

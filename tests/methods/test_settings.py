@@ -111,6 +111,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("depthfl", {"fleet": "cnn3-exits1,cnn4-exits2"}, "models 'cnn3-exits1' and 'cnn4-exits2' are"),
     ("depthfl", {"fleet": "cnn4-linear1,cnn4-exits2@0.5"}, "models 'cnn4-linear1' and"),
     ("depthfl", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
+    *(
+        (
+            method,
+            {**more, "average__robust": rule},
+            f'average.robust = "{rule}" is not allowed with',
+        )
+        for rule in ("krum", "multi-krum", "geometric-median", "fltrust")
+        for method, more in (
+            *(("scaffold", {}), ("depthfl", {"depthfl__feddyn": False}), ("fedin", {})),
+            *(("heterofl", {}), ("fedavg", {"average__across": "depth"}), ("inclusivefl", {})),
+        )
+    ),
+    *(
+        (method, more, 'average.robust = "fltrust" needs a labelled public set at the server')
+        for method, more in (
+            ("fedavg", {"average__robust": "fltrust"}),
+            ("feddf", {**DIGITS, "average__robust": "fltrust"}),
+        )
+    ),
     ("depthfl", {"average__across": "depth"}, 'average.across = "depth" is not allowed'),
     ("depthfl", {"projection": "on"}, 'projection = "on" is not allowed'),
     ("fedin", {"projection": "on"}, 'projection = "on" is not allowed'),
