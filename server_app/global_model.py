@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.data import divide
+from common.data.shares import check_public_tests
 from common.exchange.protocol import ModelReply, ModelRequest, Request
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
@@ -105,9 +106,14 @@ class Averaged(GlobalModel[O, T], ABC):
             self.private = NoisyMean(self.config)
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Set the clients; raise ``Stopped`` if a round may have too few replies for Krum."""
+        """Set the clients; raise ``Stopped`` if a round may have too few replies for Krum.
+
+        Raises ``ValueError`` if FLTrust's public set has test images.
+        """
         super().begin(clients)
         run, average = self.config.run, self.config.average
+        if average.robust == "fltrust":
+            check_public_tests(self.config.data, len(clients), self.config.partition_seed)
         if average.robust not in KRUM:
             return
         selected = min(run.per_round or len(clients), len(clients))

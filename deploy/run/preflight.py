@@ -138,7 +138,7 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
     share is too small. With partition ``own`` two clients must not have the same data.
     """
     seed, owners = config.partition_seed, dict[str, str]()
-    public = isinstance(config.method, OnPublicSet)
+    public = isinstance(config.method, OnPublicSet) or config.average.robust == "fltrust"
     if public:
         check_public_tests(config.data, config.run.clients, seed)
     separate = config.data.partition == OWN

@@ -41,14 +41,19 @@ def test_equal_images_have_equal_digests_whatever_their_numbers() -> None:
     assert image_digests(images[:0]) == []
 
 
-@pytest.mark.parametrize("method", ["fedmd", "dl-sh", "feddf"])
-def test_the_runs_own_data_set_is_no_public_set(method: str, tmp_path: Path) -> None:
-    settings = {"method": method, "clients": 2, "data__public_name": "toy"}
+@pytest.mark.parametrize(
+    "method",
+    [{"method": name} for name in ("fedmd", "dl-sh", "feddf")]
+    + [{"method": "fedavg", "average__robust": "fltrust"}],
+    ids=str,
+)
+def test_the_runs_own_data_set_is_no_public_set(method: dict[str, str], tmp_path: Path) -> None:
+    settings = {**method, "clients": 2, "data__public_name": "toy"}
     line = "data.public-name = 'toy' is not allowed: 12 of the 12 test images of client 0 are in"
     with pytest.raises(ValueError, match=line) as refused:
         preflight(flat(tmp_path, **settings))
     assert str(refused.value).endswith(REMEDY) and "\n" not in str(refused.value)
-    preflight(flat(tmp_path, **settings | {"method": "fedavg"}))  # has no public set
+    preflight(flat(tmp_path, method="fedavg", clients=2, data__public_name="toy"))  # reads none
 
 
 def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path: Path) -> None:
@@ -58,6 +63,9 @@ def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path: Pa
     line = "data.public-name = 'toy' is not allowed: 12 of the 12 test images of client 0"
     with pytest.raises(Stopped, match=line):  # its clients have no public set
         play(flat(tmp_path / "server", **SMALL | {"method": "feddf"}))
+    trusting = {"clients": 2, "data__public_name": "toy", "average__robust": "fltrust"}
+    with pytest.raises(Stopped, match=line):
+        play(flat(tmp_path / "fltrust", method="fedavg", **trusting))
 
 
 def test_single_test_images_of_the_server_and_of_clients_with_own_data(
