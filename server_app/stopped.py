@@ -1,6 +1,5 @@
 """Exceptions that end or repeat a round, with a message of one line for the user."""
 
-from collections.abc import Sequence
 from typing import final
 
 
@@ -10,11 +9,8 @@ class Stopped(RuntimeError):
 
 @final
 class DivergedRound(Stopped):
-    """Error for a server model that diverged in round ``t``, which may be undone.
+    """Error for a server model that diverged in round ``t``, which may be undone."""
 
-    ``suspects``: the clients whose numbers in that round exceed those of all honest clients.
-    """
-
-    def __init__(self, line: str, t: int, suspects: Sequence[int]) -> None:
+    def __init__(self, line: str, t: int) -> None:
         super().__init__(line)
-        self.t, self.suspects = t, list(suspects)
+        self.t = t

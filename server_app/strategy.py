@@ -91,6 +91,7 @@ class MethodStrategy(Strategy):
         """
         self.clients, refused_nodes = self.readmission.renew(t, self.clients)
         self.before, self.entry = self.entry, Entry(round=t)
+        self.method.excluded = resume.excluded(self.undone, t)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
@@ -153,16 +154,15 @@ class MethodStrategy(Strategy):
         t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
             self._check(t, replies)
-        sanity.check_before(entry, self.before)
+        sanity.check_before(entry, self.before, self._architectures)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
+        entry.replied = [client.k for client in uploads.clients]
         with _phase(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
-                suspects = sanity.suspects(entry.magnitudes)
-                raise DivergedRound(f"round {t}: {error}", t, suspects) from error
-        entry.replied = [client.k for client in uploads.clients]
+                raise DivergedRound(f"round {t}: {error}", t) from error
         entry.metrics = metrics if self.private else {**mean_metrics(uploads), **metrics}
         entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
         costs.of_clients(entry, self.config.run, uploads)
@@ -263,7 +263,7 @@ class MethodStrategy(Strategy):
         if self._due(score.every):
             with _phase(entry, "score"):
                 self.scorer.score(entry)
-        self.scorer.check_sound(entry, self.first_loss)
+        self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
         if score.ends(entry.accuracy):
@@ -338,12 +338,13 @@ class MethodStrategy(Strategy):
             self.method.release_memory()
             census.describe(entry, self.method)
             self._keep()
-        past = record.journal.entries()
-        self.first_loss = past[0].loss
+        self.guess = self.scorer.guess(record.journal.entries()[0])
 
     def _go_back(self, diverged: DivergedRound) -> None:
         """Undo a round and restore the state before it; raise ``diverged`` if that fails."""
-        saved = resume.undo(diverged, self.config, self._trusted(), self.undone)
+        entries = [*self.record.journal.entries(), self.entry]
+        past, architectures = self.undone, self._architectures
+        saved = resume.undo(diverged, self.config, entries, architectures, past, self.guess)
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
@@ -361,6 +362,11 @@ class MethodStrategy(Strategy):
     def replies(self) -> Replies[Reply]:
         """Valid replies of this round."""
         return Replies.of(self.good)
+
+    @property
+    def _architectures(self) -> dict[int, str]:
+        """Architecture of each client."""
+        return {client.k: client.architecture for client in self.clients}
 
     @property
     def _moved(self) -> int:

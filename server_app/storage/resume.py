@@ -1,11 +1,12 @@
 """Resume from a checkpoint: of a run that ended, or of the round before a diverged one.
 
-A diverged round is repeated once, without the suspects.
+A diverged round is repeated once, without the suspects: the clients that stood out in the round
+from which the divergence comes.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,7 +16,8 @@ from common.exchange.protocol import Reply
 from common.files import Damaged
 from common.journal import Entry, Failure, Undone
 from common.settings.config import Config, MethodOptions
-from server_app.method import Client, Method
+from server_app.messaging import sanity
+from server_app.method import Method
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import checkpoint, summary
 from server_app.storage.checkpoint import Checkpoint
@@ -48,7 +50,6 @@ def restore(
     except ValidationError as error:
         raise ValueError(f"the checkpoint's state is not that of {run.method}") from error
     undone = [Undone.model_validate_json(text) for text in saved.undone]
-    method.excluded = frozenset(k for attempt in undone for k in attempt.suspects)
     method.attempts = Counter(attempt.round for attempt in undone)
     try:
         journal.before(last.round)
@@ -61,27 +62,76 @@ def restore(
 
 
 def undo(
-    diverged: DivergedRound, config: Config, trusted: Iterable[Client], past: Sequence[Undone]
+    diverged: DivergedRound,
+    config: Config,
+    entries: Sequence[Entry],
+    architectures: Mapping[int, str],
+    past: Sequence[Undone],
+    guess: float,
 ) -> Checkpoint:
-    """Go back to the checkpoint before a round and return it; ``past``: rounds undone before.
+    """Go back to the checkpoint before the round to repeat, and return it.
 
-    Raises ``diverged`` if the round was undone before, if there is no suspect or no other trusted
-    client, or if the checkpoint is missing. It also does so under differential privacy: the model
-    after the round may have been sent to clients, and ε counts each round once.
+    ``entries``: of the journal, with that of the diverged round; ``architectures``: by client;
+    ``past``: rounds undone before; ``guess``: the loss of an untrained model. Raises ``DivergedRound``, with the suspects in its
+    line, if the round was undone before, if there is no suspect or no other client, or if the
+    checkpoint is missing. It also does so under differential privacy: the model after the round may
+    have been sent to clients, and ε counts each round once.
     """
-    suspects, folder = diverged.suspects, Path(config.run.out)
-    repeated = any(attempt.round == diverged.t for attempt in past)
-    remaining = any(client.k not in suspects for client in trusted)
-    if config.privacy.on or repeated or not suspects or not remaining:
+    folder, t = Path(config.run.out), diverged.t
+    if config.privacy.on:
         raise diverged
+    source, suspects = _source(diverged, entries, architectures, past, guess)
+    if not suspects:
+        raise diverged
+    named = " and ".join(f"client {k} with {why}" for k, why in suspects.items())
+    line = f"{diverged}; in round {source} {named} stood out"
+    diverged = type(diverged)(line, t)
+    left_out = excluded(past, t) | suspects.keys()
+    first = max(source, 1 + _undone_before(past, t), checkpoint.oldest(folder) + 1)
+    if first > t or left_out >= architectures.keys():
+        raise diverged
+    undone = Undone(round=first, why=line, suspects=[*suspects])
     try:
-        checkpoint.undo(folder, Undone(round=diverged.t, why=str(diverged), suspects=suspects))
+        checkpoint.undo(folder, undone, past)
     except ValueError as error:
-        log.warning("round %d cannot be undone: %s", diverged.t, error)
+        log.warning("round %d cannot be undone: %s", first, error)
         raise diverged from error
-    names, t = ", ".join(map(str, suspects)), diverged.t
-    log.warning("round %d is undone and repeated without client %s: %s", t, names, diverged)
+    names = ", ".join(map(str, suspects))
+    log.warning("round %d is undone and repeated without client %s: %s", first, names, line)
     return checkpoint.load(folder)
+
+
+def _source(
+    diverged: DivergedRound,
+    entries: Sequence[Entry],
+    architectures: Mapping[int, str],
+    past: Sequence[Undone],
+    guess: float,
+) -> tuple[int, dict[int, str]]:
+    """Return the round from which a divergence comes, and the clients that stand out in it.
+
+    A poisoned update may show one round later, and an attack in every round ruins the model over
+    several rounds. After the first of them, honest clients may stand out too, since they train from
+    a useless model. The source is therefore the first round with a client that stands out after the
+    last sound round, in which the loss was at most ``guess``, and not before the last repeated one.
+    """
+    t = diverged.t
+    sound = [e.round for e in entries if e.round < t and e.loss is not None and e.loss <= guess]
+    start = max(max(sound, default=t - 1) + 1, _undone_before(past, t))
+    for entry in entries:
+        if start <= entry.round <= t and (suspects := sanity.suspects(entry, architectures)):
+            return entry.round, suspects
+    return t, {}
+
+
+def _undone_before(past: Sequence[Undone], t: int) -> int:
+    """Return the last round up to t that was undone; 0 if none was."""
+    return max((attempt.round for attempt in past if attempt.round <= t), default=0)
+
+
+def excluded(past: Sequence[Undone], t: int) -> frozenset[int]:
+    """Return the clients that are not selected in round t."""
+    return frozenset(k for attempt in past for k in attempt.suspects)
 
 
 def note(entry: Entry, past: Sequence[Undone]) -> None:
