@@ -7,10 +7,14 @@ class Stopped(RuntimeError):
     """Error that ends a run. The message is one line; the checkpoint keeps the last state."""
 
 
-@final
 class DivergedRound(Stopped):
     """Error for a server model that diverged in round ``t``, which may be undone."""
 
     def __init__(self, line: str, t: int) -> None:
         super().__init__(line)
         self.t = t
+
+
+@final
+class CollapsedRound(DivergedRound):
+    """Error for a round with a collapsed accuracy, repeated once without its suspects alone."""

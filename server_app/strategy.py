@@ -27,9 +27,10 @@ from server_app.messaging.readmission import Readmission, check_bound
 from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
 from server_app.scoring import drift
+from server_app.scoring.collapse import collapse
 from server_app.scoring.recalibrate import Recalibration
 from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
-from server_app.stopped import DivergedRound, Stopped
+from server_app.stopped import CollapsedRound, DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
@@ -56,6 +57,7 @@ class MethodStrategy(Strategy):
         self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
+        self.accuracies: list[float] = []  #: of the scored rounds so far
         self.recalibration: Recalibration | None = None
         self._make()
 
@@ -102,6 +104,7 @@ class MethodStrategy(Strategy):
                     self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
                 self._measure_statistics()
                 self._score()
+                self._notice_collapse()
                 self._score_at_clients()
         except DivergedRound as diverged:
             self._go_back(diverged)
@@ -269,6 +272,30 @@ class MethodStrategy(Strategy):
         if score.ends(entry.accuracy):
             entry.reached = score.target
 
+    def _notice_collapse(self) -> None:
+        """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
+
+        The round is repeated if ``score.collapse`` wants it and a client stands out.
+        """
+        entry, reaction = self.entry, self.config.score.collapse
+        off = reaction == "off" or self.private or self.method.one_shot
+        if off or entry.accuracy is None:
+            return
+        before = collapse(entry.accuracy, self.accuracies, self.task.num_classes)
+        if before is None:
+            return
+        line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
+        collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
+        try:
+            warning = self._plan(collapsed).why
+        except CollapsedRound as impossible:
+            warning = str(impossible)
+        else:
+            if reaction == "undo":
+                raise collapsed
+        log.warning(warning)
+        entry.notes = [warning]
+
     def _score_at_clients(self) -> None:
         """Let clients score models if a score is due."""
         if self._asks_for_scores():
@@ -306,6 +333,7 @@ class MethodStrategy(Strategy):
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
+        self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self._keep()
 
     def _keep(self) -> None:
@@ -341,18 +369,32 @@ class MethodStrategy(Strategy):
         self.guess = self.scorer.guess(record.journal.entries()[0])
 
     def _go_back(self, diverged: DivergedRound) -> None:
-        """Undo a round and restore the state before it; raise ``diverged`` if that fails."""
-        entries = [*self.record.journal.entries(), self.entry]
-        past, architectures = self.undone, self._architectures
-        saved = resume.undo(diverged, self.config, entries, architectures, past, self.guess)
+        """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
+        undone = self._plan(diverged)
+        try:
+            saved = resume.undo(undone, self.undone, self.record.folder)
+        except ValueError as error:
+            log.warning("round %d cannot be undone: %s", undone.round, error)
+            raise diverged from error
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
         self.readmission = Readmission(self.messenger, self.grid)
 
+    def _plan(self, diverged: DivergedRound) -> Undone:
+        """Return which round to repeat without which clients; raise ``diverged`` if there is none.
+
+        The raised ``diverged`` names the clients that stand out.
+        """
+        entries = [*self.record.journal.entries(), self.entry]
+        past, architectures = self.undone, self._architectures
+        return resume.plan(diverged, self.config, entries, architectures, past, self.guess)
+
     def _restore(self, saved: Checkpoint) -> None:
         """Restore the state after the round of a checkpoint."""
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
+        entries = self.record.journal.entries()
+        self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 

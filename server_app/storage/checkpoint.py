@@ -28,7 +28,7 @@ FREE = {
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
         "window",
     },
-    "score": {"stop"},
+    "score": {"stop", "collapse"},
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }
@@ -63,12 +63,6 @@ def older(folder: Path) -> dict[int, Path]:
     """Return the paths of the checkpoints before the newest, by round, ascending."""
     paths = _place(folder, 0).parent.glob("*.safetensors")
     return dict(sorted((int(path.stem), path) for path in paths if path.stem.isdecimal()))
-
-
-def oldest(folder: Path) -> int:
-    """Return the round of the oldest checkpoint. Raises ``ValueError`` as ``load`` does."""
-    rounds = [*older(folder)] or [load(folder).t]
-    return rounds[0]
 
 
 def _place(folder: Path, t: int) -> Path:
@@ -114,7 +108,8 @@ def go_back(folder: Path, t: int) -> None:
 def undo(folder: Path, undone: Undone, past: Sequence[Undone]) -> None:
     """Go back to the checkpoint before a round, and write all undone rounds to that checkpoint.
 
-    ``past``: the rounds undone before; an older checkpoint may lack the last of them. Raises ``ValueError`` if that checkpoint is missing.
+    ``past``: the rounds undone before; an older checkpoint may lack the last of them. Raises
+    ``ValueError`` if that checkpoint is missing.
     """
     saved = load(folder, undone.round - 1)
     go_back(folder, saved.t)

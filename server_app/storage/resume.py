@@ -18,7 +18,7 @@ from common.journal import Entry, Failure, Undone
 from common.settings.config import Config, MethodOptions
 from server_app.messaging import sanity
 from server_app.method import Method
-from server_app.stopped import DivergedRound, Stopped
+from server_app.stopped import CollapsedRound, DivergedRound, Stopped
 from server_app.storage import checkpoint, summary
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import Journal
@@ -61,44 +61,48 @@ def restore(
     return last, undone
 
 
-def undo(
+def undo(undone: Undone, past: Sequence[Undone], folder: Path) -> Checkpoint:
+    """Go back to the checkpoint before a round, and return it; ``past``: rounds undone before.
+
+    Raises ``ValueError`` if the checkpoint is missing.
+    """
+    checkpoint.undo(folder, undone, past)
+    names, t = ", ".join(map(str, undone.suspects)), undone.round
+    log.warning("round %d is undone and repeated without client %s: %s", t, names, undone.why)
+    return checkpoint.load(folder)
+
+
+def plan(
     diverged: DivergedRound,
     config: Config,
     entries: Sequence[Entry],
     architectures: Mapping[int, str],
     past: Sequence[Undone],
     guess: float,
-) -> Checkpoint:
-    """Go back to the checkpoint before the round to repeat, and return it.
+) -> Undone:
+    """Return which round to repeat without which clients after ``diverged``.
 
-    ``entries``: of the journal, with that of the diverged round; ``architectures``: by client;
-    ``past``: rounds undone before; ``guess``: the loss of an untrained model. Raises ``DivergedRound``, with the suspects in its
-    line, if the round was undone before, if there is no suspect or no other client, or if the
-    checkpoint is missing. It also does so under differential privacy: the model after the round may
-    have been sent to clients, and ε counts each round once.
+    ``entries``: those of the journal and of the diverged round; ``architectures``: by client;
+    ``past``: rounds undone before; ``guess``: the loss of an untrained model. Raises ``diverged``,
+    with the suspects in its line, if the round was undone before, if there is no suspect or no
+    other client, or if the checkpoint is missing. It also does so under differential privacy: the
+    model after the round may have been sent to clients, and ε counts each round once.
     """
-    folder, t = Path(config.run.out), diverged.t
+    t = diverged.t
     if config.privacy.on:
         raise diverged
     source, suspects = _source(diverged, entries, architectures, past, guess)
     if not suspects:
         raise diverged
     named = " and ".join(f"client {k} with {why}" for k, why in suspects.items())
-    line = f"{diverged}; in round {source} {named} stood out"
-    diverged = type(diverged)(line, t)
-    left_out = excluded(past, t) | suspects.keys()
-    first = max(source, 1 + _undone_before(past, t), checkpoint.oldest(folder) + 1)
-    if first > t or left_out >= architectures.keys():
+    where = "" if source == t else f"in round {source} "
+    diverged = type(diverged)(f"{diverged}; {where}{named} stood out", t)
+    oldest = min([*checkpoint.older(Path(config.run.out)), entries[-1].round - 1])
+    first = max(source, 1 + max(oldest, _last_undone(past, t)))
+    if first > t or excluded(past, first) | suspects.keys() >= architectures.keys():
         raise diverged
-    undone = Undone(round=first, why=line, suspects=[*suspects])
-    try:
-        checkpoint.undo(folder, undone, past)
-    except ValueError as error:
-        log.warning("round %d cannot be undone: %s", first, error)
-        raise diverged from error
-    names = ", ".join(map(str, suspects))
-    log.warning("round %d is undone and repeated without client %s: %s", first, names, line)
-    return checkpoint.load(folder)
+    once = isinstance(diverged, CollapsedRound)
+    return Undone(round=first, why=str(diverged), suspects=[*suspects], once=once)
 
 
 def _source(
@@ -114,34 +118,44 @@ def _source(
     several rounds. After the first of them, honest clients may stand out too, since they train from
     a useless model. The source is therefore the first round with a client that stands out after the
     last sound round, in which the loss was at most ``guess``, and not before the last repeated one.
+    The source of a collapsed accuracy is the round itself.
     """
     t = diverged.t
     sound = [e.round for e in entries if e.round < t and e.loss is not None and e.loss <= guess]
-    start = max(max(sound, default=t - 1) + 1, _undone_before(past, t))
+    start = max(max(sound, default=t - 1) + 1, _last_undone(past, t))
+    start = t if isinstance(diverged, CollapsedRound) else start
     for entry in entries:
         if start <= entry.round <= t and (suspects := sanity.suspects(entry, architectures)):
             return entry.round, suspects
     return t, {}
 
 
-def _undone_before(past: Sequence[Undone], t: int) -> int:
+def _last_undone(past: Sequence[Undone], t: int) -> int:
     """Return the last round up to t that was undone; 0 if none was."""
     return max((attempt.round for attempt in past if attempt.round <= t), default=0)
 
 
 def excluded(past: Sequence[Undone], t: int) -> frozenset[int]:
     """Return the clients that are not selected in round t."""
-    return frozenset(k for attempt in past for k in attempt.suspects)
+    attempts = [attempt for attempt in past if attempt.round == t or not attempt.once]
+    return frozenset(k for attempt in attempts for k in attempt.suspects)
 
 
 def note(entry: Entry, past: Sequence[Undone]) -> None:
     """Add to a repeated round's entry its undone attempts, and a failure for each suspect."""
     if not (attempts := [attempt for attempt in past if attempt.round == entry.round]):
         return
-    excluded = "left out from now on, its numbers were far out when the round was undone"
     entry.undone = attempts
+    why = "its update stood out when the round was undone"
     entry.failures = [
-        Failure(k=k, round=entry.round, reason=first_line(f"{excluded}: {attempt.why}", LONGEST))
+        Failure(
+            k=k,
+            round=entry.round,
+            reason=first_line(
+                f"left out {'once' if attempt.once else 'from now on'}, {why}: {attempt.why}",
+                LONGEST,
+            ),
+        )
         for attempt in attempts
         for k in attempt.suspects
     ] + entry.failures
