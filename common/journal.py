@@ -133,6 +133,7 @@ class Undone(Part):
     round: int
     why: str
     suspects: list[int]
+    once: bool = False  #: whether the suspects are left out of this round only
 
 
 @final

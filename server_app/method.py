@@ -149,6 +149,9 @@ class Method(ABC, Generic[O, U]):
         A method aggregates, distils, samples or masks here.
         """
 
+    one_shot: ClassVar[bool] = False
+    """Whether every round trains the server's model anew from the clients' models."""
+
     second_reply_type: ClassVar[type[Reply] | None] = None
     """Type of the replies in a second exchange of a round; None without a second exchange."""
     trains_second: ClassVar[bool] = False

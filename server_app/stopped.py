@@ -1,6 +1,5 @@
 """Exceptions that end or repeat a round, with a message of one line for the user."""
 
-from collections.abc import Sequence
 from typing import final
 
 
@@ -8,13 +7,14 @@ class Stopped(RuntimeError):
     """Error that ends a run. The message is one line; the checkpoint keeps the last state."""
 
 
-@final
 class DivergedRound(Stopped):
-    """Error for a server model that diverged in round ``t``, which may be undone.
+    """Error for a server model that diverged in round ``t``, which may be undone."""
 
-    ``suspects``: the clients whose numbers in that round exceed those of all honest clients.
-    """
-
-    def __init__(self, line: str, t: int, suspects: Sequence[int]) -> None:
+    def __init__(self, line: str, t: int) -> None:
         super().__init__(line)
-        self.t, self.suspects = t, list(suspects)
+        self.t = t
+
+
+@final
+class CollapsedRound(DivergedRound):
+    """Error for a round with a collapsed accuracy, repeated once without its suspects alone."""

@@ -27,9 +27,10 @@ from server_app.messaging.readmission import Readmission, check_bound
 from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
 from server_app.scoring import drift
+from server_app.scoring.collapse import collapse
 from server_app.scoring.recalibrate import Recalibration
 from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
-from server_app.stopped import DivergedRound, Stopped
+from server_app.stopped import CollapsedRound, DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
@@ -56,6 +57,7 @@ class MethodStrategy(Strategy):
         self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
+        self.accuracies: list[float] = []  #: of the scored rounds so far
         self.recalibration: Recalibration | None = None
         self._make()
 
@@ -91,6 +93,7 @@ class MethodStrategy(Strategy):
         """
         self.clients, refused_nodes = self.readmission.renew(t, self.clients)
         self.before, self.entry = self.entry, Entry(round=t)
+        self.method.excluded = resume.excluded(self.undone, t)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
@@ -101,6 +104,7 @@ class MethodStrategy(Strategy):
                     self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
                 self._measure_statistics()
                 self._score()
+                self._notice_collapse()
                 self._score_at_clients()
         except DivergedRound as diverged:
             self._go_back(diverged)
@@ -153,16 +157,15 @@ class MethodStrategy(Strategy):
         t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
             self._check(t, replies)
-        sanity.check_before(entry, self.before)
+        sanity.check_before(entry, self.before, self._architectures)
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
+        entry.replied = [client.k for client in uploads.clients]
         with _phase(entry, "step"), seeds.scope(self.task.seed, "step", t):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
-                suspects = sanity.suspects(entry.magnitudes)
-                raise DivergedRound(f"round {t}: {error}", t, suspects) from error
-        entry.replied = [client.k for client in uploads.clients]
+                raise DivergedRound(f"round {t}: {error}", t) from error
         entry.metrics = metrics if self.private else {**mean_metrics(uploads), **metrics}
         entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
         costs.of_clients(entry, self.config.run, uploads)
@@ -271,11 +274,35 @@ class MethodStrategy(Strategy):
         if self._due(score.every):
             with _phase(entry, "score"):
                 self.scorer.score(entry)
-        self.scorer.check_sound(entry, self.first_loss)
+        self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
         if score.ends(entry.accuracy):
             entry.reached = score.target
+
+    def _notice_collapse(self) -> None:
+        """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
+
+        The round is repeated if ``score.collapse`` wants it and a client stands out.
+        """
+        entry, reaction = self.entry, self.config.score.collapse
+        off = reaction == "off" or self.private or self.method.one_shot
+        if off or entry.accuracy is None:
+            return
+        before = collapse(entry.accuracy, self.accuracies, self.task.num_classes)
+        if before is None:
+            return
+        line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
+        collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
+        try:
+            warning = self._plan(collapsed).why
+        except CollapsedRound as impossible:
+            warning = str(impossible)
+        else:
+            if reaction == "undo":
+                raise collapsed
+        log.warning(warning)
+        entry.notes = [warning]
 
     def _score_at_clients(self) -> None:
         """Let clients score models if a score is due."""
@@ -314,6 +341,7 @@ class MethodStrategy(Strategy):
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
+        self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self._keep()
 
     def _keep(self) -> None:
@@ -346,20 +374,35 @@ class MethodStrategy(Strategy):
             self.method.release_memory()
             census.describe(entry, self.method)
             self._keep()
-        past = record.journal.entries()
-        self.first_loss = past[0].loss
+        self.guess = self.scorer.guess(record.journal.entries()[0])
 
     def _go_back(self, diverged: DivergedRound) -> None:
-        """Undo a round and restore the state before it; raise ``diverged`` if that fails."""
-        saved = resume.undo(diverged, self.config, self._trusted(), self.undone)
+        """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
+        undone = self._plan(diverged)
+        try:
+            saved = resume.undo(undone, self.undone, self.record.folder)
+        except ValueError as error:
+            log.warning("round %d cannot be undone: %s", undone.round, error)
+            raise diverged from error
         self._make()
         self._restore(saved)
         self.method.begin(self.clients)
         self.readmission = Readmission(self.messenger, self.grid)
 
+    def _plan(self, diverged: DivergedRound) -> Undone:
+        """Return which round to repeat without which clients; raise ``diverged`` if there is none.
+
+        The raised ``diverged`` names the clients that stand out.
+        """
+        entries = [*self.record.journal.entries(), self.entry]
+        past, architectures = self.undone, self._architectures
+        return resume.plan(diverged, self.config, entries, architectures, past, self.guess)
+
     def _restore(self, saved: Checkpoint) -> None:
         """Restore the state after the round of a checkpoint."""
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
+        entries = self.record.journal.entries()
+        self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
@@ -369,6 +412,11 @@ class MethodStrategy(Strategy):
     def replies(self) -> Replies[Reply]:
         """Valid replies of this round."""
         return Replies.of(self.good)
+
+    @property
+    def _architectures(self) -> dict[int, str]:
+        """Architecture of each client."""
+        return {client.k: client.architecture for client in self.clients}
 
     @property
     def _moved(self) -> int:

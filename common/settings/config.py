@@ -281,6 +281,11 @@ class Score(Section):
     passes: AtLeastOne = 1
     """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact if there
     are as many measurements as BatchNorm layers in a row."""
+    collapse: Literal["report", "undo", "off"] = "report"
+    """Reaction to a round after which the server's accuracy collapses, compared to the last four
+    scores. ``report``: a warning. ``undo``: repeat the round once, without the clients whose
+    updates stand out in it, if there are any. Always off under [privacy], for one-shot methods and
+    without a global model."""
     drift: bool = False
     """Measure the drift of the clients' models in every round (``server_app/scoring/drift.py``)."""
 

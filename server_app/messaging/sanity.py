@@ -35,6 +35,10 @@ LARGEST = 1e4  #: the limit of the largest value for ``sanity`` = 1
 HONEST_CHANGE, HONEST_LARGEST = 72.0, 7.2e5
 """Upper bounds of both measures for the honest clients of all recorded runs."""
 
+FEWEST_TO_COMPARE = 5  #: the fewest changes of one architecture for a meaningful deviation
+DEVIATIONS, TIMES = 6.0, 3.0
+"""A change stands out above median + 6 · 1.4826 · MAD and above three times the median."""
+
 DIVERGED = ("training diverged", "not finite")
 """Parts of the failure reasons of a client whose training diverged."""
 
@@ -82,22 +86,52 @@ def beyond(magnitudes: Magnitudes, sanity: float) -> dict[int, str]:
     return why
 
 
-def suspects(magnitudes: Magnitudes) -> list[int]:
-    """Return the clients whose measures exceed those of all honest clients, ascending."""
-    return sorted(
-        k
-        for k, size in magnitudes.items()
-        if (size.change or 0.0) > HONEST_CHANGE or size.largest > HONEST_LARGEST
-    )
+def suspects(entry: Entry, architectures: Mapping[int, str]) -> dict[int, str]:
+    """Return the clients whose accepted reply stands out in a round, each with its unusual measure.
+
+    ``architectures``: the architecture of each client. A client stands out if its change is above
+    ``_limit`` for its architecture, or its largest number above those of all honest clients. At
+    most a minority stands out, ⌊(n − 1)/2⌋ of n clients: those with the most unusual measures.
+    """
+    accepted = {k: size for k, size in entry.magnitudes.items() if k in entry.replied}
+    changes: dict[str, list[float]] = {}
+    for k, size in accepted.items():
+        if size.change is not None:
+            changes.setdefault(architectures[k], []).append(size.change)
+    limits = {architecture: _limit(group) for architecture, group in changes.items()}
+    excess: dict[int, tuple[float, str]] = {}
+    for k, size in accepted.items():
+        measures = [(size.largest / HONEST_LARGEST, f"largest number {size.largest:.2g}")]
+        if size.change is not None:
+            ratio = size.change / limits[architectures[k]]
+            measures.append((ratio, f"{size.change:.2g} times the median change"))
+        if (furthest := max(measures))[0] > 1:
+            excess[k] = furthest
+    most = max(len(accepted) - 1, 0) // 2
+    ranked = sorted(excess, key=lambda k: -excess[k][0])[:most]
+    return {k: excess[k][1] for k in sorted(ranked)}
 
 
-def check_before(entry: Entry, before: Entry) -> None:
-    """Raise ``DivergedRound`` for the round ``before`` if most clients of ``entry`` diverge."""
+def _limit(changes: Sequence[float]) -> float:
+    """Return the change above which a client stands out among those of its architecture."""
+    if len(changes) < FEWEST_TO_COMPARE:
+        return HONEST_CHANGE
+    median = statistics.median(changes)
+    mad = statistics.median(abs(change - median) for change in changes)
+    limit = max(median + DEVIATIONS * 1.4826 * mad, TIMES * median)
+    return min(HONEST_CHANGE, limit) if limit else HONEST_CHANGE
+
+
+def check_before(entry: Entry, before: Entry, architectures: Mapping[int, str]) -> None:
+    """Raise ``DivergedRound`` for the round ``before`` if most clients of ``entry`` diverge.
+
+    The round ``before`` must have a client that stands out.
+    """
     lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
-    if 2 * len(lost) > len(entry.selected) and (clients := suspects(before.magnitudes)):
+    if 2 * len(lost) > len(entry.selected) and suspects(before, architectures):
         line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
         reason = f"round {entry.round}: {line}: {lost[0].reason}"
-        raise DivergedRound(reason, before.round, clients)
+        raise DivergedRound(reason, before.round)
 
 
 def _largest(reply: Reply) -> float:

@@ -17,13 +17,12 @@ from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
 from common.training import seeds, tree
 from common.training.task import evaluate
-from server_app.messaging.sanity import suspects
 from server_app.method import Client, Method
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.stopped import DivergedRound
 
 DIVERGED = 1e4
-"""Largest loss of a model, in units of the first model's loss or of the loss of a guess."""
+"""Largest loss of a model, in units of ``Scorer.guess``."""
 SAMPLE = 64  #: test images for the loss of a round without a score
 
 
@@ -95,23 +94,23 @@ class Scorer:
         x, y = self.x[kept], self.y[kept]
         return fmean(evaluate(net, x, y, self.task).accuracy for net in nets)
 
-    def check_sound(self, entry: Entry, first: float | None) -> None:
-        """Raise ``DivergedRound``, with the suspect clients, for an infinite or too large loss.
+    def guess(self, first: Entry) -> float:
+        """Return the loss of an untrained model: a guess, or the first model if that is worse.
 
-        ``first``: the loss before round 1, which sets the limit. Finite but enormous weights of one
-        client can make an average useless. No client can train from it, so the round is not kept,
-        and resuming starts before it.
+        ``first``: the journal's entry of round 0.
+        """
+        return max(first.loss or 0.0, math.log(self.task.num_classes))
+
+    def check_sound(self, entry: Entry, guess: float) -> None:
+        """Raise ``DivergedRound`` for an infinite or too large loss, relative to ``guess``.
+
+        Finite but enormous weights of one client can make an average useless. No client can train
+        from it, so the round is not kept, and resuming starts before it.
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._loss_on_sample()
-        most = DIVERGED * max(first or 0.0, math.log(self.task.num_classes))
-        if loss is None or loss <= most:
-            return
-        line = f"round {entry.round}: the loss of the server's model is {loss:.3g}, so the round "
-        line += "is not kept"
-        if entry.magnitudes:
-            size, k = max((size.largest, k) for k, size in entry.magnitudes.items())
-            line += f"; the largest number that a client sent is {size:.3g}, from client {k}"
-        raise DivergedRound(line, entry.round, suspects(entry.magnitudes))
+        if loss is not None and not loss <= DIVERGED * guess:
+            line = f"round {entry.round}: the loss of the server's model is {loss:.3g}"
+            raise DivergedRound(f"{line}, so the round is not kept", entry.round)
 
     def _loss_on_sample(self) -> float | None:
         """Return the loss on a few test images; None if the server has no model."""

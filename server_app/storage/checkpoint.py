@@ -28,7 +28,7 @@ FREE = {
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
         "window",
     },
-    "score": {"stop"},
+    "score": {"stop", "collapse"},
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }
@@ -105,14 +105,15 @@ def go_back(folder: Path, t: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def undo(folder: Path, undone: Undone) -> None:
-    """Go back to the checkpoint before a round, and add the undone round to that checkpoint.
+def undo(folder: Path, undone: Undone, past: Sequence[Undone]) -> None:
+    """Go back to the checkpoint before a round, and write all undone rounds to that checkpoint.
 
-    Raises ``ValueError`` if that checkpoint is missing.
+    ``past``: the rounds undone before; an older checkpoint may lack the last of them. Raises
+    ``ValueError`` if that checkpoint is missing.
     """
     saved = load(folder, undone.round - 1)
     go_back(folder, saved.t)
-    rounds = [*saved.undone, undone.model_dump_json()]
+    rounds = [attempt.model_dump_json() for attempt in (*past, undone)]
     after = saved.model_copy(update={"undone": rounds})
     write_atomically(path_in(folder), after.pieces(), private=True)
 

@@ -20,7 +20,7 @@ from common.settings.config import Config
 from common.settings.version import VERSION
 
 N = TypeVar("N", int, float)
-OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy"}
+OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy", "warnings"}
 """Keys that a summary leaves out if they have no value; all other keys are ``null`` then."""
 
 
@@ -40,6 +40,7 @@ def write(
     fair = next((entry.fairness for entry in reversed(rounds) if entry.fairness), None)
     drifts = [entry.drift for entry in rounds if entry.drift is not None]
     failures = [failure.model_dump() for entry in entries for failure in entry.failures]
+    warnings = [note for entry in rounds for note in entry.notes]
     flops = _sums(entry.flops for entry in entries)
     memory = [entry.memory for entry in entries if entry.memory]
     settings = config.privacy.model_dump(by_alias=True)
@@ -75,6 +76,7 @@ def write(
         },
         "failures": failures[:MANY],
         "further_failures": len(failures) - MANY if len(failures) > MANY else None,
+        "warnings": warnings or None,
         "weights_sha256": model_file.digest(weights) if weights is not None else None,
         "privacy": last.privacy and {**settings, **last.privacy.model_dump()},
         "versions": {

@@ -269,7 +269,7 @@ def test_without_the_bound_a_round_that_breaks_the_model_is_undone(
     run = play(flat(tmp_path, method="fedavg", rounds=3, score__every=every, sanity=0), Enormous)
     (undone,) = run.journal[2]["undone"]
     assert "round 2: the loss of the server's model is" in undone["why"]
-    assert "the largest number that a client sent is 3e+38, from client 1" in undone["why"]
+    assert undone["why"].endswith("client 1 with 4.2e+40 times the median change stood out")
     assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
 
 

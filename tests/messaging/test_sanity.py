@@ -85,7 +85,7 @@ def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) 
 
     settings = flat(tmp_path, method="fedavg", rounds=1, sanity=0)
     with pytest.raises(
-        Stopped, match="round 1: the loss of the server's model is .* from client 2"
+        Stopped, match="round 1: the loss of the server's model is .*; client 2 with .* stood out"
     ):
         play(settings, Liars)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"
@@ -104,7 +104,7 @@ def test_what_is_beyond() -> None:
         1: "w: its change per step is 7.2e+02 times the median of 3 clients, sanity = 720",
         2: "it has the number 8e+06, sanity = 720 allows 7.2e+06",
     }
-    assert sanity.beyond(found, 0.0) == {} and sanity.suspects(found) == [1, 2, 3]
+    assert sanity.beyond(found, 0.0) == {}
 
 
 def test_the_change_is_per_step_within_one_architecture_from_three_clients_on(

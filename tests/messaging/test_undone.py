@@ -1,0 +1,267 @@
+"""Rounds that poisoned updates ruin: whom the server blames, and from which round it repeats."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from common.exchange.protocol import ModelReply, ModelRequest
+from common.journal import Entry, Magnitude, Undone
+from common.settings.parse import parse
+from deploy.report.read import read
+from deploy.run.loopback import Loopback
+from server_app.messaging.sanity import suspects
+from server_app.scoring.collapse import collapse
+from server_app.stopped import DivergedRound, Stopped
+from server_app.storage import resume
+from tests.support.tiny import TinyRun, flat, play
+
+LIAR = 2
+SIX: dict[str, Any] = {"method": "fedavg", "clients": 6, "fleet": "lenet5@0.5", "train__lr": 0.1}
+
+
+class Scaled(Loopback):  # type: ignore[misc]
+    """Loopback on which liars multiply their change of the parameters by ``factor``."""
+
+    liars: tuple[int, ...] = (LIAR,)
+    factor = -30.0
+    rounds: tuple[int, ...] = ()  #: the rounds with false replies; empty: all
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.requests: dict[int, Any] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            if message.metadata.message_type == "train":
+                self.requests[message.metadata.dst_node_id] = message.content
+        names: Iterable[str] = super().push_messages(sent)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(list(message_ids)))
+        for reply in replies:
+            about = reply.metadata
+            lies = about.src_node_id - 1 in self.liars and about.message_type == "train"
+            if lies and (not self.rounds or int(about.group_id) in self.rounds):
+                w = ModelRequest.unpack(self.requests[about.src_node_id]).w
+                model = ModelReply.unpack(reply.content)
+                trained = [name for name in w if name.endswith((".weight", ".bias"))]
+                steps = {name: model.w[name] - w[name] for name in trained}
+                changed = {name: w[name] + self.factor * step for name, step in steps.items()}
+                reply.content = model.model_copy(update={"w": model.w | changed}).pack()
+        return replies
+
+
+class Late(Scaled):  # type: ignore[misc]
+    rounds = (5,)
+
+
+class Majority(Scaled):  # type: ignore[misc]
+    liars = (1, 2, 3, 4)
+
+
+def entry(
+    t: int, changes: list[float], loss: float | None = None, refused: tuple[int, ...] = ()
+) -> Entry:
+    """Return the entry of a round with one client for each of ``changes``."""
+    sizes = {k: Magnitude(largest=1.0, change=c, among=9) for k, c in enumerate(changes)}
+    replied = [k for k in sizes if k not in refused]
+    return Entry(round=t, loss=loss, magnitudes=sizes, replied=replied)
+
+
+HONEST = [0.9, 1.1, 1.0, 1.2, 0.8, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused", "standing_out"),
+    [
+        (HONEST, (), []),
+        ([*HONEST[1:], 63.0], (), [5]),
+        ([63.0, *HONEST[1:], 60.0], (), [0, 6]),
+        ([63.0, *HONEST[1:], 60.0], (6,), [0]),
+        ([63.0, *HONEST[:3]], (), []),  # four clients, within the changes of honest ones
+        ([73.0, *HONEST[:3]], (), [0]),
+        ([73.0, 74.0, *HONEST[:2]], (), [1]),  # at most one of four
+        ([1.0, 1.0, 1.0, 1.0, 2.9], (), []),
+        ([1.0, 1.0, 1.0, 1.0, 3.1], (), [4]),
+        ([0.1, 0.5, 1.0, 3.0, 4.0], (), []),  # unequal quantities of data
+        ([0.0] * 6, (), []),
+    ],
+)
+def test_a_minority_with_unusual_changes_stands_out(
+    changes: list[float], refused: tuple[int, ...], standing_out: list[int]
+) -> None:
+    architectures = dict.fromkeys(range(len(changes)), "mlp")
+    assert [*suspects(entry(1, changes, refused=refused), architectures)] == standing_out
+
+
+def test_a_change_is_compared_within_its_architecture() -> None:
+    sent = entry(1, [1.0, 1.0, 1.0, 1.0, 1.0, 8.0, 8.0, 8.0, 8.0, 8.0])
+    assert not suspects(sent, {k: "mlp" if k < 5 else "cnn2" for k in range(10)})
+    assert suspects(sent, {k: "mlp" if k < 6 else "cnn2" for k in range(10)}).keys() == {5}
+
+
+LIES = {"a": [*HONEST[1:], 40.0], "b": [50.0, *HONEST[1:]], "-": HONEST}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "past", "repeated"),
+    [
+        ("9a 9a 90a ∞a", (), (1, [5])),  # an attack in every round
+        ("1- 1- 1- ∞b", (), (4, [0])),
+        ("1- 1- 9b ∞-", (), (3, [0])),  # visible one round later
+        ("1- 1- 9a ∞b", (), (3, [5])),  # client 0 trained from a useless model
+        ("1a 1- 1- ∞-", (), None),  # an old oddity without harm
+        ("1- 9- 9- ∞-", (), None),
+        ("9a 9a 9a ∞b", (1,), (2, [5])),  # each round is repeated once
+        ("9a 9a 9a ∞a", (4,), None),
+    ],
+)
+def test_the_round_after_the_last_sound_one_is_repeated(
+    rounds: str, past: tuple[int, ...], repeated: tuple[int, list[int]] | None, tmp_path: Path
+) -> None:
+    entries = [Entry(round=0, loss=2.0)]
+    for t, word in enumerate(rounds.split(), start=1):
+        entries.append(entry(t, LIES[word[-1]], float(word[:-1].replace("∞", "inf"))))
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for t in range(len(entries) - 2):
+        (folder / f"{t}.safetensors").touch()
+    config = parse(flat(tmp_path, **SIX))
+    undone = [Undone(round=t, why="", suspects=[3]) for t in past]
+    architectures, diverged = dict.fromkeys(range(6), "mlp"), DivergedRound("round 4: nan", 4)
+
+    def plan() -> Undone:
+        return resume.plan(diverged, config, entries, architectures, undone, guess=2.3)
+
+    if repeated is None:
+        with pytest.raises(DivergedRound, match="^round 4: nan"):
+            plan()
+        return
+    assert (plan().round, plan().suspects) == repeated
+    for path in folder.iterdir():  # as with keep = 1: only the newest checkpoint, of round 3
+        path.unlink()
+    assert (plan().round, plan().suspects) == (4, repeated[1])
+
+
+def test_a_client_that_ruins_the_model_over_rounds_is_left_out_from_the_first(
+    tmp_path: Path,
+) -> None:
+    run = play(flat(tmp_path / "a", **SIX, rounds=4), Scaled)
+    (undone,) = run.journal[1]["undone"]
+    assert undone["suspects"] == [LIAR]
+    assert undone["why"].startswith("round 3: the loss of the server's model is")
+    assert undone["why"].endswith("in round 1 client 2 with 32 times the median change stood out")
+    assert {f["k"] for e in run.journal for f in e["failures"]} == {LIAR}
+    assert [e["replied"] for e in run.journal[1:]] == [[0, 1, 3, 4, 5]] * 4
+    assert run.summary["status"] == "completed"
+
+
+@pytest.mark.full
+def test_a_resumed_run_blames_the_same_client(tmp_path: Path) -> None:
+    straight = play(flat(tmp_path / "a", **SIX, rounds=4), Scaled)
+    play(flat(tmp_path / "b", **SIX, rounds=2), Scaled)
+    resumed = play(flat(tmp_path / "b", **SIX, rounds=4, resume=True), Scaled)
+    assert resumed.timeless == straight.timeless and resumed.weights == straight.weights
+
+
+@pytest.mark.full
+def test_the_default_run_with_one_liar_of_ten_ends_with_a_sound_model(tmp_path: Path) -> None:
+    default: dict[str, Any] = {"method": "fedavg", "fleet": "mlp", "clients": 10, "rounds": 6}
+    default |= {"data__name": "digits", "data__samples": 0, "data__test_samples": 0}
+    default |= {"data__partition": "label_dirichlet", "train__epochs": 5, "train__lr": 0.01}
+    run = play(flat(tmp_path, **default, train__batch_size=32), Seventh)
+    assert run.journal[1]["undone"][0]["suspects"] == [7]
+    assert {f["k"] for e in run.journal for f in e["failures"]} == {7}
+    assert run.summary["accuracy"]["final"] > 0.9
+
+
+class Seventh(Scaled):  # type: ignore[misc]
+    liars = (7,)
+
+
+def test_a_run_stops_and_blames_nobody_if_nobody_stands_out(tmp_path: Path) -> None:
+    with pytest.raises(Stopped) as stopped:
+        play(flat(tmp_path, **SIX, rounds=6), Majority)
+    assert "the loss of the server's model is" in str(stopped.value)
+    assert "client" not in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("former", "accuracy", "before"),
+    [
+        ([0.77, 0.91, 0.94, 0.95, 0.95], 0.0, 0.945),
+        ([0.77, 0.91, 0.94, 0.95, 0.95], 0.74, 0.945),
+        ([0.77, 0.91, 0.94, 0.95, 0.95], 0.79, None),  # less than a fifth of what it has learnt
+        ([0.91, 0.95], 0.0, None),  # too few to compare with
+        ([0.3, 0.9, 0.94, 0.95, 0.2], 0.1, None),  # its accuracy swings
+        ([0.1, 0.1, 0.1, 0.1], 0.0, None),  # it has learnt nothing
+        ([0.2, 0.9, 0.9, 0.9, 0.9], 0.5, 0.9),
+    ],
+)
+def test_a_collapse_is_a_drop_beyond_the_range_of_the_scores_before(
+    former: list[float], accuracy: float, before: float | None
+) -> None:
+    assert collapse(accuracy, former, classes=10) == pytest.approx(before)
+
+
+QUIET = {**SIX, "fleet": "mlp@0.25", "rounds": 6}
+
+
+def collapsed(out: Path, reaction: str, **changes: Any) -> TinyRun:
+    return play(flat(out, **{**QUIET, "score__collapse": reaction, **changes}), Late)
+
+
+def test_a_collapsed_accuracy_is_reported(tmp_path: Path) -> None:
+    run = collapsed(tmp_path, "report", rounds=5)
+    (note,) = run.journal[5]["notes"]
+    assert note.startswith("round 5: the accuracy collapsed to 0.") and "from 1.0000" in note
+    assert "client 2 with" in note and not run.journal[5]["failures"]
+    assert run.summary["warnings"] == [note] and note in read(tmp_path).notes
+    assert run.summary["status"] == "completed"
+
+
+def test_a_collapsed_round_is_repeated_once_without_its_suspects(tmp_path: Path) -> None:
+    run = collapsed(tmp_path, "undo")
+    assert [e["replied"] for e in run.journal[4:]] == [[*range(6)], [0, 1, 3, 4, 5], [*range(6)]]
+    (undone,) = run.journal[5]["undone"]
+    assert undone["suspects"] == [LIAR] and undone["once"]
+    (failure,) = run.journal[5]["failures"]
+    assert failure["k"] == LIAR and failure["reason"].startswith("left out once")
+    assert run.journal[5]["accuracy"] > 0.9 and "warnings" not in run.summary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reaction", ["report", "undo"])
+def test_a_resumed_run_notices_the_same_collapse(reaction: str, tmp_path: Path) -> None:
+    straight = collapsed(tmp_path / "a", reaction)
+    collapsed(tmp_path / "b", reaction, rounds=4)
+    resumed = collapsed(tmp_path / "b", reaction, resume=True)
+    assert resumed.timeless == straight.timeless and resumed.weights == straight.weights
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes", [{"score__collapse": "off"}, {"privacy__mode": "local", "sanity": 0}]
+)
+def test_a_collapse_is_not_noticed(changes: dict[str, Any], tmp_path: Path) -> None:
+    private = {"privacy__noise_multiplier": 1e-6, "privacy__clip": 1e6}
+    private = private if "privacy__mode" in changes else {}
+    run = play(flat(tmp_path, **{**QUIET, "rounds": 5, **private, **changes}), Late)
+    assert run.journal[5]["accuracy"] < 0.6
+    assert not run.journal[5].get("notes") and "warnings" not in run.summary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("everyone", [False, True])
+def test_a_collapse_that_cannot_be_undone_is_reported(everyone: bool, tmp_path: Path) -> None:
+    kind = type("Kind", (Late,), {"liars": tuple(range(6)) if everyone else (LIAR, 3)})
+    changes: dict[str, Any] = {} if everyone else {"average__robust": "none"}
+    run = play(flat(tmp_path, **QUIET, score__collapse="undo", **changes), kind)
+    noted = bool(run.journal[5].get("notes"))
+    assert noted == everyone and bool(run.journal[5].get("undone")) != everyone
+    assert run.summary["status"] == "completed"
