@@ -28,6 +28,8 @@ from server_app.tracking.tracker import Tracker
 from tests.support.battery import changed_tensor, fail_client, failed, trained
 from tests.support.tiny import TinyRun, flat, play
 
+pytest.importorskip("dp_accounting")
+
 CLIENTS = 6
 LATE = "no reply within 3600 s; a missing reply counts as a zero update"
 LEAKS = re.compile(

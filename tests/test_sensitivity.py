@@ -27,6 +27,8 @@ from server_app.strategy import MethodStrategy
 from server_app.tracking.sink import Sink
 from tests.support.tiny import flat
 
+pytest.importorskip("dp_accounting")
+
 C, MOST, FULL = 0.5, 13, pytest.mark.full
 Update = Tensor | str
 """What a client sends: a change of weights [P], ``lost``, ``failed``, ``empty`` or ``short``."""
