@@ -143,14 +143,14 @@ def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]
 
 
 def _run_round(run: Finished, size: int, workers: int) -> Further:
-    config, flat, dataset = run.config, run.flat, run.dataset()
+    config, dataset, t = run.config, run.dataset(), run.saved.t + 1
+    flat = {**run.flat, "rounds": t}  # clients refuse rounds after the last
     device.settle(config.run.threads)
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, messenger = run.method(task), Messenger(PlainChannel(config, run.saved.experiment))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, sorted(grid.get_node_ids()), messenger, task)
         method.begin(clients)
-        t = run.saved.t + 1
         request = method.request(t)
         sent = ((c, request(c) if callable(request) else request) for c in clients[:size])
         messages = messenger.make_messages(t, "train", sent)

@@ -323,7 +323,8 @@ def test_experiments_on_one_node_have_sessions_of_their_own(
         seal.open_census_reply(1, asked.answer(PAYLOAD))
     for seal in (*seals, *seals):
         received = message(seal, of)
-        received.check({"rounds": 2}, seal.experiment)
+        received.check_settings({"rounds": 2})
+        received.check_experiment(seal.experiment)
         received.admit()
         assert same(seal.open(0, received.answer(PAYLOAD)), PAYLOAD)
 
@@ -427,14 +428,14 @@ def test_the_date_bounds_a_hello_and_no_later_message(
     for hours in (-25, 25, 24 * 10_000):  # after all certificates have expired
         monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
         received = message(seal, of)
-        received.check({"rounds": 2}, RUN)
+        received.check_settings({"rounds": 2})
         received.admit()
         asked = letter(hello, "query.hello", of)
         with pytest.raises(ValueError, match="UTC: it was replayed, or a clock is wrong by more"):
-            asked.check({"rounds": 2}, RUN)
+            asked.check_settings({"rounds": 2})
     for hours in (-23, 23):
         monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
-        letter(hello, "query.hello", of).check({"rounds": 2}, RUN)
+        letter(hello, "query.hello", of).check_settings({"rounds": 2})
 
 
 def test_the_node_alone_decides_where_the_session_lies(
@@ -520,7 +521,9 @@ def test_nothing_that_a_changed_run_config_names_is_imported_or_opened(
     hello = Message(seal.census_requests(HELLO, [0])[0], NODE, "query.hello")
     content = hello.content
     if kind == "train":
-        seal.open_census_reply(0, letter(content, "query.hello", of).answer(PAYLOAD))
+        asked = letter(content, "query.hello", of)
+        asked.admit()
+        seal.open_census_reply(0, asked.answer(PAYLOAD))
         content = seal.wrap(PAYLOAD, 1, kind)(0)
     changed = {**flat(tmp_path), "method": f"{name}:half", "state-dir": str(state)}
     of.run_config = {**changed, "fleet": f"{name}:Net", "data.name": f"{name}:load"}
