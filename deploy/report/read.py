@@ -373,7 +373,7 @@ def _summary(path: Path, notes: list[str]) -> Summary | None:
 
 def _cleaned(value: Any, limit: int) -> Any:
     """Return ``value`` with every text and key on one printable line of at most ``limit``
-    characters; a ``reason`` may be longer."""
+    characters; reasons and notes may be longer."""
     if isinstance(value, dict):
         most = {"reason": LONGEST, "notes": LONGEST}
         return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from common.journal import Entry, read_lines
 from common.methods import names
 from server_app.messaging.sanity import suspects
-from server_app.scoring.collapse import collapse
+from server_app.scoring.collapse import FEWEST, collapse
 
 NEEDED = {
     "depthfl": ("fleet=cnn4-exits1,cnn4-exits2,cnn4-exits3",),
@@ -62,18 +62,18 @@ def alarms(entries: list[Entry]) -> list[str]:
 
 
 def main(folders: list[Path]) -> None:
-    runs = scored = alarmed = rounds = unusual = 0
+    runs = compared = alarmed = rounds = unusual = 0
     for folder, entries in journals(folders):
-        runs += 1
-        scored += sum(entry.accuracy is not None for entry in entries[1:])
+        later = max(sum(entry.accuracy is not None for entry in entries[1:]) - FEWEST, 0)
+        runs, compared = runs + bool(later), compared + later
         if found := alarms(entries):
             alarmed += 1
             print(f"{folder}: {'; '.join(found)}")
         architectures = {member.k: member.model for member in entries[0].clients}
-        compared = [e for e in entries if any(m.change is not None for m in e.magnitudes.values())]
-        rounds += len(compared)
-        unusual += sum(bool(suspects(entry, architectures)) for entry in compared)
-    print(f"{alarmed} of {runs} runs with {scored} scored rounds have an alarm")
+        changed = [e for e in entries if any(m.change is not None for m in e.magnitudes.values())]
+        rounds += len(changed)
+        unusual += sum(bool(suspects(entry, architectures)) for entry in changed)
+    print(f"{alarmed} of {runs} runs, in which {compared} scores are compared, have an alarm")
     print(f"in {unusual} of {rounds} rounds with comparable updates a client stands out")
 
 
