@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from deploy.run.preflight import resumed
-from deploy.run.settings import load
 from tests.support.tiny import play
 
 ARCHIVE = Path(__file__).with_name("runs_with_old_names.tar.xz")
