@@ -116,8 +116,8 @@ def main(real: Callable[[], None]) -> None:
 
 
 def program() -> None:
-    """Run as ``flwr-clientapp`` in a process of its own."""
+    """Run as ``flwr-clientapp`` in a process of its own (``warm.pinning``)."""
     from flwr.supernode.cli import flwr_clientapp
 
-    sys.argv[0] = PROGRAM
+    del sys.argv[0]  # the interpreter's -c; the program's name follows
     main(flwr_clientapp)

@@ -65,7 +65,8 @@ def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
 def pinning(folder: Path) -> Path:
     """Write the program that checks bundle and run config (``pinned.py``); return its path."""
     source = f"{IMPORT}from deploy.flower import pinned; del sys.path[0]; pinned.program()"
-    return write_program(folder / pinned.PROGRAM, [sys.executable, "-P", "-c", source])
+    command = [sys.executable, "-P", "-c", source, pinned.PROGRAM]  # with the name in top and ps
+    return write_program(folder / pinned.PROGRAM, command)
 
 
 def possible() -> bool:

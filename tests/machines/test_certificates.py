@@ -4,6 +4,7 @@ import errno
 import io
 import ipaddress
 import os
+import shlex
 import shutil
 import ssl
 import stat
@@ -370,6 +371,18 @@ def test_a_supernode_finds_the_pinning_program_first(
     mine = str(tmp_path / "home" / "bin" / pinned.PROGRAM)
     assert found == [mine, processes.executable(pinned.PROGRAM)]
     assert [env.get(pinned.PIN) for env in seen] == ["ab" * 32, None]
+
+
+def test_the_pinning_program_has_flowers_name_among_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, name, rest = shlex.split(warm.pinning(tmp_path / "bin").read_text())
+    assert (name, rest) == (pinned.PROGRAM, "$@")
+    monkeypatch.setattr(sys, "argv", ["-c", name, "--token", "x"])
+    seen: list[list[str]] = []
+    monkeypatch.setattr(pinned, "main", lambda real: seen.append(list(sys.argv)))
+    pinned.program()
+    assert seen == [["flwr-clientapp", "--token", "x"]]
 
 
 def test_when_nothing_is_warm_the_stand_in_starts_the_pinning_program(tmp_path: Path) -> None:
