@@ -111,9 +111,12 @@ class Averaged(GlobalModel[O, T], ABC):
         Raises ``ValueError`` if FLTrust's public set has test images.
         """
         super().begin(clients)
-        run, average = self.config.run, self.config.average
-        if average.robust == "fltrust":
+        if self.config.average.robust == "fltrust":
             check_public_tests(self.config.data, len(clients), self.config.partition_seed)
+        self.check_enough(clients)
+
+    def check_enough(self, clients: Sequence[Client]) -> None:
+        run, average = self.config.run, self.config.average
         if average.robust not in KRUM:
             return
         selected = min(run.per_round or len(clients), len(clients))

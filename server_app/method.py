@@ -116,6 +116,9 @@ class Method(ABC, Generic[O, U]):
         """
         self.clients = list(clients)
 
+    def check_enough(self, clients: Sequence[Client]) -> None:
+        """Raise ``Stopped`` if a round among ``clients`` may have too few replies for a step."""
+
     # A round.
 
     def select(self, t: int) -> list[Client]:

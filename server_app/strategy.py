@@ -392,11 +392,18 @@ class MethodStrategy(Strategy):
     def _plan(self, diverged: DivergedRound) -> Undone:
         """Return which round to repeat without which clients; raise ``diverged`` if there is none.
 
-        The raised ``diverged`` names the clients that stand out.
+        The raised ``diverged`` names the clients that stand out. It is also raised if the method
+        cannot work without these clients.
         """
         entries = [*self.record.journal.entries(), self.entry]
         past, architectures = self.undone, self._architectures
-        return resume.plan(diverged, self.config, entries, architectures, past, self.guess)
+        undone = resume.plan(diverged, self.config, entries, architectures, past, self.guess)
+        excluded = resume.excluded([*past, undone], undone.round)
+        try:
+            self.method.check_enough([c for c in self.clients if c.k not in excluded])
+        except Stopped as error:
+            raise type(diverged)(undone.why, diverged.t) from error
+        return undone
 
     def _restore(self, saved: Checkpoint) -> None:
         """Restore the state after the round of a checkpoint."""

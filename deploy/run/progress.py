@@ -149,7 +149,9 @@ class Progress:
         t = entry.round
         if self._dropped.get(t) == entry:
             return
-        again = t <= self._start or self._shown.get(t) == entry
+        # A rewound journal ends with the checkpoint's entry, which lacks the checkpoint's seconds.
+        shown = t in self._shown and self._shown[t].model_copy(update={"seconds": entry.seconds})
+        again = t <= self._start or shown == entry
         self._entries = {u: e for u, e in self._entries.items() if u < t} | {t: entry}
         self._shown[t] = entry
         self._last = self._printed = self._clock()

@@ -266,3 +266,13 @@ def test_a_collapse_that_cannot_be_undone_is_reported(everyone: bool, tmp_path: 
     noted = bool(run.journal[6].get("notes"))
     assert noted == everyone and bool(run.journal[6].get("undone")) != everyone
     assert run.summary["status"] == "completed"
+
+
+@pytest.mark.full
+def test_a_round_is_not_repeated_with_too_few_clients_for_krum(tmp_path: Path) -> None:
+    kind = type("Kind", (Late,), {"liars": (LIAR, 3), "rounds": (4,)})
+    krum = {"average__robust": "multi-krum", "average__trim": 0.2, "clients": 5, "rounds": 4}
+    run = play(flat(tmp_path, **{**QUIET, **krum, "score__collapse": "undo"}), kind)
+    (note,) = run.journal[4]["notes"]
+    assert "client 2 with" in note and "client 3 with" in note
+    assert run.summary["status"] == "completed"

@@ -64,7 +64,7 @@ def watched(
     progress = Progress(rounds, console, clock=lambda: now[0], past=past, start=start)
     assert progress.left is None
     for t, spent in enumerate(seconds, start=1):
-        progress.on_round(entry(t, seconds={"total": spent}))
+        progress.on_round(entry(t, seconds={"total": spent, "checkpoint": 0.1}))
     return progress, now, file
 
 
@@ -128,7 +128,7 @@ def test_a_journal_that_goes_back_counts_from_there_and_repeats_no_line() -> Non
     assert progress.left is None
     printed = len(file.getvalue().splitlines())
     for t in (1, 2):
-        progress.on_round(entry(t, seconds={"total": 4.0}))
+        progress.on_round(entry(t, seconds={"total": 4.0}))  # as in the checkpoint
     assert progress.left == Left(4.0 * 4, sure=True)
     assert len(file.getvalue().splitlines()) == printed
     progress.on_round(entry(3, 0.8))
