@@ -24,6 +24,7 @@ from common.settings.config import Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
 LONGEST = 200  #: most characters in a user's name
+DEEPEST = 64  #: most dimensions of an array of numpy
 NOBODY = -1  #: owner of test samples of a user without training samples
 
 Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
@@ -218,6 +219,8 @@ def labels(values: object, samples: int) -> np.ndarray:
 
 def _array(values: object) -> np.ndarray:
     """Return numbers as one array; arrays of equal shape in a list or object array are stacked."""
+    if _has_text(values):  # numpy would pad every value to the length of the longest
+        raise ValueError("it holds text, not numbers")
     try:
         array = np.asarray(values)
         if array.dtype == object and array.ndim:
@@ -227,6 +230,18 @@ def _array(values: object) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"it holds {array.dtype}, not numbers")
     return array
+
+
+def _has_text(values: object, depth: int = 0) -> bool:
+    """Return whether text is in nested lists or object arrays, as deep as numpy nests arrays."""
+    if isinstance(values, np.ndarray):
+        values = list(values.flat) if values.dtype == object else []
+    if not isinstance(values, list):
+        return isinstance(values, str | bytes | bytearray)
+    kinds = set(map(type, values))
+    if kinds <= {int, float, bool} or depth > DEEPEST:
+        return False
+    return any(_has_text(value, depth + 1) for value in values)
 
 
 def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:

@@ -233,6 +233,8 @@ def _build(value: Any) -> Any:
     if isinstance(value, _Array):
         _, shape, kind, fortran, data = value.state
         if kind.name == "O":
+            if not isinstance(data, list):  # bytes would become one object for each byte
+                raise TypeError("an array of objects without a list")
             array = np.empty(len(data), dtype=object)
             for i, item in enumerate(data):
                 array[i] = _build(item)

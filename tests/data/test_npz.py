@@ -1,6 +1,7 @@
 """PFLlib's and HtFLlib's files: what they hold, and what is never opened."""
 
 import os
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from common.data import Dataset, decoded, load, unpickle
-from common.data.arrays import load_npz
+from common.data.arrays import labels, load_npz
 from common.data.unpickle import read_npz
 from common.settings.config import Data
 from tests.support.npz import clients, write
@@ -127,7 +128,9 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (None, "there are no 'x' and 'y', but NoneType"),
         (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
         (GOOD | {"y": np.array([0, 1, -1])}, "y has values that are not classes"),
-        (GOOD | {"y": ["a", "b", "c"]}, "it holds <U1, not numbers"),
+        (GOOD | {"y": ["a", "b", "c"]}, "it holds text, not numbers"),
+        (GOOD | {"y": np.array([0, 1, "c"], dtype=object)}, "it holds text, not numbers"),
+        (GOOD | {"x": [np.zeros(4), [0, 0, 0, "c"], np.zeros(4)]}, "it holds text, not numbers"),
         (
             GOOD | {"y": [0, 1, 20_000_000]},
             "y: label 20000000 is not allowed; a data set has at most 100000 classes, 0 to 99999",
@@ -260,18 +263,35 @@ def test_values_outside_arrays_are_counted_before_they_are_made(
         read_npz(path, "data")
 
 
-def test_an_array_of_so_many_zeros_is_not_made(tmp_path: Path) -> None:
-    """``bytes(2**33)`` is 8 GiB of zeros."""
+@pytest.mark.parametrize(
+    ("kind", "elements", "line"),
+    [
+        (b"u1", b"\x8a\x05\0\0\0\0\x02", "an array without bytes"),  # LONG1 2**33: 8 GiB of zeros
+        (b"O", b"U\x04text", "an array of objects without a list"),  # an object for each byte
+    ],
+)
+def test_an_array_whose_elements_need_more_memory_than_the_file_is_not_made(
+    tmp_path: Path, kind: bytes, elements: bytes, line: str
+) -> None:
     path = write(tmp_path / "0.npz", GOOD)
     with zipfile.ZipFile(path) as archive:
         inner = archive.read("data.npy")
     start = inner[: inner.index(b"\n") + 1]
-    many = b"\x8a\x05\0\0\0\0\x02"  # LONG1 2**33
-    made = b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I1\ntcnumpy\ndtype\n(S'u1'\ntRI0\n"
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I4\ntcnumpy\ndtype\n(S'%s'\ntRI0\n"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data.npy", start + b"\x80\x02" + made + many + b"tb.")
-    with pytest.raises(ValueError, match=r"0.npz: damaged .*an array without bytes"):
+        archive.writestr("data.npy", start + b"\x80\x02" + made % kind + elements + b"tb.")
+    with pytest.raises(ValueError, match=f"0.npz: damaged .*{line}"):
         read_npz(path, "data")
+
+
+def test_numbers_are_not_padded_to_the_length_of_a_text() -> None:
+    values = [0.0] * 1000 + ["a" * 10**5]  # 400 MB as an array of text
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="it holds text, not numbers"):
+        labels(values, len(values))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20
 
 
 def test_a_pipe_in_place_of_a_file_is_one_line(options: Options, tmp_path: Path) -> None:
