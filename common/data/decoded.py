@@ -51,13 +51,16 @@ def cached(
 
 
 def cached_files(
-    name: str, files: Sequence[Path], decode: Callable[[], dict[str, Tensor]]
+    name: str, files: Sequence[Path], decode: Callable[[], dict[str, Tensor]], *options: str
 ) -> dict[str, Tensor]:
-    """Return the cached result of ``decode`` for the ``files`` of the data set ``name``."""
+    """Return the cached result of ``decode`` for the ``files`` of the data set ``name``.
+
+    ``options``: settings on which the result depends, in a fixed order.
+    """
     paths = [str(path.resolve()) for path in files]
     if sum(path.stat().st_size for path in files) < SMALL:
         return decode()
-    copy = cache_dir() / "decoded" / f"{name}-{_digest(paths)}.safetensors"
+    copy = cache_dir() / "decoded" / f"{name}-{_digest([*paths, *options])}.safetensors"
     return _through([copy], _key("", paths, 0), decode)
 
 

@@ -38,8 +38,8 @@ def load_hub(data: Data) -> Dataset:
     """
     root = decoded.data_folder(data, "hub")
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    columns = "-".join(filter(None, (data.label_column, data.owner_column, str(data.image_size))))
-    tensors = decoded.cached_files(f"hub-{columns}", files, lambda: _decode(root, data))
+    options = (data.label_column, data.owner_column, str(data.image_size))
+    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options)
     names = tuple(bytes(tensors.pop("classes").tolist()).decode().split("\n"))
     if "x_test" not in tensors:
         tensors = halved(tensors, "folder")

@@ -73,7 +73,7 @@ class Policy(Table):
     any number."""
     max_steps: Most | None = None
     """Most ``train.steps``; without the key, 0 with ``max-epochs``, else any number."""
-    server_keys: list[Text] = []
+    server_keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """ServerApps that may use this node: certificates (``serverapp.crt``), or the fingerprints of
     their public keys, SHA256:…. Without the key, every ServerApp of the authority."""
     privacy: LeastPrivacy = LeastPrivacy()
@@ -107,8 +107,8 @@ def read(path: Path) -> Policy:
         name: [str(place.parent / Path(text).expanduser()) for text in getattr(policy, name)]
         for name in ("data_dirs", "state_dirs", "weights")
     }
-    keys = [_fingerprint(path, place.parent, text) for text in policy.server_keys]
-    return policy.model_copy(update={**absolute, "server_keys": keys})
+    keys = [_fingerprint(path, place.parent, text) for text in policy.server_keys or ()]
+    return policy.model_copy(update={**absolute, "server_keys": keys or None})
 
 
 def rules(policy: Policy | None, node: Mapping[str, Value]) -> dict[str, Any]:

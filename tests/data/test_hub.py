@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data import Dataset, load
+from common.data import Dataset, decoded, load
 from common.settings.config import Data
 
 Options = Callable[..., Data]
@@ -63,6 +63,27 @@ def test_columns_are_found_by_their_features_and_owners_by_name(
     assert hub(options, folder, image_size=4).shape == (1, 4, 4)
     with pytest.raises(ValueError, match="no column 'clinic' with owners; there are picture"):
         hub(options, folder, owner_column="clinic")
+
+
+def test_column_names_decide_the_cached_copy_but_not_its_folder(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = datasets.ClassLabel(names=NAMES)
+    other = {name: [2 - i % 3 for i in range(9)] for name in ("animal-hospital", "x/../../../y")}
+    part = table(
+        9, hospitals=["a"] * 9, columns=other, kinds={name: kind for name in other}
+    )  # three columns of classes
+    folder = saved(tmp_path / "animals", train=part, test=part)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    known = {*tmp_path.rglob("*")}
+    owned = hub(options, folder, label_column="animal", owner_column="hospital")
+    for name in other:
+        assert hub(options, folder, label_column=name).y.tolist() == other[name]
+    assert owned.y.tolist() == [0, 1, 2] * 3
+    copies = [path for path in {*tmp_path.rglob("*")} - known if path.is_file()]
+    assert {path.parent for path in copies} == {tmp_path / "cache" / "fedmosaic" / "decoded"}
+    assert len(copies) == 3
 
 
 def test_a_test_of_strangers_is_nobodys_and_a_single_table_is_cut_four_to_one(

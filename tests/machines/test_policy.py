@@ -3,9 +3,11 @@
 import json
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 from typing import Any
 
@@ -267,6 +269,7 @@ def test_a_nodes_own_folders_replace_those_of_the_run(run: dict[str, Value], fol
         ('download = "no"', 'download = "no" is not allowed; it should be boolean'),
         ('[privacy]\nmodes = "off"', "key 'privacy.modes' is unknown; allowed: mode, noise-"),
         ("[privacy]\nnoise-multiplier = 1", "noise-multiplier = 1 needs privacy.mode"),
+        ("server-keys = []", "server-keys = [] is not allowed; it should"),
         ('server-keys = ["no.crt"]', "server-keys has 'no.crt': No such file or directory; it"),
         ("x", "policy.toml is not TOML: Expected '='"),
         (None, "policy.toml: No such file or directory"),
@@ -292,13 +295,25 @@ def test_the_example_policies_are_policies(tmp_path: Path) -> None:
     changed = re.sub(r"^# (?=[\w-]+ = )", "", changed, flags=re.MULTILINE)
     full = owner(tmp_path, changed)
     assert full.model_fields_set - {"download"} == policy.Policy.model_fields.keys() - {"download"}
-    assert full.privacy.mode == "local" and files.FINGERPRINT.fullmatch(full.server_keys[0])
+    assert full.privacy.mode == "local" and full.server_keys is not None
+    assert files.FINGERPRINT.fullmatch(full.server_keys[0])
     page = (ROOT / "docs" / "deployment.md").read_text()
     keys = {kebab(name) for name in policy.Policy.model_fields} - {"privacy"}
     for key in (*keys, *(f"privacy.{kebab(name)}" for name in policy.LeastPrivacy.model_fields)):
         assert f"| `{key}` | " in page, key
     docker = policy.read(ROOT / "deploy" / "docker" / "policy.toml")
     assert docker.data_dirs == ["/data"]
+
+
+@pytest.mark.skipif(not (which("openssl") and which("ssh-keygen")), reason="not installed")
+def test_the_command_of_the_docs_prints_the_fingerprint_of_server_keys(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    command = re.findall("`(openssl x509 -in serverapp.crt .*)`", page)
+    make(tmp_path, [], 0)
+    shown = subprocess.run(*command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    key = shown.stdout.split()[1]
+    assert owner(tmp_path, 'server-keys = ["serverapp.crt"]').server_keys == [key]
+    assert owner(tmp_path, f'server-keys = ["{key}"]').server_keys == [key]
 
 
 def test_a_policy_needs_a_pinned_digest_and_server_keys_need_tls(tmp_path: Path) -> None:
