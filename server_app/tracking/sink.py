@@ -109,6 +109,7 @@ class Sink:
         self._each(lambda run: run.start(self._folder, self._settings))
         if (file := self._file) is not None:
             self._each(lambda run: run.tracker.add_file(file))
+            self._over.wait()  # which sets whether the block completed
         else:
             journal, over = self._folder / "journal.jsonl", self._over.is_set
             follow(journal, over, lambda e: self._each(lambda run: run.add(e)), log.warning)
