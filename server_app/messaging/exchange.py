@@ -5,6 +5,7 @@ Replies are matched by the id of their request: the source id of an error reply 
 """
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,8 @@ FIRST_POLL, LAST_POLL = 0.005, 0.1
 WINDOW = 1000  #: messages that wait for a reply at once
 PORTION = 1 << 26  #: approximate bytes of replies that are fetched together
 LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a portion
+WRAPPED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", re.DOTALL)
+"""Flower's text of an exception that a ClientApp raised, with its class and message."""
 UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
 LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
@@ -181,4 +184,8 @@ def _late(reply: Message) -> bool:
 
 
 def _reason(reply: Message) -> str:
-    return first_line(reply.error.reason or f"error code {reply.error.code}", LONGEST)
+    """Return the first line of an error reply, with ``Name: text`` for a wrapped exception."""
+    reason = reply.error.reason or f"error code {reply.error.code}"
+    if wrapped := WRAPPED.fullmatch(reason):
+        reason = ": ".join(wrapped.groups())
+    return first_line(reason, LONGEST)

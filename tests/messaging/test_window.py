@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable
 
-from flwr.app import Message, RecordDict
+import pytest
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from client_app.app import CLIENT_FAILED
 from deploy.flower.messages import nameless_run
+from server_app.messaging import exchange as module
 from server_app.messaging.exchange import exchange
 
 
@@ -47,6 +50,31 @@ class Slow(Grid):
         raise NotImplementedError
 
 
+class Raising(Slow):
+    """Nodes whose ClientApp raises an exception, in Flower's words."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        error = Error(CLIENT_FAILED, "<class 'deploy.flower.rules.Refused'>:<'rounds = 9 is not'>")
+        return [Message(error, reply_to=self.out.pop(name)) for name in list(message_ids)]
+
+
+class Clock:
+    """A clock that only ``sleep`` moves, so that a timeout does not depend on the machine."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", Clock())
+
+
 def letters(count: int) -> dict[int, Message]:
     return {k: Message(RecordDict(), k + 1, "train") for k in range(count)}
 
@@ -63,6 +91,7 @@ def test_no_more_than_the_window_is_out_and_the_looks_grow_with_the_clients_alon
     assert looks[200] - looks[100] < 2.2 * (looks[100] - looks[50])
 
 
+@pytest.mark.usefixtures("clock")
 def test_silent_clients_take_their_places_until_the_time_is_over() -> None:
     grid = Slow(frozenset({1, 2}))
     replies, failures = exchange(grid, letters(6), 0.2, 3, 2)
@@ -73,7 +102,13 @@ def test_silent_clients_take_their_places_until_the_time_is_over() -> None:
     assert reasons[5] == "not asked within 0.2 s, window = 2 others were waited for"
 
 
+@pytest.mark.usefixtures("clock")
 def test_one_silent_client_holds_nobody_up() -> None:
     replies, failures = exchange(Slow(frozenset({1})), letters(6), 0.3, 1, 2)
     assert list(replies) == [1, 2, 3, 4, 5]
     assert [failure.k for failure in failures] == [0]
+
+
+def test_an_exception_of_a_client_is_its_name_and_message() -> None:
+    replies, failures = exchange(Raising(), letters(1), 60, 1)
+    assert not replies and [f.reason for f in failures] == ["Refused: rounds = 9 is not"]
