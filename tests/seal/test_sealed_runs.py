@@ -293,8 +293,8 @@ def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
 
 
 def test_a_reply_that_is_dropped_is_waited_for_once(tmp_path: Path, keys: Certificates) -> None:
-    run = sealed_run(tmp_path / "out", keys, partial(Once, up=lambda *_: None), timeout=4.0)
-    assert failures(run) == [(0, 2, "no reply within 4 s")]
+    run = sealed_run(tmp_path / "out", keys, partial(Once, up=lambda *_: None), timeout=2.0)
+    assert failures(run) == [(0, 2, "no reply within 2 s")]
     assert run.journal[2]["replied"] == [1, 2]
 
 
