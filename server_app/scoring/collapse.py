@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 WINDOW, FEWEST = 4, 3  #: the former scores to compare with, and the fewest that are meaningful
-RANGES = 2.0
+RANGES = 3.0
 """A drop is larger than this multiple of the window's range. The accuracy of noisy runs and of runs
 that still learn has a wide range."""
 SHARE = 0.2  #: a drop is larger than this share of what the model has learnt beyond a guess
