@@ -202,6 +202,8 @@ def test_a_run_stops_and_blames_nobody_if_nobody_stands_out(tmp_path: Path) -> N
         ([0.3, 0.9, 0.94, 0.95, 0.2], 0.1, None),  # its accuracy swings
         ([0.1, 0.1, 0.1, 0.1], 0.0, None),  # it has learnt nothing
         ([0.2, 0.9, 0.9, 0.9, 0.9], 0.5, 0.9),
+        ([0.7, 0.8, 0.8, 0.8], 0.55, None),  # less than three ranges of 0.1
+        ([0.7, 0.8, 0.8, 0.8], 0.45, 0.8),
     ],
 )
 def test_a_collapse_is_a_drop_beyond_the_range_of_the_scores_before(
