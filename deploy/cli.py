@@ -217,7 +217,8 @@ def table(
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)
 def claims(
-    to: Annotated[Path, place("Folder of the page, the JSON and the Markdown.")] = Path("claims"),
+    paper: Annotated[str, typer.Argument(help="Only show the claims of one paper: fedin, …")] = "",
+    to: Annotated[Path, place("Folder of the summary, the plots and the JSON.")] = Path("claims"),
     records: Annotated[
         Path | None, typer.Option(help="Folder of recorded tables; default: the bundled ones.")
     ] = None,
@@ -229,13 +230,17 @@ def claims(
     ] = None,
     workers: Workers = None,
 ) -> None:
-    """Decide from recorded tables which of the papers' claims hold, fail or stay undecided."""
+    """Judge the papers' claims by recorded tables; with PAPER show one paper and write nothing."""
     from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.study import canary, claims_page
     from deploy.study import claims as judging
 
     papers = judging.read()
+    if paper:
+        papers = [claims_page.find(papers, paper)]
+        if into is not None:
+            raise ValueError(f"--into takes the claims of all papers: leave {paper} out")
     folder = records or judging.RESULTS
     if not folder.is_dir():
         raise ValueError(f"--records {folder}: no such folder; it should hold a folder per table")
@@ -248,10 +253,14 @@ def claims(
             play = partial(launch.cell, workers=workers, console=out)
             stale = canary.stale(tables, folder, play, plain)
     judged = judging.judge(papers, judging.Records(folder), stale)
-    out.print(*terminal(claims_page.short(judged), out.width, ruled=False), sep="\n")
-    written = claims_page.write(judged, to)
+    for one, verdicts in judged:
+        plain(f"{one.paper}: {claims_page.sentences(one)}" if paper else one.paper)
+        out.print(*terminal(claims_page.short(verdicts), out.width, ruled=False), sep="\n")
+        if paper:
+            out.print(*terminal(claims_page.effects(verdicts), out.width, ruled=False), sep="\n")
+    written = [] if paper else claims_page.write(judged, to)
     if into is not None:
-        claims_page.into(judged, into)
+        claims_page.into(judged, into, to)
         written.append(into)
     finish(written, claims=claims_page.as_json(judged))
 

@@ -1,13 +1,17 @@
-"""Test the papers' claims on recorded runs: a claim holds, does not hold, or is undecided.
+"""Judge the papers' claims by recorded runs, with five verdicts that follow from a rule.
 
 ``deploy/experiments/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
-abstract and conclusion that a measurement can decide. A claim names the recorded tables that decide
-it, and the comparison there; the verdict follows from a rule (``decide``), not from judgement.
+abstract, contributions and conclusion that a measurement can decide. A claim names the recorded
+tables that decide it and the fair conditions of a test; ``_judged`` is the rule.
 
-A claim is a region of the real line: "a above b" is everything above 0, "comparable" is a margin
-around 0, "by 150 %" is a stated range. Two rows give one number for each seed. The claim holds if
-the 95 % interval of their mean (Student's t) lies inside the region, does not hold if it lies
-outside, and is undecided otherwise. The first five seeds decide; if they do not, the first ten do.
+A comparison gives one number for each seed. A claim is a region of the real line: "a above b" is
+everything above 0, "comparable" is a margin around 0, "at least 150 %" is a range. A comparison is
+as claimed if the 95 % interval of the mean (Student's t) lies inside the region, against the claim
+if it lies outside, and open otherwise. A sentence about several comparisons is judged by all of
+them together (Holm, A simple sequentially rejective multiple test procedure, 1979).
+
+Effects are relative error reductions, so that ours and the paper's have one scale: with the error
+e = 100 − accuracy in %, or the cost itself, (mean e of b − mean e of a) / mean e of b, in %.
 """
 
 import math
@@ -19,14 +23,15 @@ from pathlib import Path
 from typing import Literal, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from scipy.special import stdtr
+from scipy.special import stdtr, stdtrit
 
 from deploy.report.groups import LEVEL, half_width
 from deploy.run.settings import EXPERIMENTS, checked, read_toml
 from deploy.study import paper_table
-from deploy.study.paper_table import Comparison, TableFile
+from deploy.study.paper_table import CellRun, Comparison, TableFile
 
-SEEDS, EXTENDED = 5, 10
+SEEDS = 5  #: fewest seeds that decide
+POWER = 0.8  #: probability of finding an effect of the minimum detectable size
 CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,10 +39,19 @@ STRICT = ConfigDict(extra="forbid", frozen=True)
 class Verdict(StrEnum):
     """The result of a claim's tests on recorded runs."""
 
-    HOLDS = "holds here"
-    OPPOSITE = "does not hold here"
-    UNDECIDED = "undecided"
-    OUT_OF_REACH = "out of reach"
+    REPRODUCED = "reproduced"
+    CONTRADICTED = "contradicted"
+    UNFAIR = "not tested at a fair scale"
+    NO_POWER = "no power"
+    FLAWED = "the paper contradicts itself"
+
+
+class Side(StrEnum):
+    """Where the interval of one comparison lies."""
+
+    CLAIMED = "as claimed"
+    AGAINST = "against"
+    OPEN = "open"
 
 
 @final
@@ -56,46 +70,39 @@ class Region:
 @final
 @dataclass(frozen=True)
 class Decision:
-    """The result of one test: ``mean`` ± ``interval`` over ``seeds`` paired numbers.
+    """The result of one comparison: ``mean`` ± ``interval`` over ``seeds`` paired numbers.
 
     ``mean`` is None without numbers, ``interval`` below two. ``p``: the smallest α at which the
-    1 − α interval gives a verdict, so that p < 0.05 is the verdict at 95 %; None with fewer than
-    five seeds, which decide nothing.
+    1 − α interval leaves a bound of the region out, so that p < 0.05 is a side at 95 %; None with
+    fewer than five seeds, which decide nothing.
     """
 
     seeds: int
     mean: float | None
     interval: float | None
     p: float | None
-    verdict: Verdict
+    side: Side
 
 
 def decide(numbers: Sequence[float], region: Region) -> Decision:
-    """Return the decision on one number for each seed, in the order of the seeds.
+    """Return the decision on one number for each seed.
 
     Raises ``ValueError`` for a number that is not finite.
     """
     if not all(map(math.isfinite, numbers)):
         raise ValueError("a seed's number is not finite; its run may have missed a target")
-    first = _decided(numbers[:SEEDS], region)
-    if first.verdict is Verdict.UNDECIDED and len(numbers) >= EXTENDED:
-        return _decided(numbers[:EXTENDED], region)
-    return first
-
-
-def _decided(numbers: Sequence[float], region: Region) -> Decision:
     n, half = len(numbers), half_width(numbers)
     mean = statistics.fmean(numbers) if numbers else None
     if mean is None or half is None or n < SEEDS:
-        return Decision(n, mean, half, None, Verdict.UNDECIDED)
+        return Decision(n, mean, half, None, Side.OPEN)
     error = statistics.stdev(numbers) / math.sqrt(n)
     inside = region.low < mean < region.high
     if inside:  # both ends of the region must be outside the interval
         p = max(_level(mean - region.low, error, n), _level(region.high - mean, error, n))
     else:
         p = _level(max(region.low - mean, mean - region.high), error, n)
-    decided = Verdict.HOLDS if inside else Verdict.OPPOSITE
-    return Decision(n, mean, half, p, decided if p < 1 - LEVEL else Verdict.UNDECIDED)
+    side = Side.CLAIMED if inside else Side.AGAINST
+    return Decision(n, mean, half, p, side if p < 1 - LEVEL else Side.OPEN)
 
 
 def _level(distance: float, error: float, n: int) -> float:
@@ -107,11 +114,20 @@ def _level(distance: float, error: float, n: int) -> float:
     return float(2 * stdtr(n - 1, -distance / error))
 
 
+def detectable(half: float, n: int) -> float:
+    """Return the minimum detectable effect of n numbers whose 95 % interval has the ``half`` width.
+
+    An effect of this size lies outside the interval with a probability of 80 %:
+    (t(0.975) + t(0.8)) · s / √n, quantiles of Student's t with n − 1 degrees of freedom.
+    """
+    t = float(stdtrit(n - 1, (1 + LEVEL) / 2))
+    return half * (1 + float(stdtrit(n - 1, POWER)) / t)
+
+
 def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]:
     """Return for each test whether it stays decided when all are to be right at 1 − ``alpha``.
 
-    ``levels``: each test's p; None counts as a test that was not made. Holm, A simple sequentially
-    rejective multiple test procedure, 1979.
+    ``levels``: each test's p; None counts as a test that was not made.
     """
     ordered = sorted((p, i) for i, p in enumerate(levels) if p is not None)
     kept = [False] * len(levels)
@@ -120,15 +136,6 @@ def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]
             break
         kept[i] = True
     return kept
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict of a sentence that claims several things together."""
-    if not verdicts:
-        return Verdict.UNDECIDED
-    if Verdict.OPPOSITE in verdicts:
-        return Verdict.OPPOSITE
-    return Verdict.HOLDS if set(verdicts) == {Verdict.HOLDS} else Verdict.UNDECIDED
 
 
 @final
@@ -142,14 +149,25 @@ class Test(BaseModel):
     above: str
     below: list[str] = Field(min_length=1)
     column: list[str] = Field(min_length=1)
-    """Columns to compare; each is a separate test."""
+    """Columns to compare; each is a separate comparison."""
     below_column: str = Field("", alias="below-column")
     """The column of ``below``, if it differs."""
     beyond: str = ""
     """Another column: its difference is subtracted."""
+    over: str = ""
+    """Under ``size``: the row whose number is the denominator, if that is not ``below``."""
     better: Literal["higher", "lower"] = "higher"
+    """``higher``: accuracies in %; ``lower``: errors and costs."""
     censored: float | None = None
     """Value for a target that was never reached: the first round after the run's last."""
+    reached: str = ""
+    """For a cost: the column with the round in which ``below`` reaches the accuracy of ``above``.
+    The cost of ``below`` counts up to that round, so that costs are compared at equal accuracy."""
+    accuracy: str = ""
+    """For a cost: the column of accuracies. A comparison is unfair if ``above`` is less accurate
+    than ``below``."""
+    paper: dict[str, float] = {}
+    """The paper's numbers by row; default: the table's expected numbers."""
 
 
 @final
@@ -164,16 +182,28 @@ class Claim(BaseModel):
     """The sentence, in our words."""
     number: str = ""
     """The number in the paper."""
+    reading: str = ""
+    """The reading of the sentence that is tested, where several are possible."""
     kind: Literal["order", "comparable", "size"] = "order"
     margin: float = Field(0.0, ge=0)
     """Largest difference that counts as ``comparable``, in the table's unit."""
     range: tuple[float, float] | None = None
-    """Bounds of the difference under ``size``, in percent more than ``below``."""
+    """Bounds of the difference under ``size``, in percent more than ``below``; ``inf`` for "at
+    least", ``-inf`` for "at most"."""
+    fair: dict[str, float | str] = {}
+    """Fair conditions of a test. A number is the least value of a setting of both rows, a text the
+    possible beginnings of each part of its value, ``a|b``. ``room``: least mean error of ``below``
+    in %; ``server-steps``: rounds · noise.epochs · noise.batches; ``architectures``: the number of
+    different ones in the fleet. A row without the setting meets the condition."""
     seen: bool = False
     """Whether the claim was written or changed after its runs were recorded, so that its sentence,
     tests and margin were not fixed beforehand."""
+    before: str = ""
+    """What a changed claim said, tested and resulted in before."""
     needs: str = ""
-    """Requirement of a decision that is not available here; such a claim is out of reach."""
+    """Requirement of a fair test that is not available here."""
+    flaw: str = ""
+    """Why the paper contradicts itself, or why its sentence as printed cannot be."""
     test: list[Test] = []
 
     @model_validator(mode="after")
@@ -182,9 +212,14 @@ class Claim(BaseModel):
             raise ValueError(f"{self.name}: kind = 'size' needs a range, and no other kind has one")
         if (self.kind == "comparable") != (self.margin > 0):
             raise ValueError(f"{self.name}: kind = 'comparable' needs a margin above 0")
-        if bool(self.needs) == bool(self.test):
+        if bool(self.needs) == bool(self.test) and not self.flaw:
             raise ValueError(f"{self.name}: give either tests or 'needs', and not both")
         return self
+
+    @property
+    def changed(self) -> bool:
+        """Whether the claim was not fixed before its runs."""
+        return self.seen or bool(self.before)
 
     @property
     def region(self) -> Region:
@@ -196,39 +231,58 @@ class Claim(BaseModel):
 
 @final
 class Paper(BaseModel):
-    """A file of claims from one paper."""
+    """A file of claims from one paper, with a summary of three sentences."""
 
     model_config = STRICT
 
     paper: str
     source: str
+    ran: str
+    differs: str
+    conclusion: str
     claim: list[Claim] = Field(min_length=1)
 
 
 @final
 @dataclass(frozen=True)
 class Tested:
-    """One test with its decision; ``kept``: decided also after Holm's correction over all tests."""
+    """One comparison with its decision.
+
+    ``effect`` ± ``width`` is the relative error reduction in %, ``mde`` the minimum detectable one,
+    ``paper`` the paper's. ``unfair``: the fair condition that the comparison does not meet.
+    ``weak``: the interval is wider than half of the paper's effect. ``kept``: the side also remains
+    after Holm's correction over the claim's comparisons that can decide.
+    """
 
     table: str
     above: str
     below: str
     column: str
     decision: Decision
+    effect: float | None
+    width: float | None
+    mde: float | None
+    paper: float | None
+    unfair: str
+    weak: bool
     kept: bool = False
+
+    @property
+    def decides(self) -> bool:
+        return not self.unfair and not self.weak
 
 
 @final
 @dataclass(frozen=True)
 class Judged:
-    """A claim, its verdict and its tests.
+    """A claim, its verdict with the reason in one sentence, and its comparisons.
 
     ``stale``: tables whose canaries have changed, with the methods concerned.
     """
 
-    paper: str
     claim: Claim
     verdict: Verdict
+    reason: str
     tests: tuple[Tested, ...]
     stale: tuple[str, ...] = ()
 
@@ -253,7 +307,14 @@ class Records:
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self._folder = folder
-        self._read: dict[str, tuple[TableFile, Comparison]] = {}
+        self._read: dict[str, tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]] = {}
+
+    def _table(self, table: str) -> tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]:
+        if table not in self._read:
+            file = paper_table.read(Path(table))
+            cells = {(cell.row, cell.column): cell for cell in paper_table.cells(file)}
+            self._read[table] = file, paper_table.collect(file, self._folder / table), cells
+        return self._read[table]
 
     def values(self, table: str, row: str, column: str) -> Sequence[float]:
         """Return a cell's numbers in the order of the seeds; ∞ for a target that was never reached.
@@ -263,10 +324,7 @@ class Records:
         lacks. Raises it also for a row whose seeds do not begin with the table's, because numbers
         are paired by position.
         """
-        if table not in self._read:
-            file = paper_table.read(Path(table))
-            self._read[table] = file, paper_table.collect(file, self._folder / table)
-        file, filled = self._read[table]
+        file, filled, _ = self._table(table)
         for what, name, lines in (("row", row, file.row), ("column", column, file.column)):
             if name not in (names := [line.name for line in lines]):
                 raise ValueError(f"{table} has no {what} {name!r}; it has {', '.join(names)}")
@@ -276,6 +334,21 @@ class Records:
         values = filled.cell(row, column).values
         return values if len(values) == len(seeds) else ()
 
+    def expected(self, table: str, row: str, column: str) -> float | None:
+        """Return the paper's number of a cell; None if the table has none."""
+        return self._table(table)[1].cell(row, column).expected
+
+    def setting(self, table: str, row: str, column: str, name: str) -> float | str | None:
+        """Return a setting of a cell's runs, or a name of ``Claim.fair``; None if it has none."""
+        flat = self._table(table)[2][row, column].flat
+        if name == "architectures":
+            return float(len(set(str(flat["fleet"]).split(","))))
+        if name == "server-steps":
+            steps = [flat.get(key) for key in ("rounds", "noise.epochs", "noise.batches")]
+            return None if None in steps else math.prod(float(str(step)) for step in steps)
+        value = flat.get(name)
+        return float(value) if isinstance(value, int | float) else value
+
 
 def tables(papers: list[Paper]) -> list[str]:
     """Return the names of the recorded tables that decide the claims."""
@@ -283,57 +356,155 @@ def tables(papers: list[Paper]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def judge(papers: list[Paper], records: Records, stale: Mapping[str, str]) -> list[Judged]:
-    """Return every claim with its verdict, in the files' order.
+def judge(
+    papers: Sequence[Paper], records: Records, stale: Mapping[str, str]
+) -> list[tuple[Paper, list[Judged]]]:
+    """Return every paper with its claims and their verdicts, in the files' order.
 
     ``stale``: table -> the methods whose canaries have changed.
     """
-    tested = [
-        (paper, claim, [*_tests(claim, records)]) for paper in papers for claim in paper.claim
-    ]
-    levels = [test.decision.p for _, _, tests in tested for test in tests]
-    kept = iter(holm(levels))
-    judged = []
-    for paper, claim, tests in tested:
-        final_tests = tuple(replace(t, kept=next(kept)) for t in tests)
-        verdict = together([t.decision.verdict for t in tests])
-        verdict = Verdict.OUT_OF_REACH if claim.needs else verdict
-        old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
-        judged.append(Judged(paper.paper, claim, verdict, final_tests, tuple(old)))
-    return judged
+    return [(paper, [_judge(claim, records, stale) for claim in paper.claim]) for paper in papers]
+
+
+def _judge(claim: Claim, records: Records, stale: Mapping[str, str]) -> Judged:
+    tests = list(_tests(claim, records))
+    kept = holm([test.decision.p if test.decides else None for test in tests])
+    tests = [replace(t, kept=k) for t, k in zip(tests, kept, strict=True)]
+    old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
+    return Judged(claim, *_judged(claim, tests), tuple(tests), tuple(old))
+
+
+def _judged(claim: Claim, tests: Sequence[Tested]) -> tuple[Verdict, str]:
+    """Return a claim's verdict and its reason.
+
+    Comparisons that do not meet the fair conditions decide nothing. Of the others, one against the
+    claim contradicts it, and all as claimed reproduce it; both have to remain after Holm.
+    """
+    if claim.flaw:
+        return Verdict.FLAWED, claim.flaw
+    fair = [test for test in tests if not test.unfair]
+    if not fair:
+        reasons = dict.fromkeys(test.unfair for test in tests)
+        return Verdict.UNFAIR, claim.needs or "; ".join(list(reasons)[:2])
+    against = [t for t in fair if t.kept and t.decision.side is Side.AGAINST]
+    claimed = [t for t in fair if t.kept and t.decision.side is Side.CLAIMED]
+    weak = sum(test.weak for test in fair)
+    parts = [f"{len(claimed)} of {len(fair)} as claimed", f"{len(against)} against"]
+    parts += [f"{weak} with an interval wider than half of the paper's effect"] if weak else []
+    parts += [f"{len(tests) - len(fair)} more are unfair"] if len(fair) < len(tests) else []
+    reason = ", ".join(parts)
+    if against:
+        return Verdict.CONTRADICTED, reason
+    return Verdict.REPRODUCED if len(claimed) == len(fair) else Verdict.NO_POWER, reason
 
 
 def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
     for test in claim.test:
         for column in test.column:
             for below in test.below:
-                pairs = _paired(claim, test, records, below, column, test.below_column or column)
-                label = f"{column} / {test.below_column}" if test.below_column else column
-                if test.beyond:
-                    others = _paired(claim, test, records, below, test.beyond, test.beyond)
-                    pairs = [a - b for a, b in zip(pairs, others, strict=False)]
-                    label += f" beyond {test.beyond}"
-                decision = decide(pairs, claim.region)
-                yield Tested(test.table, test.above, below, label, decision)
+                yield _tested(claim, test, records, below, column)
+
+
+def _tested(claim: Claim, test: Test, records: Records, below: str, column: str) -> Tested:
+    other = test.below_column or column
+    label = f"{column} / {test.below_column}" if test.below_column else column
+    pairs = _paired(test, records, below, column, other)
+    gains = [a - b if test.better == "higher" else b - a for a, b in pairs]
+    numbers, unfair = gains, _unfair(claim, test, records, below, column)
+    if claim.kind == "size":
+        denominators = records.values(test.table, test.over or below, other)
+        if 0 in denominators or any(b == 0 for _, b in pairs):
+            raise ValueError(f"{claim.name}: {test.table} has a 0, so there is no ratio to it")
+        bases = denominators if test.over else [b for _, b in pairs]
+        numbers = [100 * (a - b) / base for (a, b), base in zip(pairs, bases, strict=False)]
+    if test.beyond:
+        beyond = _paired(test, records, below, test.beyond, test.beyond)
+        numbers = gains = [
+            g - (a - b if test.better == "higher" else b - a)
+            for g, (a, b) in zip(gains, beyond, strict=False)
+        ]
+        label += f" beyond {test.beyond}"
+    if len(pairs) < SEEDS:
+        unfair = unfair or f"{test.table} is not recorded with {SEEDS} seeds"
+    errors = [_error(test, b) for _, b in pairs]
+    scale = 100 / mean if errors and (mean := statistics.fmean(errors)) else None
+    room = claim.fair.get("room")
+    if scale and test.better == "higher" and isinstance(room, float) and 100 / scale < room:
+        unfair = unfair or f"{below} errs {100 / scale:.1f} % in {test.table}, fair are {room:g}"
+    half, n = half_width(gains), len(gains)
+    paper = _paper(test, records, below, column)
+    effect = width = mde = None
+    if scale and half is not None:
+        effect, width = statistics.fmean(gains) * scale, half * scale
+        mde = detectable(width, n)
+    gated = claim.kind == "order" and test.better == "higher" and paper is not None
+    weak = gated and width is not None and paper is not None and 2 * width > abs(paper) / 2
+    decision = decide(numbers, claim.region)
+    names = (test.table, test.above, below, label)
+    return Tested(*names, decision, effect, width, mde, paper, unfair, weak)
+
+
+def _error(test: Test, value: float) -> float:
+    """Return the error in % of an accuracy, or the cost itself."""
+    return 100 - value if test.better == "higher" else value
+
+
+def _paper(test: Test, records: Records, below: str, column: str) -> float | None:
+    """Return the paper's relative error reduction in %; None if it prints no numbers."""
+    if test.beyond:
+        return None
+    columns = {test.above: column, below: test.below_column or column}
+    a, b = (
+        test.paper.get(row, records.expected(test.table, row, columns[row]))
+        for row in (test.above, below)
+    )
+    if a is None or b is None or test.above == below:
+        return None
+    return 100 * (_error(test, b) - _error(test, a)) / _error(test, b)
+
+
+def _unfair(claim: Claim, test: Test, records: Records, below: str, column: str) -> str:
+    """Return the first fair condition that a comparison does not meet; an empty text if none."""
+    rows = {test.above: column, below: test.below_column or column}
+    for name, least in claim.fair.items():
+        known = False
+        for row, at in rows.items() if name != "room" else ():
+            value = records.setting(test.table, row, at, name)
+            known = known or value is not None
+            if isinstance(value, float) and isinstance(least, float) and value < least:
+                return f"{test.table} has {value:g} {name}, fair are {least:g}"
+            if isinstance(value, str) and not all(
+                part.startswith(tuple(str(least).split("|"))) for part in value.split(",")
+            ):
+                return f"{test.table} has {name} = {value}, fair are {least}"
+        if not known and name != "room":
+            raise ValueError(f"{claim.name}: no row of {test.table} has the setting {name!r}")
+    if test.accuracy:
+        pairs = _paired(test, records, below, test.accuracy, test.accuracy)
+        if decide([a - b for a, b in pairs], Region(0.0, math.inf)).side is Side.AGAINST:
+            return f"{test.above} is less accurate than {below} at these costs in {test.table}"
+    if test.reached and not _paired(test, records, below, column, column):
+        return f"{below} costs less than {test.above} in {test.table} and ends below its accuracy"
+    return ""
 
 
 def _paired(
-    claim: Claim, test: Test, records: Records, below: str, column: str, below_column: str
-) -> list[float]:
-    """Return one number for each seed that both cells have."""
+    test: Test, records: Records, below: str, column: str, below_column: str
+) -> list[tuple[float, float]]:
+    """Return the numbers of ``above`` and ``below`` for each seed that both cells have."""
     first = records.values(test.table, test.above, column)
     second = records.values(test.table, below, below_column)
-    return [_number(claim, test, a, b) for a, b in zip(first, second, strict=False)]
-
-
-def _number(claim: Claim, test: Test, above: float, below: float) -> float:
-    """Return the number of one seed: a difference, or percent more."""
-    a, b = (_censored(test, value) for value in (above, below))
-    if claim.kind == "size":
-        if b == 0:
-            raise ValueError(f"{claim.name}: {test.table} has a 0, so there is no ratio to it")
-        return 100 * (a / b - 1)
-    return a - b if test.better == "higher" else b - a
+    pairs = [(_censored(test, a), _censored(test, b)) for a, b in zip(first, second, strict=False)]
+    if not test.reached or column == test.accuracy:
+        return pairs
+    rounds = records.setting(test.table, below, column, "rounds")
+    assert isinstance(rounds, float)
+    reached = records.values(test.table, below, test.reached)
+    pairs = [(a, b * min(t, rounds) / rounds) for (a, b), t in zip(pairs, reached, strict=False)]
+    never = [math.isinf(t) for t in reached]
+    # the whole cost of a run that never reaches the accuracy is a lower bound of what it takes
+    unknown = any(missed and b <= a for (a, b), missed in zip(pairs, never, strict=False))
+    return [] if unknown else pairs
 
 
 def _censored(test: Test, value: float) -> float:

@@ -1,215 +1,207 @@
-"""Render the judged claims as a page with pictures, as Markdown, as JSON and for the terminal."""
+"""Render the judged claims: three sentences and a forest plot for each paper, the rest as JSON."""
 
+import hashlib
 import json
 import math
-import textwrap
-from collections import Counter
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.files import write_atomically
-from deploy.report import table as rendering
-from deploy.report.style import INK, MUTED, Card, Page, Section, frame, render, series, style
+from deploy.report.style import INK, MUTED, PAPER, frame, series, style
 from deploy.report.table import NONE, Table, clean
-from deploy.study.claims import SEEDS, Claim, Judged, Tested, Verdict
+from deploy.study.claims import Judged, Paper, Tested, Verdict
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
-COLOURS = {Verdict.HOLDS: 2, Verdict.OPPOSITE: 1, Verdict.UNDECIDED: 7}
+COLOURS = {Verdict.REPRODUCED: 2, Verdict.CONTRADICTED: 1, Verdict.NO_POWER: 0}
+EDGE = 100.0  #: end of a plot's axis in %; a triangle marks an effect beyond it
 LEAD = (
-    "One line for each sentence of the abstracts, contributions and conclusions that a measurement "
-    "can decide, and for some that the text draws from its tables, by "
-    "recorded runs at CPU scale. The rule was fixed first: a claim holds if the 95 % interval of "
-    "the difference, seed by seed over five seeds (ten if five leave it open), lies where the "
-    "claim puts it, it does not hold if the interval lies elsewhere, and is undecided in between. "
-    "A sentence about several things holds if all do, and fails with the first that does not. "
-    "A claim with † was written down or changed when its runs were there already."
+    "A rule gives each claim one of five verdicts. A claim is *reproduced* if all of its "
+    "comparisons are as it says, and *contradicted* if one is against it. Both must remain after "
+    "Holm's correction over the claim's comparisons, at 95 % (Student's t, seed by seed, at least "
+    "five seeds). It has *no power* if neither is so, or if the interval of an accuracy is wider "
+    "than half of the paper's effect. It is *not tested at a fair scale* if no recorded table "
+    "meets the claim's fair conditions. *The paper contradicts itself* if the sentence as printed "
+    "cannot be. † marks a claim that was written or changed when its runs were there already."
+)
+PLOT = (
+    "The plots show relative error reductions, positive as the claim says. A line is a claim's "
+    "weakest comparison with its 95 % interval; ticks are its other comparisons, a diamond is the "
+    "paper's effect. Our runs cannot detect effects in the shaded range (power 80 %). Grey "
+    "comparisons do not meet the fair conditions."
 )
 
+Papers = Sequence[tuple[Paper, Sequence[Judged]]]
 
-def summary(judged: Sequence[Judged]) -> Table:
-    """Return a table with a row for each claim."""
-    rows = []
-    for one in judged:
-        claim = one.claim
-        texts = (
-            clean(claim.section, 200),
-            clean(claim.says, 400),
-            clean(claim.number, 200) or NONE,
-        )
-        rows.append((one.paper, *texts, _verdict(one), _basis(one)))
-    header = ("paper", "section", "claim", "the paper's number", "verdict", "by")
-    return Table(header, rows, "l")
+
+def find(papers: Sequence[Paper], name: str) -> Paper:
+    """Return the paper called ``name``, without regard to case and punctuation.
+
+    Raises ``ValueError`` for an unknown paper.
+    """
+    for paper in papers:
+        if stem(paper) == re.sub(r"\W+", "-", name.lower()).strip("-"):
+            return paper
+    known = ", ".join(stem(paper) for paper in papers)
+    raise ValueError(f"{name!r} is no paper with claims; allowed: {known}")
+
+
+def stem(paper: Paper) -> str:
+    """Return the name of a paper in file names and commands."""
+    return re.sub(r"\W+", "-", paper.paper.lower()).strip("-")
 
 
 def short(judged: Sequence[Judged]) -> Table:
-    """Return a table with a row for each claim, short enough for a terminal."""
-    rows = [(one.claim.name, _verdict(one), _basis(one)) for one in judged]
-    return Table(("claim", "verdict", "by"), rows, "l")
+    """Return a row for each claim with its verdict and the reason."""
+    rows = [(one.claim.name, verdict(one), clean(one.reason, 200)) for one in judged]
+    return Table(("claim", "verdict", "because"), rows, "l")
 
 
-def tests(judged: Sequence[Judged]) -> Table:
-    """Return a table with a row for each comparison behind the claims."""
+def effects(judged: Sequence[Judged]) -> Table:
+    """Return a row for each claim with its weakest comparison: effects in %, and the table."""
     rows = []
-    for name, test in [(one.claim.name, test) for one in judged for test in one.tests]:
-        compared = clean(f"{test.above} against {test.below}, {test.column}", 200)
-        decision = (interval(test), str(test.decision.seeds), str(test.decision.verdict))
-        rows.append((name, compared, *decision, _holm(test), test.table))
-    header = ("claim", "comparison", "difference", "seeds", "verdict", "after Holm", "table")
-    notes = [
-        "Difference: the mean over seeds ± half of its 95 % interval (Student's t), positive "
-        "where it is as the claim says; in percent more for claims of size.",
-        "After Holm: whether the verdict remains when all comparisons here are to be right "
-        "together at 95 %.",
-    ]
-    return Table(header, rows, align="llrrlll", notes=notes)
+    for one in judged:
+        if (test := weakest(one)) is not None:
+            numbers = (effect(test), percent(test.paper), percent(test.mde))
+            compared = clean(f"{test.above} against {test.below}, {test.column}", 120)
+            rows.append((one.claim.name, compared, *numbers, test.table))
+    header = ("claim", "weakest comparison", "effect", "paper's", "detectable", "table")
+    return Table(header, rows, "llrrrl")
 
 
-def interval(test: Tested) -> str:
-    """Return ``1.2 ± 0.4``, the mean alone without an interval, or a dash without a mean."""
-    mean, half = test.decision.mean, test.decision.interval
-    if mean is None:
-        return NONE
-    return f"{mean:.1f}" if half is None else f"{mean:.1f} ± {half:.1f}"
+def verdict(one: Judged) -> str:
+    """Return the verdict with † for a changed claim, and whether a record is stale."""
+    return f"{one.verdict}{' †' if one.claim.changed else ''}{', stale' if one.stale else ''}"
 
 
-def _holm(test: Tested) -> str:
-    if test.decision.verdict is Verdict.UNDECIDED:
-        return NONE
-    return "remains" if test.kept else "does not remain"
+def percent(value: float | None) -> str:
+    """Return a number of % with three digits, or a dash."""
+    return NONE if value is None else f"{value:.3g}"
 
 
-def _verdict(one: Judged) -> str:
-    return f"{one.verdict}{' †' if one.claim.seen else ''}{', stale' if one.stale else ''}"
+def effect(test: Tested) -> str:
+    """Return the relative error reduction in % with its interval, ``12 ± 4``, or a dash."""
+    return NONE if test.effect is None else f"{test.effect:.3g} ± {test.width:.2g}"
 
 
-def _basis(one: Judged) -> str:
-    """Return the tables and comparisons behind a verdict, or what is missing for one."""
-    claim = one.claim
-    if claim.needs:
-        return clean(f"needs {claim.needs}", 300)
-    tables = dict.fromkeys(test.table for test in one.tests)
-    count = Counter(
-        str(test.decision.verdict) if test.decision.seeds >= SEEDS else "without five seeds"
-        for test in one.tests
-    )
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
-    return f"{', '.join(tables)}: {counts}"
+def weakest(one: Judged) -> Tested | None:
+    """Return the comparison that supports a claim least, of those that decide if there are any.
+
+    The largest difference is the weakest support for "comparable". None: nothing is recorded.
+    """
+    measured = [test for test in one.tests if test.effect is not None]
+    fair = [test for test in measured if not test.unfair]
+    sign = -1 if one.claim.kind == "comparable" else 1
+
+    def support(test: Tested) -> float:
+        assert test.effect is not None
+        return test.effect if sign == 1 else -abs(test.effect)
+
+    return min([t for t in fair if t.decides] or fair or measured, key=support, default=None)
 
 
 def picture(judged: Sequence[Judged]) -> Figure:
-    """Plot each comparison's difference with its interval, claim by claim, and a line at 0."""
-    lines = [(one, test) for one in judged for test in one.tests]
+    """Plot each claim's weakest comparison, the paper's effect and the detectable one."""
+    lines = [(one, test) for one in judged if (test := weakest(one)) is not None]
     with style():
-        figure, axes = frame((9.0, 0.24 * len(lines) + 0.35 * len(judged) + 0.8))
-        y, labels = 0.0, []
-        for one in judged:
-            y += 1.3
-            heading = textwrap.shorten(one.claim.says, 95, placeholder=" …")
-            axes.text(0.0, y, heading, transform=axes.get_yaxis_transform(), color=INK, va="center")
-            for test in one.tests:
-                y += 1.0
-                labels.append((y, _label(test, one.tests)))
-                _mark(axes, y, test, one.claim)
-        axes.set_yticks([at for at, _ in labels], [text for _, text in labels], fontsize=7.5)
-        axes.set_ylim(y + 1.0, 0.2)
+        figure, axes = frame((9.0, 0.3 * len(lines) + 0.9))
+        for y, (one, test) in enumerate(lines):
+            colour = MUTED if test.unfair else series(COLOURS.get(one.verdict, 7))
+            assert test.effect is not None and test.width is not None and test.mde is not None
+            mde = min(test.mde, EDGE)
+            axes.barh(y, 2 * mde, left=-mde, height=0.8, color=series(5), alpha=0.18, zorder=0)
+            ends = [_inside(test.effect + sign * test.width) for sign in (-1, 1)]
+            axes.plot(ends, [y, y], color=colour, linewidth=1.6)
+            others = [_inside(t.effect) for t in one.tests if t.effect is not None]
+            axes.plot(others, [y] * len(others), "|", color=colour, markersize=6, alpha=0.5)
+            marker = "o" if abs(test.effect) <= EDGE else "<" if test.effect < 0 else ">"
+            axes.plot(_inside(test.effect), y, marker, color=colour, markersize=5.5)
+            if test.paper is not None:
+                axes.plot(_inside(test.paper), y, "D", mfc="none", mec=INK, markersize=6)
+            right = axes.get_yaxis_transform()
+            axes.text(1.01, y, verdict(one), color=colour, transform=right, va="center", fontsize=8)
+        axes.set_yticks(range(len(lines)), [one.claim.name for one, _ in lines], fontsize=8)
+        axes.set(xlim=(-EDGE - 3, EDGE + 3), ylim=(len(lines) - 0.4, -0.6))
         axes.axvline(0.0, color=MUTED, linewidth=0.8)
-        axes.set_xlabel("difference in the table's unit, positive as the claim says; sizes in %")
+        axes.set_xlabel("relative error reduction in %, positive as the claim says")
         axes.grid(visible=False, axis="y")
     return figure
 
 
-def _label(test: Tested, claim: Sequence[Tested]) -> str:
-    """Return a label that distinguishes a comparison from the others of its ``claim``."""
-    several_above = len({other.above for other in claim}) > 1
-    several_below = len({other.below for other in claim}) > 1
-    label = test.above if several_above else test.below
-    if several_above and several_below:
-        label = f"{test.above} against {test.below}"
-    if len({other.table for other in claim}) > 1:
-        label += f" ({test.table})"
-    return clean(f"{label}, {test.column}", 90)
+def _inside(value: float) -> float:
+    return max(-EDGE, min(EDGE, value))
 
 
-def _mark(axes: Axes, y: float, test: Tested, claim: Claim) -> None:
-    """Draw a point with its interval, and the claim's region if it is bounded on both sides."""
-    region, decision = claim.region, test.decision
-    if math.isfinite(region.low) and math.isfinite(region.high):
-        axes.plot([region.low, region.high], [y, y], color=series(5), linewidth=6, alpha=0.35)
-    if decision.mean is not None:
-        colour = series(COLOURS[decision.verdict])
-        axes.errorbar(decision.mean, y, xerr=decision.interval, fmt="o", color=colour, markersize=4)
+def sentences(paper: Paper) -> str:
+    """Return what was run, what differs from the paper and what follows."""
+    return f"{paper.ran} {paper.differs} {paper.conclusion}"
 
 
-def page(judged: Sequence[Judged]) -> str:
-    """Return one HTML document: the verdicts, then a picture and the numbers for each paper."""
-    count = Counter(one.verdict for one in judged)
-    papers = list(dict.fromkeys(one.paper for one in judged))
-    stale = [one for one in judged if one.stale]
-    sections = [Section("Verdicts", [Card("", table=summary(judged), span=12)], LEAD)]
-    for paper in papers:
-        tested = [one for one in judged if one.paper == paper and one.tests]
-        if tested:
-            alt = "; ".join(
-                f"{one.claim.name}: {test.below}, {test.column}: {interval(test)}"
-                for one in tested
-                for test in one.tests
-            )
-            card = Card("", figure=picture(tested), alt=alt, behind=tests(tested), span=12)
-            sections.append(Section(paper, [card]))
-    return render(
-        Page(
-            title="The papers' claims",
-            subtitle="against recorded runs at CPU scale",
-            state="failed" if stale else "done",
-            pill=f"{len(stale)} stale" if stale else f"{len(judged)} claims",
-            tiles=[(str(verdict), str(count[verdict]), "") for verdict in Verdict],
-            notes=[f"{one.claim.name}: {', '.join(one.stale)} is stale" for one in stale],
-            sections=sections,
-        )
-    )
+def markdown(papers: Papers, pictures: str) -> str:
+    """Return three sentences, the verdicts and the plot of each paper as Markdown.
+
+    ``pictures``: the folder of the plots as the document names it.
+    """
+    parts = [LEAD, PLOT]
+    for paper, judged in papers:
+        names = {
+            v: [f"`{j.claim.name}`{' †' * j.claim.changed}" for j in judged if j.verdict is v]
+            for v in Verdict
+        }
+        counts = [f"{len(some)} {v} ({', '.join(some)})" for v, some in names.items() if some]
+        parts += [f"### Claims of {paper.paper}", sentences(paper), f"{'; '.join(counts)}."]
+        parts += [f"![Effects: {paper.paper}]({pictures}/{stem(paper)}.png)"]
+    parts += [f"Sentences, conditions, comparisons and reasons: [JSON]({pictures}/claims.json)."]
+    return "\n\n".join(parts)
 
 
-def markdown(judged: Sequence[Judged]) -> str:
-    """Return the verdicts and the comparisons behind them as Markdown."""
-    return f"{LEAD}\n\n{rendering.markdown(summary(judged))}\n\n{rendering.markdown(tests(judged))}"
-
-
-def as_json(judged: Sequence[Judged]) -> list[dict[str, object]]:
-    """Return all claims, verdicts and tests as JSON values."""
+def as_json(papers: Papers) -> list[dict[str, object]]:
+    """Return all claims, verdicts and comparisons as JSON values; infinite bounds are null."""
     return [
         {
-            "paper": one.paper,
-            **one.claim.model_dump(include={"name", "section", "says", "number", "kind", "seen"}),
+            "paper": paper.paper,
+            **one.claim.model_dump(exclude={"test", "range"}),
+            "range": one.claim.range and [b if math.isfinite(b) else None for b in one.claim.range],
             "verdict": str(one.verdict),
+            "reason": one.reason,
             "stale": list(one.stale),
-            "needs": one.claim.needs,
             "tests": [_test(test) for test in one.tests],
         }
+        for paper, judged in papers
         for one in judged
     ]
 
 
 def _test(test: Tested) -> dict[str, object]:
     fields = asdict(test)
-    decision, kept = fields.pop("decision"), fields.pop("kept")
-    return {**fields, **decision, "after_holm": kept}
+    fields |= fields.pop("decision")  # the last digits depend on the machine's libraries
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in fields.items()}
 
 
-def write(judged: Sequence[Judged], folder: Path) -> list[Path]:
-    """Write ``claims.html``, ``claims.md`` and ``claims.json`` in ``folder``; return the paths."""
+def digest(papers: Papers) -> str:
+    """Return the SHA-256 of everything that is known of the claims."""
+    return hashlib.sha256(json.dumps(as_json(papers)).encode()).hexdigest()
+
+
+def write(papers: Papers, folder: Path) -> list[Path]:
+    """Write ``claims.md``, ``claims.json`` and a plot of each paper; return the paths.
+
+    The metadata of a plot have the ``digest`` of its claims, so that a test can find an old plot.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "claims.html": page(judged),
-        "claims.md": markdown(judged),
-        "claims.json": json.dumps(as_json(judged), indent=1, ensure_ascii=False),
-    }
+    numbers = json.dumps(as_json(papers), indent=1, ensure_ascii=False)
+    texts = {"claims.md": markdown(papers, "."), "claims.json": numbers}
     for name, text in texts.items():
         write_atomically(folder / name, (text + "\n").encode())
-    return [folder / name for name in texts]
+    for one in papers:
+        path, known = folder / f"{stem(one[0])}.png", {"Description": digest([one])}
+        with style():
+            picture(one[1]).savefig(path, format="png", dpi=100, facecolor=PAPER, metadata=known)
+    return [folder / name for name in (*texts, *(f"{stem(paper)}.png" for paper, _ in papers))]
 
 
 def around_marks(document: Path) -> tuple[str, str]:
@@ -228,8 +220,12 @@ def around_marks(document: Path) -> tuple[str, str]:
     return before, after
 
 
-def into(judged: Sequence[Judged], document: Path) -> None:
-    """Replace the text between the two marks of ``document``. Raises as ``around_marks``."""
+def into(papers: Papers, document: Path, folder: Path) -> None:
+    """Replace the text between the two marks of ``document``; the plots are in ``folder``.
+
+    Raises as ``around_marks``.
+    """
     before, after = around_marks(document)
-    text = f"{before}{BEGIN}\n{markdown(judged)}\n{END}{after}"
+    pictures = Path(os.path.relpath(folder, document.parent)).as_posix()
+    text = f"{before}{BEGIN}\n{markdown(papers, pictures)}\n{END}{after}"
     write_atomically(document, text.encode())
