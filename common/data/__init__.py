@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from common.data import external
+from common.data import decoded, external
 from common.data.arrays import load_leaf, load_npz
 from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy
@@ -93,7 +93,7 @@ def source(name: str) -> Source:
 
 
 _KEYS = {
-    *("name", "dir", "download", "image_size", "samples", "test_samples", "seed"),
+    *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
@@ -107,6 +107,9 @@ def load(data: Data) -> Dataset:
     resizes images to a square, bilinearly. Mean and standard deviation are those of the full
     training set. Callers share the tensors and must not change them in place. A client number in
     ``data.dir`` that is not yet filled in is replaced by ``server``.
+
+    Raises ``ValueError``, one line, for a folder whose content has another digest than
+    ``data.digest``.
     """
     folder = data.dir.replace(WHO, SERVER)
     if folder != data.dir and not Path(folder).expanduser().is_dir():
@@ -119,6 +122,8 @@ def load(data: Data) -> Dataset:
 
 @lru_cache(maxsize=4)
 def _load(data: Data) -> Dataset:
+    if data.digest:
+        decoded.check_content(data)
     dataset = source(data.name).load(data)
     _check(data.name, dataset, every_class=data.partition != OWN)
     if data.samples:
@@ -201,6 +206,7 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
     changes = {
         "name": data.public_name or data.name,
         "dir": data.public_dir,
+        "digest": "",
         "samples": 0,
         "test_samples": 0,
         "image_size": 0 if data.public_name else data.image_size,

@@ -9,6 +9,7 @@ if the key differs or the file is damaged. If no location is writable, every pro
 
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -36,6 +37,26 @@ def data_folder(data: Data, name: str) -> Path:
     if not folder.is_dir():
         raise ValueError(f"data.dir = {data.dir!r} is not a folder")
     return folder
+
+
+def check_content(data: Data) -> None:
+    """Raise ``ValueError`` if the content of ``data.dir`` has another digest than ``data.digest``.
+
+    The digest is the SHA-256, 16 hexadecimal digits, of the files' relative paths and bytes in
+    the order of the paths. Hidden files and folders are left out.
+    """
+    root, total = data_folder(data, data.name), hashlib.sha256()
+    inside = sorted((path.relative_to(root).as_posix(), path) for path in root.rglob("*"))
+    for name, path in inside:
+        if not re.search(r"(^|/)\.", name) and path.is_file():
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(os.fsencode(f"{name}\0{digest}\0"))
+    if (content := total.hexdigest()[:16]) != data.digest:
+        raise ValueError(
+            f"data.dir = {data.dir!r} has other content than data.digest = {data.digest!r}: its "
+            f"digest is {content}"
+        )
 
 
 def cached(

@@ -156,6 +156,9 @@ class Data(Section):
     dir: str = ""
     """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
     ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
+    digest: str = ""
+    """Digest of the content of ``dir``; a folder with another content is refused, on the server and
+    on each client. The digest instead of the path then identifies a recorded run."""
     download: bool = False
     """Download a missing data set, if its source allows it."""
     image_size: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -210,6 +213,9 @@ class Data(Section):
                 f"data.dir = {self.dir!r} is not allowed with data.partition = "
                 f"{self.partition!r}; {WHO} is for data.partition = {OWN!r}"
             )
+        if self.digest and (not self.dir or self.partition == OWN):
+            why = "data.dir is empty" if not self.dir else f"data.partition = {OWN!r} has several"
+            raise ValueError(f"data.digest = {self.digest!r} needs one folder, and {why}")
         if self.test == "merge" and self.test_fraction == 0:
             raise ValueError('data.test = "merge" needs a data.test-fraction above 0')
         if self.public and self.elsewhere:

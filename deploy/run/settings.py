@@ -198,9 +198,12 @@ def load_run(folder: Path) -> dict[str, Value]:
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings that differ from the old defaults, which identify a configuration.
 
-    Neither a new key nor a new default changes what identifies a configuration of before.
+    Neither a new key nor a new default changes what identifies a configuration of before. A folder
+    with a ``data.digest`` may be anywhere, so its path is left out.
     """
     usual = {**defaults(), **OLD_DEFAULTS}
+    if flat.get("data.digest"):
+        usual["data.dir"] = flat["data.dir"]
     return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}
 
 

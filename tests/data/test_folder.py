@@ -324,3 +324,28 @@ def test_a_folder_without_clients_is_refused(options: Options, tmp_path: Path) -
     paint(tmp_path / "h1" / "cat", 2, 0)
     with pytest.raises(ValueError, match="1 class folders in all, at least 2"):
         load(options(name="client-folders", dir=str(tmp_path)))
+
+
+def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):
+    root, elsewhere = tree(tmp_path / "pets"), tmp_path / "elsewhere" / "animals"
+    with pytest.raises(ValueError, match=r"has other content than data.digest = '\?'") as refusal:
+        load(options(name="folder", dir=str(root), digest="?"))
+    digest = str(refusal.value).split()[-1]
+    shutil.copytree(root, elsewhere)
+    (elsewhere / ".DS_Store").write_text("left out")
+    for place in (root, elsewhere):
+        data = options(name="folder", dir=str(place), digest=digest)
+        assert torch.equal(load(data).x, load(data.model_copy(update={"digest": ""})).x)
+    os.rename(elsewhere / "train" / "cat" / "0.png", elsewhere / "train" / "cat" / "9.png")
+    with pytest.raises(ValueError, match=f"content than data.digest = '{digest}': its digest is"):
+        load(options(name="folder", dir=str(elsewhere), digest=digest, seed=1))
+    picture(root / "train" / "dog" / "2.png", 13)
+    with pytest.raises(ValueError, match=f"content than data.digest = '{digest}': its digest is"):
+        load(options(name="folder", dir=str(root), digest=digest, seed=1))
+
+
+def test_a_digest_needs_one_folder():
+    with pytest.raises(ValueError, match="data.digest = 'a' needs one folder, and data.dir is"):
+        Data(digest="a").check()
+    with pytest.raises(ValueError, match="one folder, and data.partition = 'own' has several"):
+        Data(digest="a", dir="x", partition="own").check()

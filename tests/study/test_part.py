@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from common.settings.parse import defaults
 from deploy import cli
 from deploy.study import canary, records
 from deploy.study import paper_table as table
@@ -102,3 +103,11 @@ def test_what_the_table_does_not_have_is_one_line(
     done = typed("table", path, "--out", tmp_path / "out", *words)
     assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
     assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_with_a_digest_may_be_anywhere() -> None:
+    here = {**defaults("fedavg"), "data.name": "folder", "data.dir": "a", "data.digest": "d"}
+    there, other = {**here, "data.dir": "b"}, {**here, "data.digest": "e"}
+    assert records.fingerprint(here) == records.fingerprint(there) != records.fingerprint(other)
+    bare = [{**one, "data.digest": ""} for one in (here, there)]
+    assert records.fingerprint(bare[0]) != records.fingerprint(bare[1])
