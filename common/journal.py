@@ -105,7 +105,7 @@ class Personal(Part):
 
 @final
 class ByClass(Part):
-    """Metrics by class, in [0, 1], over all samples of a score (``common.metrics.over_classes``)."""
+    """Metrics by class in [0, 1], over all samples of a score (``common.metrics.over_classes``)."""
 
     accuracy: list[float | None]  #: of each class; None for a class without samples
     balanced_accuracy: float
@@ -251,6 +251,13 @@ class Entry(Part):
     def primary_accuracy(self) -> float | None:
         """Accuracy in [0, 1] that counts for the run; None in a round without that score."""
         if self.primary == "global":
+            return self.accuracy
+        return self.personal.accuracy if self.personal else None
+
+    @property
+    def other_accuracy(self) -> float | None:
+        """Accuracy in [0, 1] of the score that is not primary; None in a round without it."""
+        if self.primary == "personal":
             return self.accuracy
         return self.personal.accuracy if self.personal else None
 
