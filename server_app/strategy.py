@@ -375,7 +375,6 @@ class MethodStrategy(Strategy):
             self.clients = census.take_census(self.grid, nodes, self.messenger, self.task)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
             self.method.begin(self.clients)
-            self.scorer.check_tests(self.clients)
         record.add_settings(self.messenger.experiment, len(self.clients))
         self.readmission = Readmission(self.messenger, self.grid)
         if saved is None:

@@ -224,6 +224,11 @@ class Data(Section):
             )
 
     @property
+    def has_client_tests(self) -> bool:
+        """Whether clients have test samples."""
+        return self.test == "own" or self.test_fraction > 0
+
+    @property
     def elsewhere(self) -> str:
         """Key that selects another data set as the public set; empty if no such key is set."""
         if self.public_name:
@@ -262,7 +267,7 @@ class Wire(Section):
 class Score(Section):
     """Settings of the models' tests."""
 
-    primary: Annotated[Literal["auto", "global", "personal"], Auto("auto")] = "auto"
+    primary: Literal["auto", "global", "personal"] = "auto"
     """Score that counts for the run. ``global``: the server's model on its test set. ``personal``:
     the clients' models on their own test samples. ``auto``: ``global`` if there is such a model."""
     every: AtLeastOne = 1

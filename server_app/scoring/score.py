@@ -58,13 +58,6 @@ class Scorer:
             entry.primary = self.primary
         return entry
 
-    def check_tests(self, clients: Sequence[Client]) -> None:
-        """Raise ``ValueError`` if personal scores are wanted and no client has test samples."""
-        chosen = self.task.config.score.primary
-        if chosen == "personal" and not any(client.info.n_test for client in clients):
-            why = "clients without test samples (data.test-fraction, data.test)"
-            raise not_allowed("score.primary", chosen, why, "auto", "global")
-
     def score(self, entry: Entry) -> None:
         """Write accuracy and loss of the server's model, or the mean of several, to the entry.
 
