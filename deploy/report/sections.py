@@ -81,8 +81,10 @@ def classes(run: Run) -> Section | None:
     if not scored or (by_class := scored[-1].by_class) is None:
         return None
     newest, names = scored[-1], run.classes
-    counts = [count for count in newest.confusion if max(count[:2]) < len(names)]
-    samples = Counter[int]()
+    found, samples = run.confusion, Counter[int]()
+    counts = found.counts if found and found.round == newest.round else []
+    if any(max(label, predicted) >= len(names) for label, predicted, _ in counts):
+        counts = []
     for label, _, count in counts:
         samples[label] += count
     shown = thinned(range(len(names)))
