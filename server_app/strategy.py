@@ -29,7 +29,7 @@ from server_app.methods import make
 from server_app.scoring import drift
 from server_app.scoring.collapse import collapse
 from server_app.scoring.recalibrate import Recalibration
-from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
+from server_app.scoring.score import Scorer, score_check, score_requests
 from server_app.stopped import CollapsedRound, DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -92,7 +92,7 @@ class MethodStrategy(Strategy):
         the replies, ``aggregate_…`` checks and uses the replies.
         """
         self.clients, refused_nodes = self.readmission.renew(t, self.clients)
-        self.before, self.entry = self.entry, Entry(round=t)
+        self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
         self.method.excluded = resume.excluded(self.undone, t)
         self.traffic.clear()
         try:
@@ -106,6 +106,7 @@ class MethodStrategy(Strategy):
                 self._score()
                 self._notice_collapse()
                 self._score_at_clients()
+                self._notice_target()
         except DivergedRound as diverged:
             self._go_back(diverged)
         else:
@@ -277,8 +278,13 @@ class MethodStrategy(Strategy):
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
-        if score.ends(entry.accuracy):
-            entry.reached = score.target
+        self._notice_target()
+
+    def _notice_target(self) -> None:
+        """Write the target to the entry if the primary accuracy reaches it and ends the run."""
+        score = self.config.score
+        if score.ends(self.entry.primary_accuracy):
+            self.entry.reached = score.target
 
     def _notice_collapse(self) -> None:
         """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
@@ -312,20 +318,21 @@ class MethodStrategy(Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            requests = score_requests(self.scorer.scored, self.clients)
+            requests = score_requests(self.scorer.scored, self.clients, self.scorer.counts)
             return self.messenger.make_messages(server_round, "evaluate", requests).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Write the clients' scores and fairness to the entry; return their mean accuracy."""
-        t, entry, check = server_round, self.entry, score_check(self.method)
+        """Write the clients' scores to the entry; return their mean accuracy."""
+        t, entry = server_round, self.entry
+        check = score_check(self.method, self.scorer.counts)
         with clock(entry, "client scores"):
             good, refused = self.messenger.open(
                 t, replies, ScoreReply, self.clients, check, "score"
             )
         entry.failures = entry.failures + refused
-        write_scores([score for _, score in good], self.method.name, entry)
+        self.scorer.add_scores([score for _, score in good], entry)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
@@ -341,6 +348,8 @@ class MethodStrategy(Strategy):
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
+        if self.scorer.confusion:
+            self.record.add_confusion(entry, self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self._keep()
 
@@ -370,7 +379,7 @@ class MethodStrategy(Strategy):
         self.readmission = Readmission(self.messenger, self.grid)
         if saved is None:
             with clock(entry, "total"), _phase(entry, "score"):
-                self.scorer.score(entry)
+                self.scorer.score(self.scorer.begin(entry))
             self.method.release_memory()
             census.describe(entry, self.method)
             self._keep()
@@ -437,7 +446,7 @@ class MethodStrategy(Strategy):
     def _over(self) -> bool:
         """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
-        reached = entry.round > 0 and config.score.ends(entry.accuracy)
+        reached = entry.round > 0 and config.score.ends(entry.primary_accuracy)
         return reached or entry.round >= config.run.rounds
 
     def _due(self, every: int) -> bool:
@@ -447,8 +456,11 @@ class MethodStrategy(Strategy):
 
     def _asks_for_scores(self) -> bool:
         """Return whether clients score models in this round."""
-        reached = self.entry.reached is not None
-        return not self.private and (reached or self._due(self.config.score.clients_every))
+        score, reached = self.config.score, self.entry.reached is not None
+        due = self._due(score.clients_every)
+        if self.scorer.primary == "personal":
+            due = due or self._due(score.every)
+        return not self.private and (reached or due)
 
 
 @contextmanager
