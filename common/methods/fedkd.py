@@ -47,17 +47,14 @@ from common.exchange import protocol
 from common.exchange.protocol import Round
 from common.exchange.records import StateDict
 from common.losses.distillation import Reduction
-from common.methods.fedavg import PARTS
-from common.settings.config import Config, MethodOptions, not_allowed
-from common.settings.options import WHOLE
+from common.methods.fedavg import PartAveraging
 from common.settings.section import Fraction, NonNegative
 from common.techniques.low_rank import Compressed
 
 
 @final
-class Options(MethodOptions):
+class Options(PartAveraging):
     leaks = "compressed updates without noise"
-    uses = ("average",)
     auto = {"average.weights": "uniform"}
 
     weight: NonNegative = 1.0
@@ -77,14 +74,6 @@ class Options(MethodOptions):
         """Return T of round t, 1 ≤ t ≤ ``rounds``."""
         passed = (t - 1) / (rounds - 1) if rounds > 1 else 0.0
         return self.energy_start + passed * (self.energy_end - self.energy_start)
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        why = 'method = "fedkd": there are compressed updates'
-        if config.average.robust in WHOLE:
-            raise not_allowed("average.robust", config.average.robust, why, *PARTS)
-        if config.oca.aggregate == "on":
-            raise not_allowed("oca.aggregate", "on", why, "off")
 
 
 @final

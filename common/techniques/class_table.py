@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from common import models
 from common.exchange import protocol
 from common.methods.local import OwnModels
 from common.settings.config import Config, not_allowed
 from common.settings.section import NonNegative
+from common.techniques.features import check_heads, feature_width
 from common.training.task import Task
 
 Outputs = Literal["features", "logits"]
@@ -54,22 +54,11 @@ class Tables(OwnModels):
         """
         if self.outputs == "logits":
             return task.num_classes
-        widths = {spec: task.without_values(spec).head.in_features for spec in specs}
-        first, K = next(iter(widths.items()))
-        for spec, width in widths.items():
-            if width != K:
-                raise ValueError(
-                    f'method = "{task.config.run.method}" needs a common number of features, but '
-                    f"{first} has {K} and {spec} has {width}: set feature-dim"
-                )
-        return K
+        return feature_width(task, specs)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
-        for spec in specs:
-            if models.exits(spec)[1]:
-                name = task.config.run.method
-                raise ValueError(f'method = "{name}" needs one head; {spec} has several exits')
+        check_heads(task, specs)
         self.width(task, specs)
 
 

@@ -26,7 +26,7 @@ FAMILIES = (
     *("dl-mh", "fedmd", "dense", "fedgkt", EXAMPLE),
 )
 """One method of each family, which `make test` runs; `make test-all` runs the others."""
-RELATIVES = ("fd", "fedgh", "fedtgp")
+RELATIVES = ("fd", "fedgh", "fedtgp", "fml")
 """Methods on the bases of another one that `make test-all` runs: `make exhaustive` runs them."""
 
 PUBLIC = {
@@ -91,6 +91,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedproto": {"feature_dim": 16, "fedproto__predict": "prototype"},
     "fedtgp": {"feature_dim": 16, "fedtgp__server_epochs": 10},
     "fedgh": {"feature_dim": 16, **under("fedgh", server_epochs=20, server_lr=0.1)},
+    "lg-fedavg": {"feature_dim": 16},
     "fd": {"fd__weights": "leave-one-out"},
     "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
     "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),
