@@ -58,6 +58,7 @@ class MethodStrategy(Strategy):
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
         self.accuracies: list[float] = []  #: of the scored rounds so far
+        self.best = Entry(round=0)  #: entry with the best score so far
         self.recalibration: Recalibration | None = None
         self._make()
 
@@ -279,6 +280,14 @@ class MethodStrategy(Strategy):
         free_memory(self.traffic.get("up", 0))
         if score.ends(entry.accuracy):
             entry.reached = score.target
+        self._notice_stall()
+
+    def _notice_stall(self) -> None:
+        """Write to the entry how long there is no new best score, if this ends the run."""
+        entry, patience = self.entry, self.config.score.patience
+        since = entry.round - self.best.round
+        if 0 < patience <= since and entry.score is not None and not _better(entry, self.best):
+            entry.stalled = since
 
     def _notice_collapse(self) -> None:
         """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
@@ -326,6 +335,7 @@ class MethodStrategy(Strategy):
             )
         entry.failures = entry.failures + refused
         write_scores([score for _, score in good], self.method.name, entry)
+        self._notice_stall()
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
@@ -342,6 +352,7 @@ class MethodStrategy(Strategy):
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
+        self.best = entry if _better(entry, self.best) else self.best
         self._keep()
 
     def _keep(self) -> None:
@@ -410,6 +421,9 @@ class MethodStrategy(Strategy):
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
         entries = self.record.journal.entries()
         self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
+        self.best = Entry(round=0)
+        for entry in entries[1:]:
+            self.best = entry if _better(entry, self.best) else self.best
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
@@ -438,7 +452,8 @@ class MethodStrategy(Strategy):
         """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
         reached = entry.round > 0 and config.score.ends(entry.accuracy)
-        return reached or entry.round >= config.run.rounds
+        stalled = config.score.patience and (entry.stalled or 0) >= config.score.patience
+        return bool(reached or stalled) or entry.round >= config.run.rounds
 
     def _due(self, every: int) -> bool:
         """Return whether work that is done every ``every`` rounds and after the last one is due."""
@@ -447,8 +462,8 @@ class MethodStrategy(Strategy):
 
     def _asks_for_scores(self) -> bool:
         """Return whether clients score models in this round."""
-        reached = self.entry.reached is not None
-        return not self.private and (reached or self._due(self.config.score.clients_every))
+        due = self.entry.end or self._due(self.config.score.clients_every)
+        return bool(due) and not self.private
 
 
 @contextmanager
@@ -456,6 +471,11 @@ def _phase(entry: Entry, name: str) -> Iterator[None]:
     """Measure the time of a phase, and name the phase in progress lines."""
     with clock(entry, name), progress.block("server step" if name == "step" else name):
         yield
+
+
+def _better(entry: Entry, best: Entry) -> bool:
+    """Return whether the entry has a score, above that of ``best`` if that has one."""
+    return entry.score is not None and (best.score is None or entry.score > best.score)
 
 
 def _consumed(replies: dict[int, Message]) -> Iterator[Message]:

@@ -103,7 +103,7 @@ def test_killed_before_its_summary_it_is_finished_without_another_round(
 def test_flowers_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr.fedmosaic"):
         play(fedavg(tmp_path, **SURE))
-    assert "the run ends: target 0.001 is reached" in caplog.text
+    assert "the run ends: target 0.1 % is reached" in caplog.text
 
 
 def test_a_stop_without_a_target_is_refused() -> None:
