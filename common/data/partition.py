@@ -221,9 +221,9 @@ def pathological(
     receive it. Each but the last of them receives a uniform draw from ⌊max(n/10, s/num_classes)⌋ to
     ⌊n⌋ − 1 samples, the last the remainder. n is their mean, s = min(min_size, N / (2 · clients)).
     (HtFLlib and PFLlib, the released code; there ``min_size`` is the batch size over the test
-    share.)
+    share. Classes that no client may have any more are left out.)
 
-    Raises ``ValueError`` for more classes than there are, and for a client without samples.
+    Raises ``ValueError`` for more classes than there are, and for a class with too few samples.
     """
     if classes_per_client > num_classes:
         raise ValueError(
@@ -252,11 +252,6 @@ def pathological(
         for k, part in zip(owners, np.split(members, np.cumsum(amounts)), strict=True):
             parts[k].append(part)
         needed[owners] -= 1
-    if empty := [k for k, some in enumerate(parts) if not some]:
-        raise ValueError(
-            f"data.partition = 'pathological' leaves client {empty[0]} of {clients} without "
-            "samples: raise data.classes-per-client or take fewer clients"
-        )
     return [np.sort(np.concatenate(one)) for one in parts]
 
 
