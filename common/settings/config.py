@@ -46,15 +46,25 @@ SERVER = "server"
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
+_LARGE = (f"torchvision:resnet{depth}" for depth in (50, 101, 152))
+_RESNETS = ",".join(("resnet18", "resnet34", *_LARGE))
+_TRANSFORMERS = "torchvision:vit_b_16,torchvision:vit_b_32"
 FLEETS: dict[str, str] = {
     "hom": "wrn-40-1",
     "l-het": "resnet32,shufflenetv2,resnet20",
     "h-het": "resnet34,mobilenetv2,resnet18,shufflenetv2,wrn-40-1,wrn-40-1",
     "fedin": "resnet10,resnet14,resnet18,resnet22,resnet26",
+    "htfe2": "fedavg-cnn,resnet18",
+    "htfe3": "resnet10,resnet18,resnet34",
+    "htfe4": "fedavg-cnn,torchvision:googlenet,mobilenetv2,resnet18",
+    "htfe8": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS}",
+    "htfe9": f"resnet10-cut1,resnet10-cut2,resnet10-cut3,resnet10,{_RESNETS}",
+    "htm10": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS},{_TRANSFORMERS}",
 }
 """Presets of the papers' fleets, by name: ``fleet = "h-het"`` selects its list. The first three are
 FedORION's homogeneous, less and more heterogeneous fleets (section 4.2.1 and the released code);
-the last has FedIN's five depths (section IV)."""
+``fedin`` has FedIN's five depths (section IV). The last six are HtFLlib's model groups for images
+(``system/main.py``), which have ``stem = "imagenet"``."""
 
 
 def entries(fleet: str) -> tuple[str, ...]:
