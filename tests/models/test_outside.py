@@ -12,7 +12,6 @@ from common.methods.fedin import Options as FedIN
 from common.models import architecture, build, check, count, parameters, parse, smallest
 from common.models.external import Headed
 from common.models.split import splittable
-from common.settings.config import entries
 from common.vision import torchvision
 from tests.support.halves import task
 from tests.support.own_modules import importing_from, module, new_name
@@ -176,17 +175,6 @@ def test_torchvisions_resnet_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {f"trunk.{k}".replace("trunk.head", "head"): v for k, v in own.state_dict().items()}
     theirs.load_state_dict(weights)
     assert torch.equal(own(x), theirs(x))
-
-
-HTFL = {"htfe2": 2, "htfe3": 3, "htfe4": 4, "htfe8": 8, "htfe9": 9, "htm10": 10}
-
-
-@pytest.mark.parametrize("fleet", HTFL)
-def test_htfllibs_groups_take_small_images(fleet: str) -> None:
-    specs = entries(fleet)
-    assert len(set(specs)) == HTFL[fleet]
-    for spec in specs:
-        check(spec, COLOUR, 100, stem="imagenet")
 
 
 @pytest.mark.parametrize(
