@@ -126,12 +126,20 @@ class Handler(ABC, Generic[O, D]):
         """
         return self.task.cached_network(spec or self.shared_spec, w)
 
+    def to_score(self, request: ScoreRequest, w: StateDict) -> Classifier:
+        """Return the network that the client scores for one of the request's models.
+
+        ``w``: weights of a network by default. A method may score another predictor, such as the
+        prototypes ``w`` on the client's features. The network is valid until the next call.
+        """
+        return self.shared(w, request.spec)
+
     def score(self, request: ScoreRequest) -> ScoreReply:
         """Return the accuracies of the client's own and the global model on its test samples."""
         p = self.participant
-        shared = p.accuracy(self.shared(request.w, request.spec)) if request.w is not None else None
+        shared = p.accuracy(self.to_score(request, request.w)) if request.w is not None else None
         own = self.own_model(request.t)
-        further = {n: p.accuracy(self.shared(w, request.spec)) for n, w in request.models.items()}
+        further = {n: p.accuracy(self.to_score(request, w)) for n, w in request.models.items()}
         return ScoreReply(
             n=p.n_test,
             accuracy=shared if own is None else p.accuracy(own),

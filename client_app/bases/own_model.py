@@ -5,6 +5,7 @@ from typing import TypeVar, final
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from client_app import reuse
 from client_app.bases.global_copy import cross_entropy
@@ -62,7 +63,7 @@ class Mutual(OwnModel[O, M], ABC):
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of private model and copy from their logits [n, C] before either step.
 
-        Each loss detaches the other network's logits.
+        Each loss detaches the other network's logits, or the sum of both is the loss of both.
         """
 
     def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:
@@ -73,7 +74,11 @@ class Mutual(OwnModel[O, M], ABC):
             return own + shared
 
         # Teachers are detached, so the gradient of the sum is each network's own gradient.
-        return self.participant.train(t, [*local.parameters(), *copy.parameters()], loss)
+        return self.participant.train(t, self.groups(local, copy), loss)
+
+    def groups(self, local: Classifier, copy: Classifier) -> ParamsT:
+        """Return the parameters that the optimiser trains; ``train.clip`` limits each group."""
+        return [*local.parameters(), *copy.parameters()]
 
 
 def frozen_logits(teacher: Classifier) -> Loss:

@@ -21,6 +21,18 @@ def kl(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
     )
 
 
+Reduction = Literal["batchmean", "mean"]
+
+
+def kl_of_logs(teacher: Tensor, student: Tensor, reduction: Reduction = "batchmean") -> Tensor:
+    """Return KL(p ‖ q) from ``teacher`` log p and ``student`` log q [n, C], mean over the batch.
+
+    ``reduction``: ``batchmean``; ``mean`` also divides by C, as ``torch.nn.KLDivLoss()`` does.
+    """
+    value = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    return value / student.shape[1] if reduction == "mean" else value
+
+
 def soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
     """Return −Σ_c softmax(teacher/T)_c log softmax(student/T)_c, mean over the batch.
 

@@ -87,6 +87,20 @@ class Averaging(MethodOptions):
             check_widths(states)
 
 
+class PartAveraging(Averaging):
+    """Options of methods whose server averages parts or updates, not whole models."""
+
+    uses = ("average",)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        why = f'method = "{config.run.method}": clients send no whole models'
+        if config.average.robust in WHOLE:
+            raise not_allowed("average.robust", config.average.robust, why, *PARTS)
+        if config.oca.aggregate == "on":
+            raise not_allowed("oca.aggregate", "on", why, "off")
+
+
 class Copying(Averaging):
     """Options of FedAvg and of methods that change only the clients' loss."""
 

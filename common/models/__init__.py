@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from common.models import external
-from common.models.classifier import Classifier, Projected, Split
+from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
     CifarDenseNet,
     CifarResNet,
@@ -324,6 +324,7 @@ def build(
     classes: int,
     stem: str = "auto",
     projection: bool = False,
+    feature_dim: int = 0,
     *,
     seed: int,
     name: tuple[str | int, ...] = ("init",),
@@ -333,10 +334,11 @@ def build(
 
     The initial weights depend only on ``seed`` and ``name``; the global random state does not
     change. ``stem`` (``auto``, ``cifar``, ``imagenet``) is ignored by architectures with a single
-    stem. ``projection`` adds MOON's projection before the head.
+    stem. ``projection`` adds MOON's projection before the head. ``feature_dim``: number of features
+    that the head reads, pooled from the network's own; 0: the network's own.
 
     Raises the errors of ``check``, and ``ValueError`` if ``pretrained`` weights (torchvision,
-    ImageNet) cannot be fetched.
+    ImageNet) cannot be fetched, or for exits with ``projection`` or ``feature_dim``.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
     base, factor = parse(spec)
@@ -347,9 +349,15 @@ def build(
         model = row.build(tuple(shape), classes, factor, **options)
     if pretrained:
         load_published(model, f"{row.pretrained}_Weights.IMAGENET1K_V1")
+    if isinstance(model, Exits) and (projection or feature_dim):
+        key = "projection" if projection else "feature-dim"
+        raise ValueError(f"model {spec!r} has exits, whose heads {key} cannot change")
     if projection:
         with seeds.scope(seed, *name, "projection"):
             model = Projected(model)
+    if feature_dim:
+        with seeds.scope(seed, *name, "feature-dim"):
+            model = Pooled(model, feature_dim)
     model.spec = spec
     return model
 
@@ -361,16 +369,27 @@ def count(model: nn.Module) -> int:
 
 @lru_cache(maxsize=1024)
 def parameters(
-    spec: str, shape: Shape, classes: int, stem: str = "auto", projection: bool = False
+    spec: str,
+    shape: Shape,
+    classes: int,
+    stem: str = "auto",
+    projection: bool = False,
+    feature_dim: int = 0,
 ) -> int:
     """Return the number of parameters of ``spec`` without building it; cached."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, stem, projection, seed=0))
+        return count(build(spec, shape, classes, stem, projection, feature_dim, seed=0))
 
 
-def smallest(specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto") -> str:
+def smallest(
+    specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto", feature_dim: int = 0
+) -> str:
     """Return the first spec with the fewest parameters: FedORION's common architecture."""
-    return min(specs, key=lambda spec: parameters(spec, shape, classes, stem=stem))
+
+    def size(spec: str) -> int:
+        return parameters(spec, shape, classes, stem, feature_dim=feature_dim)
+
+    return min(specs, key=size)
 
 
 def _stem(row: Architecture, stem: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,6 +65,40 @@ class Projected(Classifier):
     def features(self, x: Tensor) -> Tensor:
         projected: Tensor = self.projection(self.base.features(x))
         return projected
+
+
+@final
+class Pooled(Classifier):
+    """Classifier whose head reads K features: adaptive average pooling of the network's d features.
+
+    Feature j is the mean of features ⌊jd/K⌋ … ⌈(j+1)d/K⌉ − 1, so that entries repeat where K > d.
+    There are no parameters besides the new head. HtFLlib (Zhang et al., KDD 2025) gives all its
+    networks a common width in this way. torch's own pooling has no deterministic gradient on a GPU,
+    so that a product with a matrix computes the means.
+    """
+
+    means: Tensor  #: [d, K], columns that sum to 1
+
+    def __init__(self, base: Classifier, width: int) -> None:
+        """Remove the head of ``base`` and add one with ``width`` = K inputs."""
+        super().__init__()
+        d, classes = base.head.in_features, base.head.out_features
+        del base.head
+        self.base = base
+        self.register_buffer("means", _means(d, width), persistent=False)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.base.features(x) @ self.means
+
+
+def _means(d: int, width: int) -> Tensor:
+    """Return the matrix [d, width] that averages d features as ``adaptive_avg_pool1d`` does."""
+    means = torch.zeros(d, width)
+    for j in range(width):
+        first, end = j * d // width, -(-(j + 1) * d // width)
+        means[first:end, j] = 1 / (end - first)
+    return means
 
 
 class Split(Classifier):

@@ -83,7 +83,8 @@ def fitted(model: Classifier, state: Mapping[str, Tensor], path: Path) -> dict[s
     Raises ``ValueError``, one line, that names a layer that is missing, unknown or of another
     shape.
     """
-    own, last = model.state_dict(), f"{getattr(model, 'last', 'head')}."
+    inner = getattr(model, "base", model)
+    own, last = model.state_dict(), f"{getattr(inner, 'last', 'head')}."
     named: dict[str, Tensor] = {}
     for key, value in state.items():
         head = key.startswith(("head.", last))
@@ -108,6 +109,10 @@ def _unfit(path: Path, model: Classifier, why: str) -> ValueError:
 
 
 def _own_key(key: str, own: Mapping[str, Tensor]) -> str:
-    """Return a layer's key in ``own``, where ``features`` is ``trunk`` or inside ``trunk``."""
-    names = (key, f"trunk.{key}", "trunk." + key.removeprefix("features."))
+    """Return a layer's key in ``own``, where ``features`` is ``trunk`` or inside ``trunk``.
+
+    ``base`` is the network below a common feature width.
+    """
+    names = [key, f"trunk.{key}", "trunk." + key.removeprefix("features.")]
+    names += [f"base.{name}" for name in names]
     return next((name for name in names if name in own), key)

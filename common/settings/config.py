@@ -111,6 +111,9 @@ class Run(Section):
     """First layers of architectures that have both kinds; ``auto``: the architecture's default."""
     projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
     """MOON's projection of features to length 256 before the head of every network."""
+    feature_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of features before the head of every network, by adaptive average pooling of its own
+    features, as in HtFLlib (512 there); 0: each architecture's own number."""
     out: str = ""
     """Folder on the server's machine for journal, checkpoint, summary and model."""
     state_dir: str = ""
@@ -369,7 +372,7 @@ class MethodOptions(Section):
     """Values of ``auto`` (numbers: 0) with this method, by key, if they differ from the usual."""
 
     projects: ClassVar[bool] = True
-    """Whether the method's networks may have a projection before their heads."""
+    """Whether the networks' heads may read a projection of the features, or a common width."""
 
     leaks: ClassVar[str] = "uploads that its author does not say are only averaged"
     """Data other than a mean that a client sends or the server uses. It is the reason for which
@@ -387,9 +390,14 @@ class MethodOptions(Section):
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
-        if config.run.projection == "on" and not self.projects:
-            why = f'method = "{config.run.method}", which cuts networks apart'
+        projection, width = config.run.projection == "on", config.run.feature_dim
+        why = f'method = "{config.run.method}", which cuts networks apart'
+        if projection and not self.projects:
             raise not_allowed("projection", "on", why, "off")
+        if width and not self.projects:
+            raise not_allowed("feature-dim", width, why, 0)
+        if width and projection:
+            raise not_allowed("feature-dim", width, 'projection = "on"', 0)
         robust, unused = config.average.robust, self.averages_nothing
         if "average" not in self.uses:
             unused = f'method = "{config.run.method}"'

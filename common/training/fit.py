@@ -40,16 +40,15 @@ def fit(
 ) -> dict[str, float]:
     """Take one optimiser step on the scalar ``loss(*batch)`` for each batch.
 
-    ``clip``: largest gradient norm over all parameters; 0: no clipping. ``precision``: dtype in
-    which ``loss`` is computed, on the device of its first argument; weights and optimiser stay
-    float32.
+    ``clip``: largest gradient norm of each of the optimiser's groups of parameters; 0: no clipping.
+    ``precision``: dtype in which ``loss`` is computed, on the device of its first argument; weights
+    and optimiser stay float32.
 
     Returns the mean ``loss`` over the steps and the number of ``steps``.
 
     Raises ``ValueError`` if there is no batch, and ``FloatingPointError`` if the mean loss is not
     finite.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     total, steps = None, 0
     for batch in progress.steps(batches, "step"):
         optimizer.zero_grad(set_to_none=True)
@@ -59,8 +58,8 @@ def fit(
             got = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
             raise TypeError(f"a loss gives {got}; it should be a scalar tensor{at(loss)}")
         value.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(parameters, clip)
+        for group in optimizer.param_groups if clip else ():
+            nn.utils.clip_grad_norm_(group["params"], clip)
         optimizer.step()
         step_loss = value.detach().double()
         total = step_loss if total is None else total + step_loss

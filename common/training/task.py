@@ -33,8 +33,8 @@ from common.training.optimise import Moments
 
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 """Function from training batches (x, y) to the batches that a loss takes."""
-Form = tuple[Shape, int, str, bool]
-"""Input shape, number of outputs and stem of a network, and whether it has a projection."""
+Form = tuple[Shape, int, str, bool, int]
+"""Input shape, number of outputs and stem of a network, its projection and feature width."""
 
 
 @final
@@ -83,7 +83,8 @@ class Task:
     # Networks.
 
     def _form(self, classes: int = 0) -> Form:
-        return self.shape, classes or self.num_classes, self.stem, self.projection
+        run, outputs = self.config.run, classes or self.num_classes
+        return self.shape, outputs, self.stem, self.projection, run.feature_dim
 
     def build(
         self,
@@ -323,7 +324,8 @@ def global_spec(task: Task) -> str:
     config = task.config
     if config.run.global_model != "smallest":
         return config.run.global_model
-    return models.smallest(config.fleet, task.shape, task.num_classes, stem=task.stem)
+    shape, classes, stem, _, width = task._form()
+    return models.smallest(config.fleet, shape, classes, stem=stem, feature_dim=width)
 
 
 def check_architectures(config: Config) -> None:

@@ -20,7 +20,7 @@ from common.data.dataset import Dataset
 from common.data.shares import for_testing
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
-from common.models.classifier import Classifier, Projected, Split
+from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.settings.config import Config
 from common.settings.parse import parse
 from common.settings.section import Value
@@ -109,14 +109,14 @@ class Further:
     replies: list[tuple[Client, Reply]]
 
     def networks(self) -> list[tuple[Client, Split]]:
-        """Return each client's uploaded network in eval mode, without a projection.
+        """Return each client's uploaded network in eval mode, without a projection or pooling.
 
         Raises ``ValueError`` if the method uploads no networks, or a network has no stages.
         """
         networks = []
         for client, reply in self.replies:
             built = self.method.build(client.architecture, _own(client, reply, self.method)).eval()
-            net = built.base if isinstance(built, Projected) else built
+            net = built.base if isinstance(built, Projected | Pooled) else built
             if not isinstance(net, Split):
                 raise ValueError(f"client {client.k}: model {client.architecture!r} has no stages")
             networks.append((client, net))

@@ -26,6 +26,8 @@ FAMILIES = (
     *("dl-mh", "fedmd", "dense", "fedgkt", EXAMPLE),
 )
 """One method of each family, which `make test` runs; `make test-all` runs the others."""
+RELATIVES = ("fd", "fedgh", "fedtgp", "fml")
+"""Methods on the bases of another one that `make test-all` runs: `make exhaustive` runs them."""
 
 PUBLIC = {
     **{"data__public": 0.4, "data__samples": 200},
@@ -86,15 +88,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **{name: {"score__bn": "recalibrated", **NOISE} for name in ("lwn", "hetfedfl")},
     "ds-fl": PUBLIC,
     "fdmeta": PUBLIC,
+    "fedproto": {"feature_dim": 16, "fedproto__predict": "prototype"},
+    "fedtgp": {"feature_dim": 16, "fedtgp__server_epochs": 10},
+    "fedgh": {"feature_dim": 16, **under("fedgh", server_epochs=20, server_lr=0.1)},
+    "lg-fedavg": {"feature_dim": 16},
+    "fd": {"fd__weights": "leave-one-out"},
     "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
     "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),
 }
 
 
 def tiers(cases: Iterable[Any], first: Iterable[Any] = FAMILIES) -> list[Any]:
-    """Return ``cases`` as parameters; those that are not in ``first`` are for `make test-all`."""
-    known = list(first)
-    return [c if c in known else pytest.param(c, marks=pytest.mark.full) for c in cases]
+    """Return ``cases`` as parameters; those that are not in ``first`` are for `make test-all`.
+
+    Of them, ``RELATIVES`` are for `make exhaustive`.
+    """
+    known, rare = list(first), pytest.mark.exhaustive
+    marks = {c: rare if c in RELATIVES else pytest.mark.full for c in cases}
+    return [c if c in known else pytest.param(c, marks=marks[c]) for c in cases]
 
 
 def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""Base classes of clients that send the means of their outputs by class."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.bases.own_model import OwnModel
+from client_app.handler import D
+from common.exchange.protocol import ScoreRequest
+from common.exchange.records import StateDict
+from common.models.classifier import Classifier
+from common.models.prototypes import Nearest
+from common.techniques.class_table import (
+    ClassSums,
+    PrototypeOptions,
+    TableReply,
+    TableRequest,
+    Tables,
+    Taught,
+)
+
+T = TypeVar("T", bound=Tables)
+G = TypeVar("G", bound=Taught)
+P = TypeVar("P", bound=PrototypeOptions)
+Term = Callable[[Tensor, Tensor], Tensor]
+"""Function from outputs [n, m] and labels [n] to a scalar, a term of the loss."""
+
+
+class Tabled(OwnModel[T, D], ABC):
+    """Client with a private model that sends the class table of its features or logits."""
+
+    def train(self, request: D) -> TableReply:
+        p, net = self.participant, self.start(request).train()
+        running = self.options.collect == "running"
+        sums, term = ClassSums(self.task.num_classes), self.term(request)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            features = net.features(x)
+            logits = net.head(features)
+            outputs = self._chosen(features, logits)
+            if running:
+                sums.add(outputs, y)
+            value = F.cross_entropy(logits, y)
+            return value if term is None else value + term(outputs, y)
+
+        metrics = p.train(request.t, net.parameters(), loss)
+        self.keep(request.t, net)
+        if not running:
+            self._collect(net, sums)
+        if self.options.whole_test:
+            metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
+        rows, present = sums.table()
+        counts = torch.tensor(p.counts) if self.options.by_counts else torch.ones(len(present))
+        return TableReply(metrics=metrics, table=rows, counts=(counts * present).long())
+
+    def start(self, request: D) -> Classifier:
+        """Return the model from which the round starts: the private one."""
+        return self.local(request.t)
+
+    def term(self, request: D) -> Term | None:
+        """Return the term that is added to the cross-entropy; None: there is none."""
+        return None
+
+    def _chosen(self, features: Tensor, logits: Tensor) -> Tensor:
+        return logits if self.options.outputs == "logits" else features
+
+    @torch.no_grad()
+    def _collect(self, net: Classifier, sums: ClassSums) -> None:
+        """Add the outputs of all training samples, without augmentation, in evaluation mode."""
+        net.eval()
+        for x, y in self.task.in_order(*self.participant.train_set):
+            features = net.features(x)
+            sums.add(self._chosen(features, net.head(features)), y)
+
+
+class TaughtByTable(Tabled[G, TableRequest], ABC):
+    """Client with the loss CE(z, y) + λ · ``distance`` of its outputs to the table's rows."""
+
+    request_type = TableRequest
+
+    def term(self, request: TableRequest) -> Term | None:
+        if request.rows is None or request.present is None:
+            return None
+        weight, device = self.options.lambda_term, self.task.device
+        rows, present = request.rows.to(device), request.present.to(device)
+        return lambda outputs, y: weight * self.distance(outputs, rows[y], present[y])
+
+    @abstractmethod
+    def distance(self, outputs: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+        """Return the mean distance of outputs [n, m] to the rows [n, m] of their classes.
+
+        ``present`` [n]: whether the row exists; a sample without a row counts as 0.
+        """
+
+
+class TaughtByPrototypes(TaughtByTable[P], ABC):
+    """The same with prototypes, by which the client also classifies (``predict``)."""
+
+    def distance(self, outputs: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+        return squared(outputs, rows, present)
+
+    def own_model(self, t: int) -> Classifier | None:
+        """Return the private model; None if the prototypes count instead of its head."""
+        return super().own_model(t) if self.options.predict == "head" else None
+
+    def to_score(self, request: ScoreRequest, w: StateDict) -> Classifier:
+        """Return the classifier by the prototypes ``w``; without any, the private model."""
+        net = self.local(request.t + 1)
+        return Nearest(net, w["prototypes"], w["present"]) if w else net
+
+
+def squared(outputs: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+    """Return the mean of (outputs − rows)² over a row's numbers and the samples [n, m].
+
+    A sample whose row is not ``present`` [n] counts as 0.
+    """
+    return ((outputs - rows).square().mean(1) * present).mean()

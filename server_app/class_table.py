@@ -1,0 +1,120 @@
+"""Base classes of server halves that combine the clients' class tables."""
+
+from abc import ABC
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from common import progress
+from common.exchange.protocol import Request
+from common.exchange.records import Records, StateDict
+from common.techniques.class_table import (
+    ClassTable,
+    PrototypeOptions,
+    TableReply,
+    TableRequest,
+    Tables,
+    check_table,
+    class_mean,
+)
+from common.training import optimise, seeds
+from common.training.fit import Loss, fit
+from server_app.method import Client, Method, Metrics, Models, Replies
+
+T = TypeVar("T", bound=Tables)
+P = TypeVar("P", bound=PrototypeOptions)
+
+
+class State(Records, kind="class_table.State"):
+    """State of a server with one table."""
+
+    rows: Tensor | None
+    present: Tensor | None
+
+
+class Tabled(Method[T, TableReply], ABC):
+    """Server with the class table of the last round's replies, which clients receive next."""
+
+    reply_type = TableReply
+    state_type: ClassVar[type[Records]] = State
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.rows: Tensor | None = None
+        self.present: Tensor | None = None
+        self.width = self.options.width(self.task, self.config.brought)
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.width = self.options.width(self.task, [c.architecture for c in clients])
+
+    def request(self, t: int) -> Request | Callable[[Client], Request]:
+        return self.table_request()
+
+    def table_request(self) -> TableRequest:
+        """Return the request with the newest table."""
+        return TableRequest(rows=self.rows, present=self.present)
+
+    def check(self, client: Client, reply: TableReply) -> None:
+        most = client.n if self.options.by_counts else 0
+        check_table(reply, self.task.num_classes, self.width, client.info.classes, most)
+
+    def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
+        """Average the tables; a class that no client sent in this round has no row."""
+        self.rows, self.present = self.mean(replies)
+        return {"present": float(self.present.sum())}
+
+    @staticmethod
+    def mean(replies: Replies[TableReply]) -> ClassTable:
+        """Return the mean of the tables by their counts."""
+        pairs = [(reply.table, reply.counts) for _, reply in replies]
+        return class_mean([table for table, _ in pairs], [counts for _, counts in pairs])
+
+    def train_on_pairs(
+        self,
+        t: int,
+        replies: Replies[TableReply],
+        net: nn.Module,
+        loss: Loss,
+        *,
+        epochs: int,
+        lr: float,
+    ) -> float:
+        """Train ``net`` by SGD on all rows of the replies; return the mean loss.
+
+        ``loss``: scalar function of rows [n, m] and their classes [n]. A batch has
+        ``train.batch-size`` rows, and every row occurs once in each of ``epochs`` ≥ 1.
+        """
+        ys = [reply.counts.nonzero().flatten() for _, reply in replies]
+        rows = [reply.table[y] for (_, reply), y in zip(replies, ys, strict=True)]
+        x, y = torch.cat(rows).to(self.task.device), torch.cat(ys).to(self.task.device)
+        draw = seeds.stream(self.task.seed, "batches", "rows", t)
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for _ in progress.steps(range(epochs), "epoch"):
+                for order in torch.randperm(len(y), generator=draw).split(size):
+                    yield x[order.to(x.device)], y[order.to(x.device)]
+
+        size, sgd = self.config.train.batch_size, optimise.make(net.parameters(), "sgd", lr)
+        return fit(sgd, batches(), loss, precision=self.config.run.precision)["loss"]
+
+    def model(self) -> None:
+        return None
+
+
+class Prototypes(Tabled[P], ABC):
+    """Server whose table of prototypes also classifies, by the nearest one."""
+
+    name = "prototype"
+
+    def weights_to_score(self) -> StateDict | None:
+        if self.rows is None or self.present is None:
+            return None
+        return {"prototypes": self.rows, "present": self.present}
+
+    def further(self) -> dict[str, Models]:
+        """Return the head as a model without weights from the server, where it is not the own."""
+        by_prototype = self.options.predict == "prototype"
+        return {"head": {self.global_spec: {}}} if by_prototype else {}

@@ -1,0 +1,64 @@
+"""FedKD, server half: average the mentees' updates and compress their mean."""
+
+from collections.abc import Callable, Iterator
+from typing import final
+
+from torch import Tensor
+
+from common.exchange import protocol
+from common.exchange.records import Records, StateDict
+from common.methods.fedkd import Options, Reply, Request
+from common.techniques import low_rank
+from common.techniques.low_rank import Compressed
+from common.training import tree
+from server_app.aggregation.mean import average
+from server_app.global_model import GlobalModel
+from server_app.method import Client, Metrics, Replies
+
+
+@final
+class State(Records, kind="fedkd.State"):
+    w: StateDict
+    update: Compressed
+    since: int
+    holders: list[int]
+
+
+@final
+class FedKD(GlobalModel[Options, Reply]):
+    """Server with w ← w + C(1/|S_t| Σ_k C(w_k − w))."""
+
+    reply_type, state_type = Reply, State
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.update: Compressed = {}  #: the last change of w
+        self.since = 0  #: its round
+        self.holders: list[int] = []  #: clients that have stored w before this change
+
+    def request(self, t: int) -> Callable[[Client], Request]:
+        whole = Request(w=self.w, update=None, since=0)
+        if not self.holders:
+            return lambda client: whole
+        change = Request(w=None, update=self.update, since=self.since)
+        return lambda client: change if client.k in self.holders else whole
+
+    def check(self, client: Client, reply: Reply) -> None:
+        expected = self.task.expected(self.global_spec)
+        low_rank.check(reply.update, expected, "update")
+        tree.check_like(low_rank.apply(self.w, reply.update), expected, "w")
+
+    def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, Tensor]]:
+        trained = low_rank.apply(self.w, reply.update)
+        yield from ((n, x) for n, x in tree.steps(self.w, trained) if n in self.parameter_names)
+
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        states = [low_rank.apply(self.w, reply.update) for _, reply in replies]
+        options, parameters = self.config.average, self.parameter_names
+        mean = average(states, replies.sizes, self.w, options, parameters)
+        change = {name: value - self.w[name] for name, value in mean.items()}
+        energy = self.options.energy(t, self.config.run.rounds)
+        self.update, self.since = low_rank.compress(change, energy), t
+        self.w = low_rank.apply(self.w, self.update)
+        self.holders = [client.k for client in replies.clients]
+        return {}

@@ -1,0 +1,125 @@
+"""FML: losses by hand, and both networks alone where they do not learn from each other."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client_app.bases.own_model import ClientState
+from client_app.methods.fedkemf import FedKEMF
+from client_app.methods.fml import FML
+from client_app.participant import Participant
+from client_app.store import Store
+from common.exchange.records import StateDict
+from common.methods.fml import Options
+from common.settings.parse import parse
+from tests.support.tiny import Run, TinyRun, flat
+
+OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([0])
+ALONE = {"method": "fml", "fml__alpha": 1.0, "fml__beta": 1.0}
+FLEET = {"fleet": "cnn2@0.25,mlp@0.25"}
+
+
+def losses(own: Tensor = OWN, shared: Tensor = SHARED, **options: Any) -> tuple[Tensor, Tensor]:
+    half: Any = SimpleNamespace(options=Options(**options))
+    return FML.losses(half, own, shared, Y)
+
+
+def own_model(run: TinyRun, k: int) -> StateDict:
+    state = Store(run.folder / "state", "test", k).load_state(99, ClientState)
+    assert state is not None
+    return state.local
+
+
+def equal(a: StateDict, b: StateDict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # CE .12693 and .69315, KL(meme ‖ own) .43378, KL(own ‖ meme) .32781
+        ({}, (0.28035, 0.51048)),
+        ({"alpha": 1.0, "beta": 0.0}, (0.12693, 0.32781)),
+        ({"alpha": 0.0, "beta": 1.0}, (0.43378, 0.69315)),
+        ({"alpha": 0.0, "beta": 0.0, "kl": "mean"}, (0.43378 / 2, 0.32781 / 2)),
+    ],
+)
+def test_both_losses_by_hand(options: dict[str, Any], expected: tuple[float, float]) -> None:
+    assert [float(loss) for loss in losses(**options)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_teacher_has_a_gradient_only_without_detach() -> None:
+    for detach in (True, False):
+        own, shared = (z.clone().requires_grad_() for z in (OWN, SHARED))
+        first, _ = losses(own, shared, alpha=0.0, detach=detach)
+        _, wrong = torch.autograd.grad(first, [own, shared], allow_unused=True)
+        assert (wrong is None) == detach
+
+
+def test_without_mutual_terms_own_models_are_local_and_memes_are_fedavgs(played: Run) -> None:
+    """FedAvg of the meme: every client trains the global architecture."""
+    fml = played(**ALONE, **FLEET)
+    local = played(method="local", **FLEET)
+    fedavg = played(method="fedavg", average__weights="uniform", **FLEET)
+    for k in range(4):
+        assert equal(own_model(fml, k), own_model(local, k))
+    assert fml.weights == fedavg.weights
+    assert fml.weights != played(method="fml", **FLEET).weights
+
+
+def test_clipping_concerns_each_network_alone(played: Run) -> None:
+    clipped = {"train__clip": 0.5, "rounds": 1, **FLEET}
+    fml, local = played(**ALONE, **clipped), played(method="local", **clipped)
+    assert all(equal(own_model(fml, k), own_model(local, k)) for k in range(4))
+
+
+def test_half_weights_at_twice_the_rate_are_lwns_client(tmp_path: Path) -> None:
+    steps = []
+    for half, changes in ((FML, {"method": "fml", "train__lr": 0.1}), (FedKEMF, {"method": "lwn"})):
+        config = parse(flat(tmp_path, **{"train__lr": 0.05, "fleet": "cnn2@0.25", **changes}))
+        p = Participant(config, {"partition-id": 0}, "test")
+        nets = [p.model("cnn2@0.25", part=name) for name in ("own", "shared")]
+        half(p).learn_mutually(1, *nets)
+        steps.append([w for net in nets for w in net.parameters()])
+    for ours, theirs in zip(*steps, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def kl_div(log_q: Tensor, p: Tensor) -> Tensor:
+    """Return torch.nn.KLDivLoss()(log_q, p), the mean over samples and classes."""
+    return F.kl_div(log_q, p, reduction="none").mean()
+
+
+def test_one_step_of_htfllibs_undetached_losses(tmp_path: Path) -> None:
+    """Each network clipped at its own norm; KL divided by samples and classes."""
+    settings = {"fml__detach": False, "fml__kl": "mean", "train__clip": 0.3, "train__steps": 1}
+    given = {"fleet": "cnn2@0.25", "train__lr": 0.5, "train__momentum": 0.0}
+    config = parse(flat(tmp_path, method="fml", **settings, **given))
+    p = Participant(config, {"partition-id": 0}, "test")
+    ours, theirs = ([p.model("cnn2@0.25", part=n) for n in ("own", "shared")] for _ in range(2))
+    (x, y), *_ = p.task.batches(*p.train_set, p.k, 1, drop_last=True)
+    own, shared = (net(x) for net in theirs)
+    log_own, log_shared = F.log_softmax(own, 1), F.log_softmax(shared, 1)
+    loss = 0.5 * F.cross_entropy(own, y) + 0.5 * kl_div(log_own, log_shared.exp())
+    other = 0.5 * F.cross_entropy(shared, y) + 0.5 * kl_div(log_shared, log_own.exp())
+    loss.backward(retain_graph=True)
+    other.backward()
+    for net in theirs:
+        assert torch.nn.utils.clip_grad_norm_(net.parameters(), 0.3) > 0.3
+        torch.optim.SGD(net.parameters(), 0.5).step()
+    FML(p).learn_mutually(1, *ours)
+    for one, two in zip(ours, theirs, strict=True):
+        for w, v in zip(one.parameters(), two.parameters(), strict=True):
+            torch.testing.assert_close(w, v, rtol=0, atol=1e-6)
+
+
+def test_the_bytes_are_those_of_fedavg_with_the_meme(played: Run) -> None:
+    fml, fedavg = played(method="fml", **FLEET), played(method="fedavg", **FLEET)
+    for ours, theirs in zip(fml.journal[1:], fedavg.journal[1:], strict=True):
+        assert ours["bytes"]["arrays_up"] == theirs["bytes"]["arrays_up"]
+        assert ours["bytes"]["arrays_down"] == theirs["bytes"]["arrays_down"]
