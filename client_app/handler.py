@@ -1,8 +1,10 @@
 """Base class of a method's client half: the work of participant k for each type of message."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, TypeVar, cast, final
+
+import torch
 
 from client_app.participant import Participant
 from common import models
@@ -24,6 +26,7 @@ from common.settings.config import Config, MethodOptions
 from common.settings.names import version_of
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs, tree
+from common.training.task import Result
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Request)
@@ -137,14 +140,36 @@ class Handler(ABC, Generic[O, D]):
     def score(self, request: ScoreRequest) -> ScoreReply:
         """Return the accuracies of the client's own and the global model on its test samples."""
         p = self.participant
-        shared = p.accuracy(self.to_score(request, request.w)) if request.w is not None else None
-        own = self.own_model(request.t)
+        shared = p.result(self.to_score(request, request.w)) if request.w is not None else None
+        own = self.own_result(request, shared)
         further = {n: p.accuracy(self.to_score(request, w)) for n, w in request.models.items()}
+        accuracies = {name: value for name, value in further.items() if value is not None}
+        return self.scores(request, own, shared, accuracies)
+
+    def own_result(self, request: ScoreRequest, shared: Result | None) -> Result | None:
+        """Return the scores of the client's own model, or those of the global one (``shared``)."""
+        net = self.own_model(request.t)
+        return shared if net is None else self.participant.result(net)
+
+    @final
+    def scores(
+        self,
+        request: ScoreRequest,
+        own: Result | None,
+        shared: Result | None,
+        accuracies: Mapping[str, float],
+    ) -> ScoreReply:
+        """Return the reply with the scores of the client's own, the global and further models.
+
+        None: there is no such model, or there are no test samples.
+        """
+        counted = own is not None and request.confusion and self.config.run.share_counts
         return ScoreReply(
-            n=p.n_test,
-            accuracy=shared if own is None else p.accuracy(own),
-            accuracy_global=shared,
-            accuracies={name: value for name, value in further.items() if value is not None},
+            n=self.n_test,
+            accuracy=own and own.accuracy,
+            accuracy_global=shared and shared.accuracy,
+            accuracies=dict(accuracies),
+            confusion=torch.tensor(own.confusion, dtype=torch.int32) if own and counted else None,
         )
 
     @final

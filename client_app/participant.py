@@ -29,7 +29,7 @@ from common.techniques.privacy import Secret
 from common.training import device, seeds, tree
 from common.training.fit import Loss
 from common.training.optimise import Moments
-from common.training.task import Extend, Task, epochs, evaluate, global_spec
+from common.training.task import Extend, Result, Task, epochs, evaluate, global_spec
 
 R = TypeVar("R", bound=Records)
 
@@ -238,9 +238,19 @@ class Participant:
 
     def accuracy(self, net: Classifier) -> float | None:
         """Return the accuracy of ``net`` on the local test samples; None if there are none."""
+        result = self.result(net)
+        return result and result.accuracy
+
+    def result(self, net: Classifier, *, whole: bool = False) -> Result | None:
+        """Return the scores of ``net`` on the local test samples; None if there are none.
+
+        ``whole``: on the whole test set of the task instead.
+        """
+        if whole:
+            return evaluate(net, *self._task_test, self.task)
         if self.n_test == 0:
             return None
-        return evaluate(net, *self.test_set, self.task, name=("score", self.k)).accuracy
+        return evaluate(net, *self.test_set, self.task, name=("score", self.k))
 
     def statistics(self, t: int, net: Classifier, *, by_batch: bool) -> StateDict:
         """Return the statistics of ``net``'s BatchNorm layers on the local training samples.
@@ -258,7 +268,9 @@ class Participant:
 
     def test_accuracy(self, net: Classifier) -> float:
         """Return the accuracy of ``net`` on the whole test set of the task."""
-        return evaluate(net, *self._task_test, self.task).accuracy
+        result = self.result(net, whole=True)
+        assert result is not None
+        return result.accuracy
 
     @cached_property
     def _task_test(self) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import final
+from typing import Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import first_line, invalid
 
 _DIGEST = re.compile(rb', "digest": "([0-9a-f]{64})"\}\Z')
+
+Primary = Literal["global", "personal"]
+"""Score that counts for a run: the server's model on the server's test set, or the clients' models
+on their own test samples."""
 
 VERSION = 2
 """Version of the entries. Version 1 had no key ``version``, had ``clients`` for ``client_metrics``,
@@ -82,6 +86,30 @@ class Fairness(Part):
     def flat(self) -> dict[str, float | dict[str, float]]:
         """Return amp, fm and wlp of the run's model, and those of every model under its name."""
         return {**self.main.model_dump(), **{n: s.model_dump() for n, s in self.models.items()}}
+
+
+@final
+class Personal(Part):
+    """Accuracy in [0, 1] of the clients' own models, or else of the global one, on their own tests.
+
+    The scored clients with test samples count (``common.metrics.over_clients``).
+    """
+
+    accuracy: float  #: mean, weighted by test samples: the AMP of the own models
+    unweighted: float  #: mean
+    std: float  #: population standard deviation
+    worst: float  #: the worst client's
+    worst_tenth: float  #: unweighted mean of the worst tenth of the clients
+    clients: int
+
+
+@final
+class ByClass(Part):
+    """Metrics by class in [0, 1], over all samples of a score (``common.metrics.over_classes``)."""
+
+    accuracy: list[float | None]  #: of each class; None for a class without samples
+    balanced_accuracy: float
+    macro_f1: float
 
 
 @final
@@ -206,6 +234,12 @@ class Entry(Part):
     # The clients' scores, in rounds with scores.
     scores: list[ClientScore] = []
     fairness: Fairness | None = None
+    personal: Personal | None = None
+
+    # The run's primary score.
+    primary: Primary = "global"  #: ``personal``: ``personal.accuracy``, else ``accuracy``
+    by_class: ByClass | None = None
+    confusion: list[tuple[int, int, int]] = []  #: ``common.metrics.Confusion``, in the last round
 
     failures: list[Failure] = []
     notes: list[str] = []  #: remarks for the reader of the run
@@ -215,17 +249,25 @@ class Entry(Part):
     memory: PeakMemory | None = None  #: if measured
 
     @property
-    def score(self) -> float | None:
-        """Accuracy of the server's model, else of the clients' own models (weighted mean)."""
-        by_clients = self.fairness.main.amp if self.fairness else None
-        return by_clients if self.accuracy is None else self.accuracy
-
-    @property
     def end(self) -> str:
         """Reason why the run ends with this round before its last one, or an empty text."""
         if self.reached is not None:
             return f"target {100 * self.reached:.1f} % is reached"
         return f"{self.stalled} rounds without a new best score" if self.stalled else ""
+
+    @property
+    def primary_accuracy(self) -> float | None:
+        """Accuracy in [0, 1] that counts for the run; None in a round without that score."""
+        if self.primary == "global":
+            return self.accuracy
+        return self.personal.accuracy if self.personal else None
+
+    @property
+    def other_accuracy(self) -> float | None:
+        """Accuracy in [0, 1] of the score that is not primary; None in a round without it."""
+        if self.primary == "personal":
+            return self.accuracy
+        return self.personal.accuracy if self.personal else None
 
     def line(self) -> str:
         """Return the entry as a line of the journal, without digest and line end."""

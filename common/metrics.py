@@ -1,5 +1,7 @@
-"""Metrics of a run: accuracy over rounds, rounds to a target, fairness, quantiles of clients."""
+"""Metrics of a run: accuracy over rounds, by client and by class, rounds to a target, quantiles."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -11,6 +13,9 @@ MANY = 200  #: clients that are listed one by one; with more, the report shows q
 SHARES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
 """Names of quantiles to the share of the values that are at most the quantile."""
 LAST = 10  #: rounds in the mean ``last10``
+TENTH = 0.1  #: share of the clients in ``worst_tenth``
+Confusion = Sequence[tuple[int, int, int]]
+"""Class, predicted class and number of samples, for each pair of classes that occurs, ascending."""
 
 
 def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
@@ -38,6 +43,63 @@ def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, flo
     values = np.asarray(accuracies, dtype=np.float64)
     amp = float(np.average(values, weights=np.asarray(sizes, dtype=np.float64)))
     return {"amp": amp, "fm": float(values.var()), "wlp": float(values.min())}
+
+
+def over_clients(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
+    """Return statistics of ≥ 1 clients' accuracies in [0, 1], by the fields of ``Personal``.
+
+    ``accuracy``, ``std`` and ``worst`` are AMP, √FM and WLP of ``fairness``. ``worst_tenth`` is the
+    unweighted mean of the lowest ⌈N/10⌉ accuracies (Li et al., ICLR 2020, table 1).
+    """
+    spread = fairness(accuracies, sizes)
+    lowest = sorted(accuracies)[: math.ceil(TENTH * len(accuracies))]
+    return {
+        "accuracy": spread["amp"],
+        "unweighted": float(np.mean(accuracies)),
+        "std": math.sqrt(spread["fm"]),
+        "worst": spread["wlp"],
+        "worst_tenth": float(np.mean(lowest)),
+    }
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray) -> Confusion:
+    """Return how often each pair of label and predicted class [n] occurs."""
+    counts = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    return [(*pair, count) for pair, count in sorted(counts.items())]
+
+
+def pooled(confusions: Iterable[Confusion]) -> Confusion:
+    """Return the sum of several confusions."""
+    total = Counter[tuple[int, int]]()
+    for part in confusions:
+        total.update({(label, predicted): count for label, predicted, count in part})
+    return [(*pair, count) for pair, count in sorted(total.items())]
+
+
+def over_classes(confusion: Confusion, classes: int) -> dict[str, float | list[float | None]]:
+    """Return the metrics of ``ByClass`` for ≥ 1 samples of ``classes`` classes.
+
+    ``accuracy``: the recall of each class, None without samples of it. ``balanced_accuracy``: their
+    mean. ``macro_f1``: the mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur among
+    labels or predictions, as in scikit-learn.
+    """
+    matrix = np.array(confusion, dtype=np.int64).reshape(-1, 3)
+    labels, predicted = (
+        np.bincount(matrix[:, i], weights=matrix[:, 2], minlength=classes) for i in (0, 1)
+    )
+    correct = matrix[matrix[:, 0] == matrix[:, 1]]
+    hits = np.bincount(correct[:, 0], weights=correct[:, 2], minlength=classes)
+    tested, occurring = labels > 0, labels + predicted > 0
+    recall = hits[tested] / labels[tested]
+    accuracies: list[float | None] = [None] * classes
+    for c, value in zip(np.flatnonzero(tested), recall, strict=True):
+        accuracies[c] = float(value)
+    f1 = 2 * hits[occurring] / (labels + predicted)[occurring]
+    return {
+        "accuracy": accuracies,
+        "balanced_accuracy": float(recall.mean()),
+        "macro_f1": float(f1.mean()),
+    }
 
 
 def over_mixtures(

@@ -69,8 +69,17 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy of the server's model after the last round, in [0, 1]; None: not scored."""
+        """Primary accuracy after the last round, in [0, 1]; None: not scored.
+
+        It is that of the server's model on its test set, or with ``primary == "personal"`` that of
+        the clients' models on their own test samples.
+        """
         return self._read().headline()["final"]
+
+    @property
+    def primary(self) -> str:
+        """Score that counts for the run: ``global`` or ``personal``."""
+        return self._read().primary
 
     @property
     def journal(self) -> pandas.DataFrame:
@@ -228,6 +237,11 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Value]:
 def _row(entry: Entry) -> dict[str, object]:
     """Return the numbers of a round by column name."""
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
+    row["primary_accuracy"] = entry.primary_accuracy
+    if entry.personal:
+        row |= {f"personal_{name}": value for name, value in entry.personal.model_dump().items()}
+    if entry.by_class:
+        row |= entry.by_class.model_dump(exclude={"accuracy"})
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
     row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}
     if entry.privacy is None:  # otherwise withheld

@@ -29,7 +29,7 @@ from server_app.methods import make
 from server_app.scoring import drift
 from server_app.scoring.collapse import collapse
 from server_app.scoring.recalibrate import Recalibration
-from server_app.scoring.score import Scorer, score_check, score_requests, write_scores
+from server_app.scoring.score import Scorer, score_check, score_requests
 from server_app.stopped import CollapsedRound, DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -93,7 +93,7 @@ class MethodStrategy(Strategy):
         the replies, ``aggregate_…`` checks and uses the replies.
         """
         self.clients, refused_nodes = self.readmission.renew(t, self.clients)
-        self.before, self.entry = self.entry, Entry(round=t)
+        self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
         self.method.excluded = resume.excluded(self.undone, t)
         self.traffic.clear()
         try:
@@ -107,6 +107,7 @@ class MethodStrategy(Strategy):
                 self._score()
                 self._notice_collapse()
                 self._score_at_clients()
+                self._notice_end()
         except DivergedRound as diverged:
             self._go_back(diverged)
         else:
@@ -278,15 +279,16 @@ class MethodStrategy(Strategy):
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
-        if score.ends(entry.accuracy):
-            entry.reached = score.target
-        self._notice_stall()
+        self._notice_end()
 
-    def _notice_stall(self) -> None:
-        """Write to the entry how long there is no new best score, if this ends the run."""
-        entry, patience = self.entry, self.config.score.patience
+    def _notice_end(self) -> None:
+        """Write to the entry why the primary score ends the run: its target, or no new best."""
+        entry, score = self.entry, self.config.score
+        accuracy = entry.primary_accuracy
+        if score.ends(accuracy):
+            entry.reached = score.target
         since = entry.round - self.best.round
-        if 0 < patience <= since and entry.score is not None and not _better(entry, self.best):
+        if accuracy is not None and 0 < score.patience <= since and not _better(entry, self.best):
             entry.stalled = since
 
     def _notice_collapse(self) -> None:
@@ -321,21 +323,21 @@ class MethodStrategy(Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            requests = score_requests(self.scorer.scored, self.clients)
+            requests = score_requests(self.scorer.scored, self.clients, self.scorer.counts)
             return self.messenger.make_messages(server_round, "evaluate", requests).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Write the clients' scores and fairness to the entry; return their mean accuracy."""
-        t, entry, check = server_round, self.entry, score_check(self.method)
+        """Write the clients' scores to the entry; return their mean accuracy."""
+        t, entry = server_round, self.entry
+        check = score_check(self.method, self.scorer.counts)
         with clock(entry, "client scores"):
             good, refused = self.messenger.open(
                 t, replies, ScoreReply, self.clients, check, "score"
             )
         entry.failures = entry.failures + refused
-        write_scores([score for _, score in good], self.method.name, entry)
-        self._notice_stall()
+        self.scorer.add_scores([score for _, score in good], entry)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 
@@ -351,6 +353,8 @@ class MethodStrategy(Strategy):
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
+        if self.scorer.confusion and self._over():
+            entry.confusion = list(self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self.best = entry if _better(entry, self.best) else self.best
         self._keep()
@@ -381,7 +385,7 @@ class MethodStrategy(Strategy):
         self.readmission = Readmission(self.messenger, self.grid)
         if saved is None:
             with clock(entry, "total"), _phase(entry, "score"):
-                self.scorer.score(entry)
+                self.scorer.score(self.scorer.begin(entry))
             self.method.release_memory()
             census.describe(entry, self.method)
             self._keep()
@@ -451,9 +455,9 @@ class MethodStrategy(Strategy):
     def _over(self) -> bool:
         """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
-        reached = entry.round > 0 and config.score.ends(entry.accuracy)
-        stalled = config.score.patience and (entry.stalled or 0) >= config.score.patience
-        return bool(reached or stalled) or entry.round >= config.run.rounds
+        reached = entry.round > 0 and config.score.ends(entry.primary_accuracy)
+        stalled = 0 < config.score.patience <= (entry.stalled or 0)
+        return reached or stalled or entry.round >= config.run.rounds
 
     def _due(self, every: int) -> bool:
         """Return whether work that is done every ``every`` rounds and after the last one is due."""
@@ -462,8 +466,10 @@ class MethodStrategy(Strategy):
 
     def _asks_for_scores(self) -> bool:
         """Return whether clients score models in this round."""
-        due = self.entry.end or self._due(self.config.score.clients_every)
-        return bool(due) and not self.private
+        score, due = self.config.score, self._due(self.config.score.clients_every)
+        if self.scorer.primary == "personal":
+            due = due or self._due(score.every)
+        return not self.private and (self.entry.end != "" or due)
 
 
 @contextmanager
@@ -474,8 +480,9 @@ def _phase(entry: Entry, name: str) -> Iterator[None]:
 
 
 def _better(entry: Entry, best: Entry) -> bool:
-    """Return whether the entry has a score, above that of ``best`` if that has one."""
-    return entry.score is not None and (best.score is None or entry.score > best.score)
+    """Return whether the entry has a primary accuracy, above that of ``best`` if that has one."""
+    new, old = entry.primary_accuracy, best.primary_accuracy
+    return new is not None and (old is None or new > old)
 
 
 def _consumed(replies: dict[int, Message]) -> Iterator[Message]:

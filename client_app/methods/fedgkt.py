@@ -87,8 +87,8 @@ class FedGKT(Handler[Options, Request]):
 
     def score(self, request: ScoreRequest) -> ScoreReply:
         p, edge, shared = self.participant, self._edge(request.t + 1), None
-        accuracy = p.test_accuracy if self.options.whole_test else p.accuracy
+        whole = self.options.whole_test
         if request.w is not None:
             net = EdgeServerModel(edge, p.model(p.global_spec, request.w))
-            shared = accuracy(self.task.place(net))
-        return ScoreReply(n=self.n_test, accuracy=accuracy(edge), accuracy_global=shared)
+            shared = p.result(self.task.place(net), whole=whole)
+        return self.scores(request, p.result(edge, whole=whole), shared, {})

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.bases.global_copy import GlobalCopy
-from common.exchange.protocol import ScoreReply, ScoreRequest
+from common.exchange.protocol import ScoreRequest
 from common.methods.heterofl import Partial, Reply, Request
 from common.models.classifier import Classifier
 from common.models.layers import normalisations
 from common.models.masked import Zeroed
 from common.training.fit import Loss
+from common.training.task import Result
 
 
 @final
@@ -49,12 +50,11 @@ class HeteroFL(GlobalCopy[Partial, Request]):
             return net
         return Zeroed(net, [c for c, count in enumerate(self.participant.counts) if count])
 
-    def score(self, request: ScoreRequest) -> ScoreReply:
-        """Return the accuracies; ``accuracy`` is that of the masked widest network."""
-        p, reply = self.participant, super().score(request)
+    def own_result(self, request: ScoreRequest, shared: Result | None) -> Result | None:
+        """Return the scores of the masked widest network."""
+        p = self.participant
         assert request.w is not None, "the widest network"
-        own = p.accuracy(self.masked(p.model(request.spec, request.w)))
-        return reply.model_copy(update={"accuracy": own})
+        return p.result(self.masked(p.model(request.spec, request.w)))
 
 
 def divided_by(rate: float) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor] | None]:

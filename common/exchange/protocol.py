@@ -9,7 +9,9 @@ runtime's node id.
 from typing import Annotated, Literal, Self
 
 from flwr.app import RecordDict
+from jaxtyping import Int32
 from pydantic import Field
+from torch import Tensor
 
 from common.exchange.records import Records, StateDict
 
@@ -141,6 +143,8 @@ class ScoreRequest(ToClient, kind="protocol.Ask"):
     w: StateDict | None
     models: dict[str, StateDict] = {}
     """Further global models by name, scored in the same exchange."""
+    confusion: bool = False
+    """Whether the reply has the confusion of the model behind ``accuracy``."""
 
 
 class StatisticsRequest(ToClient, kind="protocol.Measure"):
@@ -176,3 +180,6 @@ class ScoreReply(ToServer, kind="protocol.Score"):
     """Accuracy of the global model; None if there is none, or no test samples."""
     accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}
     """Accuracies of the further models of ``ScoreRequest`` by name; empty without test samples."""
+    confusion: Int32[Tensor, "m 3"] | None = None
+    """``common.metrics.Confusion`` of the model behind ``accuracy``; None if it is not requested,
+    without test samples, or without ``share-counts``, because it has the samples of each class."""

@@ -251,6 +251,11 @@ class Data(Section):
             )
 
     @property
+    def has_client_tests(self) -> bool:
+        """Whether clients have test samples."""
+        return self.test == "own" or self.test_fraction > 0
+
+    @property
     def elsewhere(self) -> str:
         """Key that selects another data set as the public set; empty if no such key is set."""
         if self.public_name:
@@ -293,14 +298,19 @@ class Wire(Section):
 class Score(Section):
     """Settings of the models' tests."""
 
+    primary: Literal["auto", "global", "personal"] = "auto"
+    """Score that counts for the run. ``global``: the server's model on its test set. ``personal``:
+    the clients' models on their own test samples. ``auto``: ``global`` if there is such a model."""
     every: AtLeastOne = 1
-    """Rounds between scores of the server's model, which is also scored after the last round."""
+    """Rounds between primary scores and scores of the server's model; both also exist after the
+    last round."""
     clients_every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between scores on the clients' test samples; 0: after the last round only."""
+    """Rounds between scores on the clients' test samples; 0: after the last round only. If the
+    primary score is personal, they also follow ``every``."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Number of clients that score, drawn once for the run; 0: all."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Test accuracy; the summary has the round in which it is reached. 0: none."""
+    """Primary accuracy; the summary has the round in which it is reached. 0: none."""
     stop: bool = False
     """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
     patience: Annotated[int, Field(ge=0)] = 0
@@ -328,7 +338,7 @@ class Score(Section):
             raise ValueError("score.stop = true needs a score.target above 0")
 
     def ends(self, accuracy: float | None) -> bool:
-        """Return whether a round with this test accuracy, in [0, 1] or None, is the last."""
+        """Return whether a round with this primary accuracy, in [0, 1] or None, is the last."""
         return self.stop and accuracy is not None and accuracy >= self.target
 
 
@@ -425,6 +435,7 @@ class MethodOptions(Section):
             "average.across": ("a size may belong to a single client", "none"),
             "oca.aggregate": ("cached uploads would be used again", "off"),
             "score.bn": ("clients' statistics have no noise", "running", "batch"),
+            "score.primary": ("clients' scores have no noise", "auto", "global"),
             "score.clients-every": ("clients' scores have no noise", 0),
             "score.drift": ("the clients' updates have no noise there", False),
             "flops": (samples, False),

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from common import methods
 from common.errors import refusal
 from common.files import in_order
-from common.settings.config import SECTIONS, Config, Data, Node, Run
+from common.settings.config import SECTIONS, Config, Data, Node, Run, not_allowed
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Auto, Section, Value, kebab, value_kind
@@ -79,6 +79,9 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
         )
     config.data.check()
     config.score.check()
+    if config.score.primary == "personal" and not config.data.has_client_tests:
+        why = "data.test-fraction = 0: clients have no test samples"
+        raise not_allowed("score.primary", "personal", why, "auto", "global")
     if run.clients and run.per_round > run.clients:
         raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
     if not config.fleet:

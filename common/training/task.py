@@ -21,6 +21,7 @@ from common import models, progress
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.exchange.records import StateDict
+from common.metrics import Confusion, confusion
 from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
@@ -287,6 +288,7 @@ def _cached_network(spec: str, form: Form, layout: MemoryFormat) -> Classifier:
 class Result(NamedTuple):
     accuracy: float  #: share of samples whose largest logit is the label's, in [0, 1]
     loss: float  #: mean cross-entropy in nats
+    confusion: Confusion  #: of the n samples
 
 
 @torch.no_grad()
@@ -299,7 +301,7 @@ def evaluate(
     bn: str = "",
     name: tuple[str | int, ...] = ("score",),
 ) -> Result:
-    """Return accuracy and loss of ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
+    """Return accuracy, loss and confusion of ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
 
     ``bn``: statistics for BatchNorm, by default ``score.bn``. ``batch`` uses those of each test
     batch, in an order drawn from the stream ``name`` (transductive: the prediction for one image
@@ -309,14 +311,16 @@ def evaluate(
     by_batch = (bn or task.config.score.bn) == "batch" and len(x) > 1
     was_training = net.training
     net.eval()
-    correct, loss = 0, 0.0
+    pairs, loss = list[Tensor](), 0.0
     with batch_statistics(net) if by_batch else nullcontext():
         for images, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
             logits = net(images)
-            correct += int((logits.argmax(1) == labels).sum())
+            pairs.append(torch.stack([labels, logits.argmax(1)]).cpu())
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
     net.train(was_training)
-    return Result(correct / len(x), loss / len(x))
+    labels, predicted = torch.cat(pairs, 1).numpy()
+    correct = int((labels == predicted).sum())
+    return Result(correct / len(x), loss / len(x), confusion(labels, predicted))
 
 
 def global_spec(task: Task) -> str:

@@ -45,6 +45,7 @@ def one(run: Run) -> Page:
         sections=[
             sections.learning(run),
             sections.clients(run),
+            sections.classes(run),
             sections.fairness(run),
             sections.data(run),
             sections.cost(run),
@@ -124,7 +125,8 @@ def _results(groups: Groups) -> Section:
         lambda run: run.headline()["last10"],
         lambda run: run.mean_on_clients()[1],
     ]
-    columns = [_marked([group.values(measure) for group in groups]) for measure in measures]
+    alike = _one_score(groups)
+    columns = [_marked([group.values(measure) for group in groups], alike) for measure in measures]
     columns[-1] = [
         replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
         for cell, group in zip(columns[-1], groups, strict=True)
@@ -137,12 +139,15 @@ def _results(groups: Groups) -> Section:
         spent = duration(fmean(run.seconds() for run in runs))
         failed = str(sum(len(run.failures()) for run in runs))
         cells = [column[i] for column in columns]
+        if runs[0].primary == "personal":
+            cells[:3] = [replace(c, aside=f"{c.aside} personal".strip()) for c in cells[:3]]
         rows.append([Cell(group.label, dot=i), ", ".join(rounds), *cells, down, up, spent, failed])
     header = ("run", "rounds", "final", "best", "last 10", "on clients")
     table = Table((*header, "down", "up", "time", "failures"), rows)
     lead = (
-        "Final, best and last 10: the server's model on its test set. On clients: their own "
-        "models, or the global one if they have none, on their test shares; "
+        "Final, best and last 10: the server's model on its test set, or where marked as personal "
+        "the clients' models on their own test samples. On clients: their own models, or the "
+        "global one if they have none, on their test shares; "
         f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}."
     )
     if any(group.several for group in groups):
@@ -150,10 +155,18 @@ def _results(groups: Groups) -> Section:
     return single("Results", lead, table=table)
 
 
-def _marked(values: Sequence[Sequence[float]]) -> list[Cell]:
-    """Return a column of results: each group's mean ± half of its interval, the best in bold."""
+def _one_score(groups: Groups) -> bool:
+    """Return whether all runs have the same primary score, so that their accuracies compare."""
+    return len({run.primary for _, run in named(groups)}) <= 1
+
+
+def _marked(values: Sequence[Sequence[float]], alike: bool) -> list[Cell]:
+    """Return a column of results: each group's mean ± half of its interval.
+
+    The best is in bold if the groups are ``alike``, which means that their numbers compare.
+    """
     means = [fmean(of_group) if of_group else None for of_group in values]
-    best = max((mean for mean in means if mean is not None), default=None)
+    best = max((mean for mean in means if mean is not None), default=None) if alike else None
     cells = []
     for mean, of_group in zip(means, values, strict=True):
         half = half_width(of_group)
@@ -168,11 +181,15 @@ def _curves(groups: Groups) -> Section:
     if all(e.loss is None for _, run in named(groups) for e in run.entries):
         del curves["Loss by round"]
     curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
-    cards = [
-        Card(f"{title}, server's model", draw(groups), f"{title} of {names}.")
-        for title, draw in curves.items()
-    ]
-    lead = "Every curve shows the server's model on its test set."
+    cards = [Card(title, draw(groups), f"{title} of {names}.") for title, draw in curves.items()]
+    kinds = {
+        kind: [g.label for g in groups if g.runs[0].primary == kind] for kind in sections.SCORE
+    }
+    lead = " ".join(
+        f"{score}: {', '.join(kinds[kind])}." if not _one_score(groups) else f"{score}."
+        for kind, score in sections.SCORE.items()
+        if kinds[kind]
+    )
     if seeds := [group.label for group in groups if group.several]:
         lead += (
             f" A band is the mean ± one sample standard deviation ({'; '.join(seeds)})"

@@ -8,8 +8,9 @@ Every point, bar and bubble shows its value on hover (``style.set_hover_texts``)
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,12 +22,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from common.data.picture import bubbles
 from common.journal import Entry
-from common.metrics import MANY, fairness, over_mixtures, thinned
+from common.metrics import MANY, Confusion, fairness, over_mixtures, thinned
 from common.training.seeds import rng
 from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total
-from deploy.report.style import MUTED, PAPER, frame, series, set_hover_texts, style
+from deploy.report.style import INK, MUTED, PAPER, frame, series, set_hover_texts, style
 from deploy.report.table import clean, duration, number, percent, size
 
 Groups = Sequence[Group]
@@ -39,6 +40,7 @@ PHASES = ("select", "clients", "step", "statistics", "score", "checkpoint")  # i
 BARS = 80  # most rounds that are drawn as bars; more are drawn as areas
 LEAST = 5  # smallest width of the axis in bars; fewer bars are centred
 LABELLED = 60  # most clients that are all labelled under their bars
+NUMBERED = 12  # most classes of a confusion matrix with numbers
 MARKS = 60  # most points of a line with a hover text
 DRAWS = 2000  #: random mixtures of the clients' distributions
 CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few dominant clients
@@ -51,7 +53,7 @@ Course = dict[int, tuple[float, float]]
 
 @style()
 def accuracy(groups: Groups) -> Figure:
-    """Plot the server's test accuracy by round; for one run also the method's other accuracies."""
+    """Plot the primary accuracy by round; for one run also its other accuracies, dashed."""
     figure, axes = frame(HALF)
     _lines(axes, groups, lambda run: {t: (t, a) for t, a in run.accuracies()}, _share)
     for run in groups[0].runs if len(groups) == 1 and not groups[0].several else ():
@@ -64,14 +66,26 @@ def accuracy(groups: Groups) -> Figure:
                 f"best {percent(best)}", (t, best), (0, 8), textcoords="offset points",
                 ha=side, color=MUTED, fontsize=9.0,
             )  # fmt: skip
-        names = dict.fromkeys(name for e in run.entries for name in e.accuracies)
+        further = [(e.round, _further(e)) for e in run.entries]
+        names = dict.fromkeys(name for _, accuracies in further for name in accuracies)
         for i, name in enumerate(names, start=1):
-            scored = [(e.round, e.accuracies[name]) for e in run.entries if name in e.accuracies]
+            scored = [(t, accuracies[name]) for t, accuracies in further if name in accuracies]
             points = [(t, v, f"{name}, round {t}: {_share(v)}") for t, v in scored]
             _line(axes, points, name, i, further=True)
     _over_rounds(axes, margin=0.02)
     _as_shares(axes)
     return figure
+
+
+def _further(entry: Entry) -> dict[str, float]:
+    """Return the accuracies of a round beside the primary one, by name."""
+    personal, accuracies = entry.personal, dict[str, float]()
+    if entry.primary == "personal":
+        accuracies |= {"worst tenth of clients": personal.worst_tenth} if personal else {}
+        accuracies |= {"global model": entry.accuracy} if entry.accuracy is not None else {}
+    elif personal:
+        accuracies["personal"] = personal.accuracy
+    return accuracies | entry.accuracies
 
 
 def loss(groups: Groups) -> Figure:
@@ -211,13 +225,13 @@ def seconds_by_round(run: Run) -> Figure:
 
 
 def by_bytes(groups: Groups) -> Figure:
-    """Plot accuracy against the bytes sent so far, up and down."""
+    """Plot the primary accuracy against the bytes sent so far, up and down."""
     cost = "bytes sent, up and down"
     return _against(groups, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
 
 
 def by_time(groups: Groups) -> Figure:
-    """Plot accuracy against the seconds elapsed so far."""
+    """Plot the primary accuracy against the seconds elapsed so far."""
     return _against(groups, total, duration, "seconds")
 
 
@@ -247,22 +261,74 @@ def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
     ``c`` [n, n]: row k has the coefficients with which client k learns from the clients j.
     """
     values, n = np.array(c), len(c)
-    side = min(max(0.3 * n, 1.6), 5.0)
-    figure, axes = frame((side + 0.9, side + 0.7))
     k, j = np.divmod(np.arange(n * n), n)
-    alpha = values[k, j] / max(values.max(), 1e-9)
-    size = (0.92 * 72 * side / n) ** 2
-    drawn = axes.scatter(j, k, s=size, marker="s", color=series(0), alpha=alpha, linewidths=0)
     pairs = zip(k, j, strict=True)
     texts = [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs]
-    set_hover_texts(drawn, texts)
-    axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
-    axes.grid(False)
+    alpha = values[k, j] / max(values.max(), 1e-9)
+    figure, axes = _squares((k, j), alpha, n, 0.3, texts)
     for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
         axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{ks[int(x)]}" if 0 <= x < n else ""))
         axis.set_label_text(label, color=MUTED)
     return figure
+
+
+@style()
+def confusion(counts: Confusion, classes: Sequence[str]) -> Figure:
+    """Plot a square for each pair of class (row) and predicted class (column) that occurs.
+
+    A square is more opaque the larger its share of the class is; for few classes it has the share
+    as a number in percent.
+    """
+    n, samples = len(classes), Counter[int]()
+    for label, _, count in counts:
+        samples[label] += count
+    shares = np.array([count / samples[label] for label, _, count in counts])
+    rows, columns = np.array([(label, predicted) for label, predicted, _ in counts]).T
+    texts = [
+        f"{classes[a]} as {classes[b]}: {count:,}, {percent(share)}"
+        for (a, b, count), share in zip(counts, shares, strict=True)
+    ]
+    shown = n <= NUMBERED
+    figure, axes = _squares((rows, columns), shares, n, 0.45 if shown else 0.25, texts)
+    for row, column, share in zip(rows, columns, shares, strict=True):
+        if shown and share >= 0.005:
+            colour = PAPER if share > 0.5 else INK
+            number = f"{100 * share:.0f}"
+            axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=9.0)
+    ticks, names = range(n), [clean(name, 16) for name in classes]
+    if n > LABELLED:
+        ticks, names = range(0, n, math.ceil(n / 10)), [str(c) for c in ticks]
+        names = names[:: math.ceil(n / 10)]
+    axes.set_yticks(ticks, names)
+    axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 3 else 0)
+    axes.set_ylabel("class")
+    axes.set_xlabel("predicted class")
+    return figure
+
+
+def _squares(
+    places: tuple[np.ndarray, np.ndarray],
+    alpha: Any,
+    n: int,
+    width: float,
+    texts: Sequence[str],
+) -> tuple[Figure, Axes]:
+    """Draw squares at the rows and columns ``places`` of an n × n matrix.
+
+    ``alpha``: their opacities in [0, 1]; ``width``: inches of one, at most.
+    """
+    side = min(max(width * n, 1.6), 5.0)
+    figure, axes = frame((side + 0.9, side + 0.7))
+    size = (0.92 * 72 * side / n) ** 2
+    rows, columns = places
+    drawn = axes.scatter(
+        columns, rows, s=size, marker="s", color=series(0), alpha=alpha, linewidths=0
+    )
+    set_hover_texts(drawn, texts)
+    axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
+    axes.grid(False)
+    return figure, axes
 
 
 def _value(x: float | None) -> float:
@@ -391,7 +457,7 @@ def _against(
     def course(run: Run) -> Course:
         spent = np.cumsum(_finite(cost(e) for e in run.entries)).tolist()
         pairs = zip(run.entries, spent, strict=True)
-        scored = [(e.round, x, e.accuracy) for e, x in pairs if e.accuracy is not None]
+        scored = [(e.round, x, a) for e, x in pairs if (a := e.primary_accuracy) is not None]
         return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)

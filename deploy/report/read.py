@@ -24,6 +24,7 @@ from common.journal import (
     Member,
     Part,
     PeakMemory,
+    Primary,
     Privacy,
     read_lines,
 )
@@ -113,9 +114,14 @@ class Run:
         table = self.config.get(name)
         return table if isinstance(table, dict) else {}
 
+    @property
+    def primary(self) -> Primary:
+        """The score that counts for the run."""
+        return self.entries[-1].primary if self.entries else "global"
+
     def accuracies(self) -> list[tuple[int, float]]:
-        """Return (round, accuracy) of every round in which the server scored its model."""
-        scored = ((e.round, e.accuracy) for e in self.entries)
+        """Return (round, primary accuracy) of every round with the primary score."""
+        scored = ((e.round, e.primary_accuracy) for e in self.entries)
         return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
 
     def best(self) -> tuple[int, float]:

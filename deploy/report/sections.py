@@ -4,7 +4,7 @@ from collections import Counter
 
 from common.methods import names as methods
 from common.methods import options
-from common.metrics import MANY
+from common.metrics import MANY, thinned
 from common.metrics import fairness as measures
 from common.settings.config import SECTIONS
 from common.settings.parse import auto_of, usual
@@ -27,18 +27,24 @@ from deploy.report.table import (
 
 MOST_METRICS = 24  # a page with more small figures is hard to read
 MOST_CLIENTS = 40  # with more clients the squares are too small to see
+MOST_CLASSES = 100  # with more classes the squares of a confusion matrix are too small to see
+SCORE = {
+    "global": "The server's model on its test set",
+    "personal": "The clients' models on their own test samples",
+}
+"""What the primary score measures."""
 MEAN = "Mean over clients, weighted by their test samples"
 
 
 def learning(run: Run) -> Section | None:
-    """Return accuracy and loss on the server's test set; None if the server has no model."""
+    """Return the primary accuracy, and the loss on the server's test set; None without scores."""
     if run.done and not run.accuracies():
         return None
     alone = [Group(run.name, [run])]
     cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
-    lead = "The server's model on its test set after each round; round 0 is before training."
+    lead = f"{SCORE[run.primary]} after each round; round 0 is before training."
     return Section("Learning", cards, lead)
 
 
@@ -56,8 +62,46 @@ def clients(run: Run) -> Section | None:
         figure = plots.clients(run)
     alt = f"{caption}; {result}."
     lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
+    if personal := run.last_of("personal"):
+        tenth, worst = percent(personal.worst_tenth), percent(personal.worst)
+        lead += (
+            f" Unweighted mean {percent(personal.unweighted)}, standard deviation "
+            f"{percent(personal.std)}, worst tenth {tenth}, worst client {worst}."
+        )
     behind = of_clients(run, parameters=True)
     return single("Clients", lead, figure=figure, alt=alt, behind=behind)
+
+
+def classes(run: Run) -> Section | None:
+    """Return the metrics by class of the primary score's newest round, and its confusion matrix.
+
+    None if the metrics are not recorded.
+    """
+    scored = [e for e in run.entries if e.by_class and len(e.by_class.accuracy) == len(run.classes)]
+    if not scored or (by_class := scored[-1].by_class) is None:
+        return None
+    newest, names = scored[-1], run.classes
+    counts = [count for count in newest.confusion if max(count[:2]) < len(names)]
+    samples = Counter[int]()
+    for label, _, count in counts:
+        samples[label] += count
+    shown = thinned(range(len(names)))
+    rows = [
+        (names[c], number(samples[c]) if counts else NONE, percent(by_class.accuracy[c]))
+        for c in shown
+    ]
+    table = Table(("class", "test samples", "accuracy"), rows)
+    macro, balanced = percent(by_class.macro_f1, 2), percent(by_class.balanced_accuracy, 2)
+    lead = (
+        f"{SCORE[newest.primary]} after round {newest.round}, all samples together: "
+        f"macro F1 {macro}, balanced accuracy {balanced}."
+    )
+    cards = [Card("Accuracy by class", table=table)]
+    if counts and len(names) <= MOST_CLASSES:
+        figure = plots.confusion(counts, names)
+        alt = f"Squares: share of each class (row) that is predicted as each class; {lead}"
+        cards.insert(0, Card("Confusion matrix, % of each class", figure, alt))
+    return Section("Classes", cards, lead)
 
 
 def fairness(run: Run) -> Section | None:
@@ -322,5 +366,6 @@ def _rounds(run: Run) -> Table:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
         replied = f"{len(e.replied)} / {len(e.selected)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), duration(total(e)))
-        rows.append((str(e.round), percent(e.accuracy, 2), number(e.loss), replied, *spent))
+        accuracy = percent(e.primary_accuracy, 2)
+        rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))
     return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

@@ -8,7 +8,7 @@ reach a terminal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
-from common.journal import Entry
+from common.journal import ByClass, Entry, Personal
 from common.progress import LOG_PAUSE
 from common.settings.extras import missing
 from common.settings.section import Value
@@ -30,6 +30,10 @@ from deploy.report.table import NONE, clean, duration, percent, size, terminal
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
+ACCURACY = {"global": "accuracy", "personal": "personal accuracy"}
+"""Name of the primary score."""
+OTHER = {"global": "personal accuracy", "personal": "global accuracy"}
+"""Name of the other score."""
 FEW = 20  #: most failures that are shown for a round, and for a run
 
 
@@ -94,8 +98,8 @@ class Progress:
 
     @property
     def best(self) -> float | None:
-        """The best accuracy (0 to 1) so far, without the census."""
-        accuracies = (e.accuracy for t, e in self._entries.items() if t > 0)
+        """The best primary accuracy (0 to 1) so far, without the census."""
+        accuracies = (e.primary_accuracy for t, e in self._entries.items() if t > 0)
         return max((a for a in accuracies if a is not None), default=None)
 
     @property
@@ -172,10 +176,13 @@ class Progress:
         say(self._console, clean(text, 400), "yellow")
 
     def _line(self, t: int, entry: Entry) -> str:
-        accuracy = percent(entry.accuracy)
         if t == 0:
-            return f"census: {len(entry.clients)} clients, accuracy {accuracy} before training"
-        parts = [f"round {t}/{self._rounds}", f"accuracy {accuracy}", f"best {percent(self.best)}"]
+            scored = f", accuracy {percent(entry.accuracy)} before training"
+            return f"census: {len(entry.clients)} clients{'' if entry.accuracy is None else scored}"
+        accuracy = f"{ACCURACY[entry.primary]} {percent(entry.primary_accuracy)}"
+        parts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
+        if (other := entry.other_accuracy) is not None:
+            parts.append(f"{OTHER[entry.primary]} {percent(other)}")
         if t < self._rounds and self.left is not None:
             parts.append(f"{self.left} left")
         if self.failures:
@@ -187,11 +194,12 @@ class Progress:
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
         now, left = self._entries.get(ended), ended < self._rounds and not self._end
+        accuracy = ACCURACY[now.primary if now else "global"]
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
-            Text.assemble(("accuracy ", "dim"), percent(now.accuracy if now else None)),
+            Text.assemble((f"{accuracy} ", "dim"), percent(now and now.primary_accuracy)),
             Text.assemble(("best ", "dim"), percent(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
@@ -222,7 +230,8 @@ def show_summary(run: Run, console: Console) -> None:
     lines = [
         ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        ("accuracy", f"{scored}, {mean}"),
+        (ACCURACY[run.primary], f"{scored}, {mean}"),
+        *_other_scores(run),
         *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
@@ -245,6 +254,23 @@ def show_summary(run: Run, console: Console) -> None:
     for name, text in lines:
         result.add_row(Text(name, style="yellow" if name == "failure" else "dim"), Text(text))
     console.print(result)
+
+
+def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield a line for the newest score that is not primary, the clients, and the classes."""
+    other = next((a for e in reversed(run.entries) if (a := e.other_accuracy) is not None), None)
+    if other is not None:
+        yield OTHER[run.primary], f"newest {percent(other)}"
+    personal: Personal | None = run.last_of("personal")
+    if personal is not None:
+        statistics = {"unweighted": "mean unweighted", "std": "standard deviation"}
+        statistics |= {"worst": "worst", "worst_tenth": "worst tenth"}
+        parts = (f"{text} {percent(getattr(personal, n))}" for n, text in statistics.items())
+        yield f"over {personal.clients} clients", ", ".join(parts)
+    by_class: ByClass | None = run.last_of("by_class")
+    if by_class is not None:
+        macro, balanced = percent(by_class.macro_f1), percent(by_class.balanced_accuracy)
+        yield "over classes", f"macro F1 {macro}, balanced accuracy {balanced}"
 
 
 def summary_since(folder: Path, started: float) -> dict[str, object] | None:

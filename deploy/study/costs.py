@@ -22,7 +22,10 @@ LOOK |= {"capsize": 3, "elinewidth": 1.0}
 Panels = Mapping[str, Mapping[str, float]]
 """Column -> row -> cost of its runs, above 0, the mean over seeds."""
 
-SHARES = ("accuracy.", "accuracies.", "fairness.amp", "metrics.client_test_accuracy")
+SHARES = (
+    *("accuracy.", "accuracies.", "primary.", "personal."),
+    *("fairness.amp", "metrics.client_test_accuracy"),
+)
 """Prefixes of measures that are accuracies, without ``accuracy_bn``, a second score of a run."""
 
 Cost = Callable[[Recorded], float | None]

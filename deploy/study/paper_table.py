@@ -33,6 +33,8 @@ from deploy.run.user_modules import look_in
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
 
+PRIMARY = "primary."  #: prefix of measures of the primary score
+
 
 class Line(BaseModel):
     """One ``[[row]]`` or ``[[column]]``."""
@@ -67,7 +69,7 @@ class TableFile(BaseModel):
 
     title: str
     seeds: list[int] = Field(min_length=1)
-    measure: str = "accuracy.final"
+    measure: str = PRIMARY + "final"
     unit: str = "%"
     format: str = ".2f"
     better: Literal["higher", "lower", ""] = "higher"
@@ -385,9 +387,12 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
     known = recorded(all_cells, folder)
     goals = {(c.row, c.column, c.seed): c for c in all_cells}
+    personal = dict[str, bool]()
     for cell in all_cells:
         if (record := known.get(cell.fingerprint)) is None:
             continue
+        if cell.measure.startswith(PRIMARY):
+            personal[cell.row] = personal.get(cell.row, False) or record.personal
         if cell.line.reach:
             goal = goals.get((cell.line.reach, cell.column, cell.seed))
             other = known.get(goal.fingerprint) if goal else None
@@ -404,9 +409,19 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         for (row, column), values in results.items()
     }
     better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
-    notes = (*_differences(file, results), *([file.note] if file.note else []))
+    notes = (*_scores(personal), *_differences(file, results), *([file.note] if file.note else []))
     layout = (file.unit, file.format, file.better, better_in, notes)
     return Comparison(file.title, tuple(rows), tuple(columns), measured, *layout)
+
+
+def _scores(personal: Mapping[str, bool]) -> Iterator[str]:
+    """Yield a note if rows have the personal score; ``personal``: whether a row has it."""
+    rows = [row for row, is_personal in personal.items() if is_personal]
+    if rows:
+        others = (
+            "; the others: the server's model on its test set" if len(rows) < len(personal) else ""
+        )
+        yield f"Of the clients' models on their own test samples: {', '.join(rows)}{others}."
 
 
 def _differences(file: TableFile, values: Mapping[tuple[str, str], list[float]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -29,7 +30,7 @@ from deploy.run.settings import chosen
 NAME, RUNS = "cells.jsonl", "cells"
 Flat = dict[str, Value]
 CURVE = {"round", "accuracy", "accuracies", "accuracy_bn", "loss", "drift", "metrics"}
-CURVE |= {"bytes", "flops"}
+CURVE |= {"bytes", "flops", "personal"}
 
 
 @final
@@ -46,7 +47,7 @@ class Recorded(BaseModel):
     """The content of the run's ``summary.json``."""
     curve: dict[str, list[int | float | None]] = {}
     """``round``, from the census (0) on, and numbers of the journal by dotted name, one item for
-    each round: ``accuracy``, ``bytes.up``, ``fairness.wlp``. Null if a round lacks the number."""
+    each round: ``primary``, ``bytes.up``, ``fairness.wlp``. Null if a round lacks the number."""
     reached: dict[str, int | None] = {}
     """Rounds to a target by the target's name, only in records without curves; null: never."""
 
@@ -74,9 +75,16 @@ class Recorded(BaseModel):
     def measured(self, measure: str) -> float | None:
         """Return the number at a dotted path of the summary; None if it is missing."""
         value: object = self.summary
+        if "primary" not in self.summary:  # of a release in which it was the server's accuracy
+            measure = re.sub(r"^primary\.", "accuracy.", measure)
         for part in measure.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def personal(self) -> bool:
+        """Whether the primary score is personal."""
+        return bool((self.summary.get("primary") or {}).get("score") == "personal")
 
     def course(self, measure: str) -> list[tuple[int, float]]:
         """Return (round, number) of each round after the census that has the number."""
@@ -172,6 +180,7 @@ def append(folder: Path, cell: Recorded) -> None:
 def _numbers(entry: Entry) -> dict[str, Any]:
     """Return the numbers of one journal entry that belong to curves, by dotted name."""
     fields = entry.model_dump(include=CURVE, exclude_unset=True)
+    fields["primary"] = entry.primary_accuracy
     if entry.fairness is not None:  # named as in the summary
         fields["fairness"] = entry.fairness.flat()
     return {name: value for name, value in report.flat(fields).items() if value is not None}

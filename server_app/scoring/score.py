@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from statistics import fmean
 from typing import final
 
@@ -10,11 +11,11 @@ import torch
 from common.data.dataset import Dataset
 from common.exchange.protocol import Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
-from common.journal import ClientScore, Entry, Fairness, Spread
-from common.metrics import fairness
+from common.journal import ByClass, ClientScore, Entry, Fairness, Personal, Primary, Spread
+from common.metrics import Confusion, fairness, over_classes, over_clients, pooled
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.settings.config import MethodOptions
+from common.settings.config import MethodOptions, not_allowed
 from common.training import seeds, tree
 from common.training.task import evaluate
 from server_app.method import Client, Method
@@ -33,9 +34,35 @@ class Scorer:
     def __init__(self, method: Method[MethodOptions, Reply], dataset: Dataset) -> None:
         self.method, self.task, self.scored = method, method.task, ScoredModels(method)
         self.x, self.y = dataset.x_test, dataset.y_test
+        self.confusion: Confusion = []  #: of the run's primary score in the current round
+
+    @cached_property
+    def primary(self) -> Primary:
+        """Score that counts for the run; known when the method has its clients.
+
+        Raises ``ValueError`` if ``score.primary`` wants a global model and the method has none.
+        """
+        config, has_model = self.task.config, bool(self.scored.raw())
+        chosen = config.score.primary
+        if chosen == "global" and not has_model:
+            why = f'method = "{config.run.method}", which has no global model'
+            raise not_allowed("score.primary", chosen, why, "auto", "personal")
+        if chosen == "auto":
+            return "global" if has_model else "personal"
+        return chosen
+
+    def begin(self, entry: Entry) -> Entry:
+        """Mark the entry of a new round if the primary score is personal, and return it."""
+        self.confusion = []
+        if self.primary == "personal":
+            entry.primary = self.primary
+        return entry
 
     def score(self, entry: Entry) -> None:
-        """Write accuracy and loss of the server's model, or the mean of several, to the entry."""
+        """Write accuracy and loss of the server's model, or the mean of several, to the entry.
+
+        If this is the primary score, also write the metrics by class, over all these models.
+        """
         method, nets = self.method, self.scored.nets()
         if not nets:
             entry.accuracy = entry.loss = None
@@ -44,6 +71,8 @@ class Scorer:
         main = self.main(nets)
         entry.accuracy = fmean(results[net].accuracy for net in main)
         entry.loss = fmean(results[net].loss for net in main)
+        if self.primary == "global":
+            self._write_classes(entry, [results[net].confusion for net in main])
         if any(norms(net) for net in nets):
             entry.accuracy_bn = self._by_statistics(entry.accuracy)
         if (covered := self._covered(main)) is not None:
@@ -63,6 +92,33 @@ class Scorer:
             named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in built)
         if named:
             entry.accuracies = named
+
+    def add_scores(self, scores: Sequence[ScoreReply], entry: Entry) -> None:
+        """Write clients' scores, their fairness and the personal score to the entry.
+
+        If that is the primary score, also write the metrics by class, over all the clients' samples
+        if every client has sent its confusion.
+        """
+        entry.scores = client_scores(scores)
+        tested = [(score, score.accuracy) for score in scores if score.accuracy is not None]
+        if not tested:
+            return
+        entry.fairness = _fairness([score for score, _ in tested], self.method.name)
+        numbers = over_clients([a for _, a in tested], [score.n for score, _ in tested])
+        entry.personal = Personal(**numbers, clients=len(tested))
+        counted = [score.confusion.tolist() for score, _ in tested if score.confusion is not None]
+        if self.primary == "personal" and len(counted) == len(tested):
+            self._write_classes(entry, counted)
+
+    def _write_classes(self, entry: Entry, confusions: Sequence[Confusion]) -> None:
+        self.confusion = pooled(confusions)
+        numbers = over_classes(self.confusion, self.task.num_classes)
+        entry.by_class = ByClass.model_validate(numbers)
+
+    @property
+    def counts(self) -> bool:
+        """Whether clients that score send the confusion of their models."""
+        return self.primary == "personal" and self.task.config.run.share_counts
 
     def main(self, nets: Sequence[Classifier]) -> list[Classifier]:
         """Return the networks whose mean is the run's score."""
@@ -122,15 +178,17 @@ class Scorer:
 
 
 def score_requests(
-    scored: ScoredModels, clients: Sequence[Client]
+    scored: ScoredModels, clients: Sequence[Client], confusion: bool
 ) -> list[tuple[Client, ScoreRequest]]:
-    """Return the score request of each client of ``score.clients``."""
+    """Return the score request of each client of ``score.clients``.
+
+    ``confusion``: whether the replies shall have the confusions.
+    """
     networks, further, own = scored.networks(), scored.further(), scored.method.global_spec
 
     def request(spec: str, w: StateDict | None) -> ScoreRequest:
-        return ScoreRequest(
-            spec=spec, w=w, models={name: of[spec or own] for name, of in further.items()}
-        )
+        models = {name: of[spec or own] for name, of in further.items()}
+        return ScoreRequest(spec=spec, w=w, models=models, confusion=confusion)
 
     by_name = {name: request(net.spec, tree.snapshot(net)) for name, net in networks.items()}
     one = None if by_name else request("", scored.weights_to_score())
@@ -147,11 +205,15 @@ def _sample(scored: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]
     return [clients[k] for k in sorted(drawn.tolist())]
 
 
-def score_check(method: Method[MethodOptions, Reply]) -> Callable[[Client, ScoreReply], None]:
+def score_check(
+    method: Method[MethodOptions, Reply], confusion: bool
+) -> Callable[[Client, ScoreReply], None]:
     """Return a function that raises ``ValueError`` for a score reply that is not valid.
 
-    A score must cover the test samples of the census and the requested models.
+    A score must cover the test samples of the census and the requested models. ``confusion``:
+    whether the confusions were requested.
     """
+    classes = method.task.num_classes
     further, shared = sorted(method.further()), method.weights_to_score() is not None
 
     def check(client: Client, score: ScoreReply) -> None:
@@ -159,31 +221,50 @@ def score_check(method: Method[MethodOptions, Reply]) -> Callable[[Client, Score
         if score.n != n:
             raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
         for what, got, expected in (
-            ("own", score.accuracy, n > 0),
-            ("global", score.accuracy_global, n > 0 and shared),
+            ("accuracy of the own model", score.accuracy, n > 0),
+            ("accuracy of the global model", score.accuracy_global, n > 0 and shared),
+            ("confusion", score.confusion, n > 0 and confusion),
         ):
             if (got is not None) != expected:
                 why = "is missing" if expected else "was not asked for"
-                raise ValueError(f"the accuracy of the {what} model {why}")
+                raise ValueError(f"the {what} {why}")
+        if score.confusion is not None:
+            _check_confusion(score.confusion.tolist(), classes, n, score.accuracy)
         if sorted(score.accuracies) != (names := further if n else []):
             raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
 
     return check
 
 
-def write_scores(scores: Sequence[ScoreReply], name: str, entry: Entry) -> None:
-    """Write clients' scores and their fairness to the entry; ``name``: the run's own model."""
+def _check_confusion(
+    counts: Sequence[tuple[int, int, int]], classes: int, n: int, accuracy: float | None
+) -> None:
+    """Raise ``ValueError`` unless the counts are of n samples with this accuracy."""
+    pairs = [(label, predicted) for label, predicted, _ in counts]
+    if pairs != sorted(set(pairs)):
+        raise ValueError("the confusion's pairs of classes are not ascending")
+    if not all(0 <= c < classes for pair in pairs for c in pair):
+        raise ValueError(f"the confusion has a class that is not among the {classes} classes")
+    if min(count for *_, count in counts) < 1 or sum(count for *_, count in counts) != n:
+        raise ValueError(f"the confusion does not count {n} samples")
+    if sum(count for label, predicted, count in counts if label == predicted) / n != accuracy:
+        raise ValueError(f"the confusion contradicts the accuracy {accuracy:g}")
+
+
+def client_scores(scores: Sequence[ScoreReply]) -> list[ClientScore]:
+    """Return the accuracies of the replies as fields of the journal."""
     always = {"k", "n", "accuracy", "accuracy_global"}
-    entry.scores = [
+    return [
         ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
         for s in scores
     ]
-    if tested := [score for score in scores if score.n > 0]:
-        entry.fairness = _fairness(tested, name)
 
 
 def _fairness(tested: Sequence[ScoreReply], name: str) -> Fairness:
-    """Return AMP, FM and WLP of the global model, else of the clients' own, and of each model."""
+    """Return AMP, FM and WLP of the global model, else of the clients' own, and of each model.
+
+    ``name``: that of the run's own model.
+    """
     sizes = [score.n for score in tested]
     named: dict[str, list[float | None]] = {
         name: [score.accuracy_global for score in tested],

@@ -86,7 +86,9 @@ class Record:
 
 def _log_text(entry: Entry) -> str:
     """Return a round's results for Flower's log (``flwr run --stream``)."""
-    parts = ["not scored" if entry.accuracy is None else f"accuracy {entry.accuracy:.4f}"]
+    accuracy, name = entry.primary_accuracy, "personal accuracy"
+    name = name if entry.primary == "personal" else "accuracy"
+    parts = ["not scored" if accuracy is None else f"{name} {accuracy:.4f}"]
     parts += [f"{len(entry.failures)} failures"] if entry.failures else []
     parts += entry.notes
     parts += [f"the run ends: {entry.end}"] if entry.end else []

@@ -61,6 +61,8 @@ def write(
         "accuracy_bn": _named_accuracies([entry.accuracy_bn for entry in rounds]),
         "rounds_to_target": _rounds_to_target(rounds, config.score.target),
         "fairness": fair.flat() if fair else None,
+        "primary": _primary(rounds),
+        "personal": _personal(rounds),
         "accuracy_covered": last.accuracy_covered,
         "uncovered": entries[0].uncovered if entries else [],
         "metrics": last.metrics,
@@ -121,7 +123,8 @@ def complete(folder: Path, config: Config) -> str:
         return ""
     if rounds >= config.run.rounds:
         return f"rounds = {config.run.rounds}, all of them done; for more: -s rounds=N"
-    if config.score.ends(accuracy and accuracy["final"]):
+    scored = saved.get("primary") or accuracy  # earlier releases have no key "primary"
+    if config.score.ends(scored and scored["final"]):
         target = f"score.target = {config.score.target:g}"
         return f"{target} was reached in round {rounds}; for more: -s score.stop=false"
     if 0 < config.score.patience <= saved.get("stalled", 0):
@@ -187,6 +190,29 @@ def _named_accuracies(rounds: list[dict[str, float]]) -> dict[str, dict[str, flo
     }
 
 
+def _primary(rounds: list[Entry]) -> dict[str, object] | None:
+    """Return the course of the primary accuracy, and its newest metrics by class.
+
+    None if no round has the score.
+    """
+    scored = [(entry, a) for entry in rounds if (a := entry.primary_accuracy) is not None]
+    if not scored:
+        return None
+    newest, _ = scored[-1]
+    metrics = newest.by_class.model_dump() if newest.by_class else {}
+    metrics = {"by_class" if name == "accuracy" else name: v for name, v in metrics.items()}
+    return {"score": newest.primary, **over_rounds([a for _, a in scored]), **metrics}
+
+
+def _personal(rounds: list[Entry]) -> dict[str, object] | None:
+    """Return the course of the personal accuracy, and its newest statistics over clients."""
+    scored = [entry.personal for entry in rounds if entry.personal]
+    if not scored:
+        return None
+    over = over_rounds([personal.accuracy for personal in scored])
+    return {**over, **scored[-1].model_dump(exclude={"accuracy"})}
+
+
 def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
     """Return the first round that reaches the target, by its score and by the mean of five scores.
 
@@ -194,7 +220,7 @@ def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | N
     """
     if not target:
         return None
-    scored = [(entry.round, entry.accuracy) for entry in rounds if entry.accuracy is not None]
+    scored = [(e.round, a) for e in rounds if (a := e.primary_accuracy) is not None]
     accuracies = [accuracy for _, accuracy in scored]
     hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
     reached = {name: scored[i - 1][0] if i else None for name, i in hits.items()}

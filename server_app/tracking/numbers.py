@@ -40,7 +40,7 @@ def scores(entry: Entry) -> dict[str, list[float]]:
 
 
 def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
-    for name in ("accuracy", "loss", "accuracy_covered", "drift"):
+    for name in ("accuracy", "loss", "accuracy_covered", "primary_accuracy", "drift"):
         if (value := getattr(entry, name)) is not None:
             yield name, value
     groups: dict[str, Mapping[str, float]] = {
@@ -52,6 +52,10 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
         "flops": entry.flops,
         "memory": entry.memory.as_dict() if entry.memory else {},
     }
+    if entry.personal is not None:
+        groups["personal"] = entry.personal.model_dump()
+    if entry.by_class is not None:
+        groups["by_class"] = entry.by_class.model_dump(exclude={"accuracy"})
     if entry.fairness is not None:
         groups["fairness"] = entry.fairness.main.model_dump()
         for model, spread in entry.fairness.models.items():
