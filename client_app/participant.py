@@ -101,6 +101,11 @@ class Participant:
         return x.to(self.device), y.to(self.device)
 
     @cached_property
+    def _order(self) -> Tensor:
+        """Order of the training samples [n] in every epoch without ``train.shuffle``."""
+        return torch.randperm(self.n, generator=seeds.stream(self.task.seed, "order", self.k))
+
+    @cached_property
     def test_set(self) -> tuple[Tensor, Tensor]:
         """Test samples (x uint8 [n, C, H, W], y int64 [n]) on the client's device."""
         x, y = self._share.test_set
@@ -168,7 +173,13 @@ class Participant:
         ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``.
         """
         train = self.config.train
-        one = self.task.batches(*self.train_set, self.k, t, drop_last=train.steps > 0)
+        one = self.task.batches(
+            *self.train_set,
+            self.k,
+            t,
+            drop_last=train.steps > 0 or train.drop_last,
+            order=None if train.shuffle else self._order,
+        )
         some = progress.steps(one.take(train.steps), "step", train.steps)
         batches = some if train.steps else epochs(one, times or train.epochs)
         with seeds.scope(self.task.seed, "train", self.k, t):

@@ -229,6 +229,7 @@ class Entry(Part):
         str, float
     ] = {}  #: accuracies by BatchNorm statistics (running, batch, recalibrated)
     reached: float | None = None  #: the target that ends the run (``score.stop``)
+    stalled: int | None = None  #: rounds without a new best score that end it (``score.patience``)
 
     # The clients' scores, in rounds with scores.
     scores: list[ClientScore] = []
@@ -245,6 +246,13 @@ class Entry(Part):
     seconds: dict[str, float] = {}  #: wall clock by phase
     flops: dict[str, int] = {}  #: operations in training: clients, server; if counted
     memory: PeakMemory | None = None  #: if measured
+
+    @property
+    def end(self) -> str:
+        """Reason why the run ends with this round before its last one, or an empty text."""
+        if self.reached is not None:
+            return f"target {100 * self.reached:.1f} % is reached"
+        return f"{self.stalled} rounds without a new best score" if self.stalled else ""
 
     @property
     def primary_accuracy(self) -> float | None:

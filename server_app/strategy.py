@@ -58,6 +58,7 @@ class MethodStrategy(Strategy):
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
         self.accuracies: list[float] = []  #: of the scored rounds so far
+        self.best = Entry(round=0)  #: entry with the best score so far
         self.recalibration: Recalibration | None = None
         self._make()
 
@@ -106,7 +107,7 @@ class MethodStrategy(Strategy):
                 self._score()
                 self._notice_collapse()
                 self._score_at_clients()
-                self._notice_target()
+                self._notice_end()
         except DivergedRound as diverged:
             self._go_back(diverged)
         else:
@@ -278,13 +279,17 @@ class MethodStrategy(Strategy):
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
-        self._notice_target()
+        self._notice_end()
 
-    def _notice_target(self) -> None:
-        """Write the target to the entry if the primary accuracy reaches it and ends the run."""
-        score = self.config.score
-        if score.ends(self.entry.primary_accuracy):
-            self.entry.reached = score.target
+    def _notice_end(self) -> None:
+        """Write to the entry why the primary score ends the run: its target, or no new best."""
+        entry, score = self.entry, self.config.score
+        accuracy = entry.primary_accuracy
+        if score.ends(accuracy):
+            entry.reached = score.target
+        since = entry.round - self.best.round
+        if accuracy is not None and 0 < score.patience <= since and not _better(entry, self.best):
+            entry.stalled = since
 
     def _notice_collapse(self) -> None:
         """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
@@ -351,6 +356,7 @@ class MethodStrategy(Strategy):
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
+        self.best = entry if _better(entry, self.best) else self.best
         self._keep()
 
     def _keep(self) -> None:
@@ -419,6 +425,9 @@ class MethodStrategy(Strategy):
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
         entries = self.record.journal.entries()
         self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
+        self.best = Entry(round=0)
+        for entry in entries[1:]:
+            self.best = entry if _better(entry, self.best) else self.best
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
@@ -447,7 +456,8 @@ class MethodStrategy(Strategy):
         """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
         reached = entry.round > 0 and config.score.ends(entry.primary_accuracy)
-        return reached or entry.round >= config.run.rounds
+        stalled = 0 < config.score.patience <= (entry.stalled or 0)
+        return reached or stalled or entry.round >= config.run.rounds
 
     def _due(self, every: int) -> bool:
         """Return whether work that is done every ``every`` rounds and after the last one is due."""
@@ -456,11 +466,10 @@ class MethodStrategy(Strategy):
 
     def _asks_for_scores(self) -> bool:
         """Return whether clients score models in this round."""
-        score, reached = self.config.score, self.entry.reached is not None
-        due = self._due(score.clients_every)
+        score, due = self.config.score, self._due(self.config.score.clients_every)
         if self.scorer.primary == "personal":
             due = due or self._due(score.every)
-        return not self.private and (reached or due)
+        return not self.private and (self.entry.end != "" or due)
 
 
 @contextmanager
@@ -468,6 +477,12 @@ def _phase(entry: Entry, name: str) -> Iterator[None]:
     """Measure the time of a phase, and name the phase in progress lines."""
     with clock(entry, name), progress.block("server step" if name == "step" else name):
         yield
+
+
+def _better(entry: Entry, best: Entry) -> bool:
+    """Return whether the entry has a primary accuracy, above that of ``best`` if that has one."""
+    new, old = entry.primary_accuracy, best.primary_accuracy
+    return new is not None and (old is None or new > old)
 
 
 def _consumed(replies: dict[int, Message]) -> Iterator[Message]:

@@ -69,6 +69,8 @@ def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str
 class Batches:
     """Training batches of one client; each iteration is one epoch in a new order.
 
+    ``order``: rows (n,) for every epoch instead of a new order; no order is drawn then.
+
     Yields (float32 (b, C, H, W) normalised, int64 (b,)) on ``device``. A last batch of one sample
     is omitted (BatchNorm would fail) unless it is the only one or ``batch_size`` is 1.
     ``drop_last`` omits every short last batch, but never the only one.
@@ -89,6 +91,7 @@ class Batches:
         generator: torch.Generator,
         device: torch.device | str | None = None,
         drop_last: bool = False,
+        order: Tensor | None = None,
     ) -> None:
         self._augment = AUGMENTS[augment]
         assert len(x) == len(y) > 0, "batches of no samples"
@@ -97,7 +100,7 @@ class Batches:
         self._x, self._y = x.to(target), y.to(target)
         self._mean, self._std = tuple(mean), tuple(std)
         self._standardize = standardize
-        self._generator = generator
+        self._generator, self._order = generator, order
         self.batch_size = batch_size
         self.lengths = lengths(len(x), batch_size, drop_last)
 
@@ -111,7 +114,9 @@ class Batches:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(self.samples, generator=self._generator)
+        order = self._order
+        if order is None:
+            order = torch.randperm(self.samples, generator=self._generator)
         columns, rows, holes = self._draw()
         order, columns, rows, holes = (
             t.to(self._x.device, non_blocking=True) for t in (order, columns, rows, holes)

@@ -12,6 +12,7 @@ extends the rule to the number of devices.
 
 import contextlib
 import inspect
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -205,6 +206,55 @@ def _draw(
     return shares
 
 
+def pathological(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    num_classes: int,
+    classes_per_client: int,
+    min_size: int,
+) -> list[np.ndarray]:
+    """Return disjoint shares of ``classes_per_client`` classes in unequal amounts.
+
+    Class by class, the first ⌈clients · classes_per_client / num_classes⌉ clients that lack a class
+    receive it. Each but the last of them receives a uniform draw from ⌊max(n/10, s/num_classes)⌋ to
+    ⌊n⌋ − 1 samples, the last the remainder. n is their mean, s = min(min_size, N / (2 · clients)).
+    (HtFLlib and PFLlib, the released code; there ``min_size`` is the batch size over the test
+    share. Classes that no client may have any more are left out.)
+
+    Raises ``ValueError`` for more classes than there are, and for a class with too few samples.
+    """
+    if classes_per_client > num_classes:
+        raise ValueError(
+            f"data.classes-per-client = {classes_per_client} is not allowed: the data set has "
+            f"{num_classes} classes"
+        )
+    some = math.ceil(clients * classes_per_client / num_classes)
+    least = int(min(min_size, len(labels) / clients / 2)) / num_classes
+    needed, parts = (
+        np.full(clients, classes_per_client),
+        [list[np.ndarray]() for _ in range(clients)],
+    )
+    for c in range(num_classes):
+        owners = np.flatnonzero(needed)[:some]
+        if not len(owners):
+            break
+        members = rng.permutation(np.flatnonzero(labels == c))
+        mean = len(members) / len(owners)
+        low, high = int(max(mean / 10, least)), int(mean)
+        if low >= high and len(owners) > 1:
+            raise ValueError(
+                f"data.partition = 'pathological': class {c} has {len(members)} samples for "
+                f"{len(owners)} clients, too few for data.min-size = {min_size}"
+            )
+        amounts = rng.integers(low, high, len(owners) - 1)
+        for k, part in zip(owners, np.split(members, np.cumsum(amounts)), strict=True):
+            parts[k].append(part)
+        needed[owners] -= 1
+    return [np.sort(np.concatenate(one)) for one in parts]
+
+
 FLOWER: dict[str, tuple[str, dict[str, str]]] = {
     "Dirichlet": ("", {"alpha": "alpha", "min_size": "min_partition_size"}),
     "Pathological": ("", {"classes_per_client": "num_classes_per_partition"}),
@@ -268,6 +318,11 @@ PARTITIONS: dict[str, Partition] = {
         of_labels(fedkf_dirichlet),
         "per-class Dirichlet in groups of clients, with a distinct dominant client per class",
         "FedKF, the released code",
+    ),
+    "pathological": Partition(
+        of_labels(pathological),
+        "a few classes for each client, in unequal amounts",
+        "HtFLlib and PFLlib, the released code",
     ),
     "iid_draw": Partition(
         of_labels(iid_draw), "all classes in equal parts, drawn with replacement", "DL-MH, IID"

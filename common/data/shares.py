@@ -10,6 +10,10 @@ No client tests on a sample of its training set, and the server tests on no clie
 sample. With a partition that draws with replacement, a test sample of one client can be a training
 sample of another. With partition ``own``, the server loads its own data set and uses its test
 samples.
+
+``data.validation`` is a share of what the test samples leave: a client trains on neither. With
+``data.score-on = "validation"`` these samples replace the test samples of the client, and those of
+all clients replace the server's. Such runs choose settings without a look at test samples.
 """
 
 from dataclasses import replace
@@ -62,20 +66,26 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
         train, test = rows, _own_test(data, pool, k, rows)
     else:
         train, test = local_split(rows, data.test_fraction, rng(seed, "local-split", k))
+    of_test = data.test == "own"
+    if data.validation:
+        train, validation = local_split(train, data.validation, rng(seed, "validation", k))
+        if data.score_on == "validation":
+            test, of_test = validation, False
     if len(train) < LEAST:
         remedy = ": raise data.alpha or data.min-size, or take fewer clients"
         raise ValueError(
             f"client {k} has {len(train)} training samples, at least {LEAST} are needed"
             + ("" if data.partition in (NATURAL, OWN) else remedy)
         )
-    return Share(pool, torch.as_tensor(train), torch.as_tensor(test), data.test == "own")
+    return Share(pool, torch.as_tensor(train), torch.as_tensor(test), of_test)
 
 
 def check_share(data: Data, k: int, clients: int, seed: int) -> None:
     """Raise ``ValueError`` as ``share`` does, without a draw if the share is large enough."""
     if data.partition != OWN and data.test != "own":
         rows = np.unique(_partition(data, clients, seed)[k])
-        if local_train(len(rows), data.test_fraction) >= LEAST:
+        n = local_train(len(rows), data.test_fraction)
+        if local_train(n, data.validation) >= LEAST:
             return
     share(data, k, clients, seed)
 
@@ -101,27 +111,31 @@ def _partition(data: Data, clients: int, seed: int) -> list[np.ndarray]:
 
 
 def for_testing(data: Data, clients: int, seed: int) -> Dataset:
-    """Return the data set for tests of global models: no test sample is in a training share.
+    """Return the data set for scores of global models: no scored sample is in a training share.
 
     Raises ``ValueError`` if ``clients`` is necessary for this and 0.
     """
-    if data.test != "merge" or data.partition == OWN:
+    if (data.test != "merge" and data.score_on == "test") or data.partition == OWN:
         return load(data)
     return _untrained(data, clients, seed)
 
 
 @lru_cache(maxsize=2)
 def _untrained(data: Data, clients: int, seed: int) -> Dataset:
+    by_test = data.score_on == "test"
     if not clients:
-        raise ValueError('data.test = "merge" needs clients, the size of the federation')
+        setting = 'test = "merge"' if by_test else 'score-on = "validation"'
+        raise ValueError(f"data.{setting} needs clients, the size of the federation")
     shares = [share(data, k, clients, seed) for k in range(clients)]
     train = torch.cat([one.train for one in shares])
     test = torch.cat([one.test for one in shares]).unique()
     test = test[~torch.isin(test, train)]
     if not len(test):
+        key, value = (
+            ("test-fraction", data.test_fraction) if by_test else ("validation", data.validation)
+        )
         raise ValueError(
-            f"data.test = 'merge': with data.test-fraction = {data.test_fraction:g} no sample is "
-            "outside all training sets; raise data.test-fraction"
+            f"data.{key} = {value:g}: no sample is outside all training sets; raise data.{key}"
         )
     pool = pool_of(data, seed)
     return replace(load(data), x_test=pool.x[test], y_test=pool.y[test], owner_test=None)

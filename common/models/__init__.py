@@ -32,7 +32,7 @@ from common.models.convolutional import (
 )
 from common.models.exits import Exits, Kind
 from common.models.layers import RoundedUp, Shape, single, sixteen
-from common.models.small import CNN, MLP, LeNet5
+from common.models.small import CNN, MLP, FedAvgCNN, LeNet5
 from common.models.weights import load_published
 from common.settings import plugins
 from common.training import seeds
@@ -116,6 +116,7 @@ _GN16 = "FedGKD: 16-32-64 channels, GroupNorm of 16 groups"
 _DL_MH = "DL-MH's DenseNet, read as Huang et al., DenseNet-BC, depth 40, growth 12"
 _FIGURE_1 = "FedORION, Figure 1 (sizes ours)"
 _FEDIN = "FedIN, Table VI"
+_HTFL = "HtFLlib: the first stages of resnet10"
 _CPUS = "ours, for CPUs"
 
 MODELS: dict[str, Architecture] = {
@@ -133,6 +134,9 @@ MODELS: dict[str, Architecture] = {
     "resnet8-wide-bn": _row(CifarResNet, 1_227_594, _CUT, depth=8, first=64),
     "resnet8-gn16": _row(CifarResNet, 78_042, _GN16, depth=8, norm=sixteen),
     "resnet10": _resnet("1-1-1-1", 4_910_922, _FEDIN),
+    "resnet10-cut1": _resnet("1", 84_170, _HTFL),
+    "resnet10-cut2": _resnet("1-1", 314_954, _HTFL),
+    "resnet10-cut3": _resnet("1-1-1", 1_235_274, _HTFL),
     "resnet14": _resnet("1-1-2-2", 10_812_234, _FEDIN),
     "resnet18": _resnet("2-2-2-2", 11_181_642, f"torchvision; FedORION; {_FEDIN}", "ResNet18"),
     "resnet22": _resnet("2-2-3-3", 17_082_954, _FEDIN),
@@ -160,6 +164,7 @@ MODELS: dict[str, Architecture] = {
     "lenet5": _row(
         LeNet5, 61_706, "FedKF: LeCun et al., with ReLU and max pooling", 1, input=(1, 32, 32)
     ),
+    "fedavg-cnn": _row(FedAvgCNN, 878_538, "PFLlib, HtFLlib: McMahan et al., the CNN", 16),
     "mlp": _row(
         MLP, 26_634, "ours, for CPUs: two hidden layers", 1, input=(1, 8, 8), hidden=(128, 128)
     ),
@@ -262,7 +267,7 @@ def _with_exits(name: str, base: str, depth: int) -> Architecture:
 def _stages(net: Classifier) -> list[nn.Module]:
     """Return the stages that can have an exit; most architectures have none."""
     if isinstance(net, ResNet):
-        return [net.layer1, net.layer2, net.layer3, net.layer4]
+        return [stage for stage in (net.layer1, net.layer2, net.layer3, net.layer4) if len(stage)]
     return list(net.layer1) if isinstance(net, CNN) else []
 
 

@@ -156,12 +156,13 @@ class WideResNet(Classifier):
 
 @final
 class ResNet(Split):
-    """ImageNet ResNet with four stages of torchvision's basic blocks, 64, 128, 256, 512 channels.
+    """ImageNet ResNet with stages of torchvision's basic blocks, 64, 128, 256, 512 channels.
 
-    ``blocks``: blocks per stage. The family has ResNet-18 and 34, and FedIN's 10, 14, 18, 22, 26,
-    with one stem and one set of stage widths. Hence s_in (64×8×8 for 32×32 images) and s_out
-    (512×1×1) have the same shape for all depths. A name such as ``layer2.1.conv1`` is the same
-    layer in all networks (FedIN, section III); layer-wise aggregation matches these names.
+    ``blocks``: blocks per stage; with fewer than four stages the last ones are empty. The family
+    has ResNet-18 and 34, and FedIN's 10, 14, 18, 22, 26, with one stem and one set of stage widths.
+    Hence s_in (64×8×8 for 32×32 images) and s_out (512×1×1) have the same shape for all depths of
+    four stages. A name such as ``layer2.1.conv1`` is the same layer in all networks (FedIN, section
+    III); layer-wise aggregation matches these names.
     """
 
     intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.", "layer2.", "layer3.", "layer4.")
@@ -172,7 +173,7 @@ class ResNet(Split):
         classes: int,
         factor: float,
         *,
-        blocks: tuple[int, int, int, int],
+        blocks: tuple[int, ...],
         stem: Stem,
     ) -> None:
         super().__init__()
@@ -188,14 +189,14 @@ class ResNet(Split):
             module: nn.Module = basic(inputs, outputs, stride, downsample)
             return module
 
-        widths = [scale(64 * 2**stage, factor) for stage in range(4)]
+        widths = [scale(64 * 2**stage, factor) for stage in range(len(blocks))]
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
         self.conv1 = nn.Conv2d(shape[0], widths[0], kernel, stride, padding, bias=False)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages(
-            block, widths[0], widths, blocks
-        )
+        empty = [nn.Sequential() for _ in range(4 - len(blocks))]
+        full = stages(block, widths[0], widths, blocks)
+        self.layer1, self.layer2, self.layer3, self.layer4 = full + empty
         self.head = nn.Linear(widths[-1], classes)
         he_convolutions(self)
 

@@ -177,10 +177,21 @@ def of_family(family: str, name: str) -> tuple[ExternalModel, str]:
 
 
 def _of_torchvision(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Return the network, with a new first convolution if the number of channels differs."""
+    """Return the network, with a new first convolution if the number of channels differs.
+
+    GoogLeNet and Inception have no further outputs in training; a vision transformer is built for
+    the height of the images.
+    """
     from common.vision import torchvision
 
-    net: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    options: dict[str, object] = {}
+    if name in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": shape[1]}
+    net: nn.Module = torchvision.models.get_model(
+        name, weights=None, num_classes=classes, **options
+    )
     first = next((n for n, m in net.named_modules() if isinstance(m, nn.Conv2d)), "")
     conv: Any = net.get_submodule(first)
     if first and conv.in_channels != shape[0] and conv.groups == 1:

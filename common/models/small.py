@@ -82,6 +82,31 @@ class CNN(Split):
         return s_out
 
 
+@final
+class FedAvgCNN(Classifier):
+    """CNN of two 5×5 convolutions (32, 64) without padding and 512 features, for 16 pixels or more.
+
+    Each convolution has a ReLU and a 2×2 max pooling; there is no normalisation. The networks of
+    McMahan et al. 2017 ("Communication-Efficient Learning of Deep Networks from Decentralized
+    Data"), as in PFLlib and HtFLlib, whose initial weights are torch's.
+    """
+
+    def __init__(self, shape: Shape, classes: int, factor: float) -> None:
+        super().__init__()
+        c1, c2, hidden = (scale(c, factor) for c in (32, 64, 512))
+        self.conv1 = nn.Conv2d(shape[0], c1, 5)
+        self.conv2 = nn.Conv2d(c1, c2, 5)
+        self.fc1 = nn.Linear(
+            c2 * math.prod(((side - 4) // 2 - 4) // 2 for side in shape[1:]), hidden
+        )
+        self.head = nn.Linear(hidden, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
+        return torch.relu(self.fc1(x.flatten(1)))
+
+
 def enlarge(x: Tensor, side: int = SIDE) -> Tensor:
     """Enlarge images (n, C, h, w) to at least ``side`` pixels in height and width.
 

@@ -46,15 +46,25 @@ SERVER = "server"
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
+_LARGE = (f"torchvision:resnet{depth}" for depth in (50, 101, 152))
+_RESNETS = ",".join(("resnet18", "resnet34", *_LARGE))
+_TRANSFORMERS = "torchvision:vit_b_16,torchvision:vit_b_32"
 FLEETS: dict[str, str] = {
     "hom": "wrn-40-1",
     "l-het": "resnet32,shufflenetv2,resnet20",
     "h-het": "resnet34,mobilenetv2,resnet18,shufflenetv2,wrn-40-1,wrn-40-1",
     "fedin": "resnet10,resnet14,resnet18,resnet22,resnet26",
+    "htfe2": "fedavg-cnn,resnet18",
+    "htfe3": "resnet10,resnet18,resnet34",
+    "htfe4": "fedavg-cnn,torchvision:googlenet,mobilenetv2,resnet18",
+    "htfe8": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS}",
+    "htfe9": f"resnet10-cut1,resnet10-cut2,resnet10-cut3,resnet10,{_RESNETS}",
+    "htm10": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS},{_TRANSFORMERS}",
 }
 """Presets of the papers' fleets, by name: ``fleet = "h-het"`` selects its list. The first three are
 FedORION's homogeneous, less and more heterogeneous fleets (section 4.2.1 and the released code);
-the last has FedIN's five depths (section IV)."""
+``fedin`` has FedIN's five depths (section IV). The last six are HtFLlib's model groups for images
+(``system/main.py``), which have ``stem = "imagenet"``."""
 
 
 def entries(fleet: str) -> tuple[str, ...]:
@@ -183,7 +193,8 @@ class Data(Section):
     niid_scale: Literal["period5", "adapt"] = "period5"
     """DL-MH's partitions for a number of clients other than five: repeated, or adapted."""
     classes_per_client: AtLeastOne = 2
-    """Classes of each client (``flwr-pathological``), or shards of each client (``flwr-shard``)."""
+    """Classes of each client (``pathological``, ``flwr-pathological``), or shards of each client
+    (``flwr-shard``)."""
     label_column: str = ""
     """``hub``: column of the classes; empty: the only column with the feature type of a class."""
     owner_column: str = ""
@@ -204,6 +215,11 @@ class Data(Section):
     in the data set (``own``), or a share of both together (``merge``)."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of each client's samples that is reserved for its test, unless ``test`` is ``own``."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's remaining samples that is held out for choosing settings; 0: none."""
+    score_on: Literal["test", "validation"] = "test"
+    """Samples of all scores: the test samples, or the validation samples: each client's own, and
+    for the server those of all clients."""
     augment: Literal["none", "flip", "flip-0.6", "crop-flip", "cutout", "cutout-only"] = "none"
     """Random changes of training images."""
     standardize: Literal["dataset", "batch"] = "dataset"
@@ -221,6 +237,14 @@ class Data(Section):
             raise ValueError(f"data.digest = {self.digest!r} needs one folder, and {why}")
         if self.test == "merge" and self.test_fraction == 0:
             raise ValueError('data.test = "merge" needs a data.test-fraction above 0')
+        if self.score_on == "validation":
+            if self.validation == 0:
+                raise ValueError('data.score-on = "validation" needs a data.validation above 0')
+            if self.partition == OWN:
+                raise ValueError(
+                    f'data.score-on = "validation" is not allowed with data.partition = {OWN!r}: '
+                    "the server has no validation samples of the clients"
+                )
         if self.public and self.elsewhere:
             raise ValueError(
                 f"data.public = {self.public:g} is not allowed with data.{self.elsewhere}: the "
@@ -255,6 +279,10 @@ class Train(Descent):
     """Number of full batches in local training, over as many epochs as needed; 0: ``epochs``."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
+    shuffle: bool = True
+    """Draw a new order of the samples in each local epoch; false: one random order for the run."""
+    drop_last: bool = False
+    """Omit the incomplete last batch of a local epoch, unless it is the only one."""
     clip: Annotated[NonNegative, Auto(0.0)] = 0.0
     """Maximum gradient norm; 0: the method's default, usually no clipping."""
     memory_format: MemoryFormat = "auto"
@@ -291,6 +319,8 @@ class Score(Section):
     """Primary accuracy; the summary has the round in which it is reached. 0: none."""
     stop: bool = False
     """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
+    patience: Annotated[int, Field(ge=0)] = 0
+    """Rounds without a new best score after which the run ends; 0: it ends after ``rounds``."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images in a batch while scoring."""
     bn: Literal["running", "batch", "recalibrated"] = "running"

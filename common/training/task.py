@@ -167,7 +167,7 @@ class Task:
     def steps(self, n: int) -> int:
         """Return how many optimiser steps local training on n samples takes in a round."""
         train = self.config.train
-        return train.steps or train.epochs * len(lengths(n, train.batch_size))
+        return train.steps or train.epochs * len(lengths(n, train.batch_size, train.drop_last))
 
     def effective_steps(self, n: int) -> float:
         """Return the length of these steps on a constant gradient, which momentum increases."""
@@ -183,11 +183,12 @@ class Task:
         drop_last: bool = False,
         size: int = 0,
         augment: str = "",
+        order: Tensor | None = None,
     ) -> Batches:
         """Return training batches of x [n, C, H, W] and y [n, ...].
 
         Order and augmentation come from the stream ("batches", *name). ``size`` and ``augment``: by
-        default train.batch-size and data.augment.
+        default train.batch-size and data.augment. ``order``: rows [n] for every epoch.
         """
         augment = augment or self.config.data.augment
         check_augment(augment, x)
@@ -202,6 +203,7 @@ class Task:
             generator=seeds.stream(self.seed, "batches", *name),
             device=self.device,
             drop_last=drop_last,
+            order=order,
         )
 
     def in_order(

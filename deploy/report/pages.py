@@ -89,8 +89,7 @@ def several(runs: list[Run]) -> Page:
 def _state(run: Run) -> str:
     if not run.finished:
         return f"unfinished: round {run.reached}"
-    why = "" if run.target is None else f": target {percent(run.target)} is reached"
-    return f"{run.done} rounds{why}"
+    return f"{run.done} rounds{run.end and f': {run.end}'}"
 
 
 def _subtitle(run: Run) -> str:

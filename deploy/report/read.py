@@ -101,13 +101,13 @@ class Run:
         return f"{self.done}" if self.rounds is None else f"{self.done} of {self.rounds}"
 
     @property
-    def target(self) -> float | None:
-        """The target accuracy (``score.stop``), if the run ended because it was reached."""
-        return self.entries[-1].reached if self.entries else None
+    def end(self) -> str:
+        """Reason why the run ended before its last round, or an empty text."""
+        return self.entries[-1].end if self.entries else ""
 
     @property
     def finished(self) -> bool:
-        over = self.rounds is None or self.done >= self.rounds or self.target is not None
+        over = self.rounds is None or self.done >= self.rounds or self.end != ""
         return self.summary is not None and over
 
     @property

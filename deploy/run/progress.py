@@ -103,10 +103,10 @@ class Progress:
         return max((a for a in accuracies if a is not None), default=None)
 
     @property
-    def _reached(self) -> float | None:
-        """The target that ended the run before its last round."""
+    def _end(self) -> str:
+        """Reason why the run ended before its last round, or an empty text."""
         newest = self._entries.get(max(self._entries, default=0))
-        return newest.reached if newest else None
+        return newest.end if newest else ""
 
     @property
     def failures(self) -> int:
@@ -121,7 +121,7 @@ class Progress:
         round already takes longer, its duration so far counts.
         """
         first, ended = max(self._start, 0), max(self._entries, default=0)
-        if not first < ended < self._rounds or self._reached is not None:
+        if not first < ended < self._rounds or self._end:
             return None
         last = [self._entries[t] for t in sorted(self._entries) if t > first][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
@@ -187,14 +187,13 @@ class Progress:
             parts.append(f"{self.left} left")
         if self.failures:
             parts.append(f"failures {self.failures}")
-        if entry.reached is not None:
-            parts.append(f"the run ends: target {percent(entry.reached)} is reached")
+        if entry.end:
+            parts.append(f"the run ends: {entry.end}")
         return ", ".join(parts)
 
     def _view(self) -> Group:
         ended = max(self._entries, default=0)
-        now, reached = self._entries.get(ended), self._reached
-        left = ended < self._rounds and reached is None
+        now, left = self._entries.get(ended), ended < self._rounds and not self._end
         accuracy = ACCURACY[now.primary if now else "global"]
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
@@ -206,8 +205,8 @@ class Progress:
         ]
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
-        if reached is not None:
-            cells.append(Text(f"target {percent(reached)} is reached"))
+        if self._end:
+            cells.append(Text(self._end))
         line = Lines.grid(padding=(0, 2))
         line.add_row(*cells)
         self._spinner.update(text=Text(self._phase, style="dim"))
@@ -236,8 +235,8 @@ def show_summary(run: Run, console: Console) -> None:
         *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
-    if run.target is not None:
-        lines.append(("ended", f"round {run.reached}: target {percent(run.target)} is reached"))
+    if run.end:
+        lines.append(("ended", f"round {run.reached}: {run.end}"))
     if summary and (reached := summary.rounds_to_target):
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"

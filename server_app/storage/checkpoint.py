@@ -28,7 +28,7 @@ FREE = {
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
         "window",
     },
-    "score": {"stop", "collapse"},
+    "score": {"stop", "patience", "collapse"},
     "wire": {"max_mb"},
     "node": {"device", "memory_mb", "state_dir"},
 }

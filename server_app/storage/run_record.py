@@ -102,5 +102,5 @@ def _log_text(entry: Entry) -> str:
     parts = ["not scored" if accuracy is None else f"{name} {accuracy:.4f}"]
     parts += [f"{len(entry.failures)} failures"] if entry.failures else []
     parts += entry.notes
-    parts += [] if entry.reached is None else [f"the run ends: target {entry.reached:g} is reached"]
+    parts += [f"the run ends: {entry.end}"] if entry.end else []
     return ", ".join(parts)

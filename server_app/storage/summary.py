@@ -21,6 +21,7 @@ from common.settings.version import VERSION
 
 N = TypeVar("N", int, float)
 OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy", "warnings"}
+OPTIONAL |= {"stalled", "scored_on"}
 """Keys that a summary leaves out if they have no value; all other keys are ``null`` then."""
 
 
@@ -47,9 +48,11 @@ def write(
     summary: dict[str, object] = {
         "status": "stopped" if error else "completed",
         "error": error,
-        "ended": "error" if error else "rounds" if last.reached is None else "target",
+        "ended": _ended(last, error),
+        "stalled": last.stalled,
         "method": config.run.method,
         "dataset": config.data.name,
+        "scored_on": None if config.data.score_on == "test" else config.data.score_on,
         "runtime": config.run.runtime,
         "rounds": len(rounds),
         "seed": config.run.seed,
@@ -92,6 +95,13 @@ def write(
     write_atomically(folder / "summary.json", (json.dumps(present, indent=1) + "\n").encode())
 
 
+def _ended(last: Entry, error: str) -> str:
+    """Return why the run has no further round."""
+    if error:
+        return "error"
+    return "target" if last.reached is not None else "patience" if last.stalled else "rounds"
+
+
 def place(out: str, experiment: str) -> Path:
     """Return the folder of a run's results: ``out``, or ``~/.fedmosaic/runs/EXPERIMENT``."""
     return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
@@ -117,6 +127,9 @@ def complete(folder: Path, config: Config) -> str:
     if config.score.ends(scored and scored["final"]):
         target = f"score.target = {config.score.target:g}"
         return f"{target} was reached in round {rounds}; for more: -s score.stop=false"
+    if 0 < config.score.patience <= saved.get("stalled", 0):
+        stalled = f"score.patience = {config.score.patience} ended it in round {rounds}"
+        return f"{stalled}; for more: -s score.patience=0"
     return ""
 
 

@@ -31,6 +31,15 @@ def batches(x, y, **options) -> Batches:
     return Batches(x, y, **settings)
 
 
+def test_a_given_order_is_that_of_every_epoch():
+    x, y = numbered(9)
+    fixed = batches(x, y, order=torch.arange(9).flip(0), drop_last=True)
+    assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * [
+        [8, 7, 6, 5],
+        [4, 3, 2, 1],
+    ]
+
+
 def test_normalise_divides_by_255_then_subtracts_the_mean_then_divides_by_the_deviation():
     x = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
     # (0 - .5)/.5 = -1;  (1 - .25)/.25 = 3;  (.2 - 0)/1 = .2

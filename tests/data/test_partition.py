@@ -47,7 +47,8 @@ def classes_of(shares: list[np.ndarray], labels: np.ndarray = LABELS) -> list[li
 @pytest.mark.parametrize("name", DISJOINT)
 @pytest.mark.parametrize("clients", [1, 2, 5, 13, 20])
 def test_every_sample_falls_to_exactly_one_client(options, name, clients):
-    shares = split(options(partition=name), DATA, clients, seed=3)
+    every_class = options(partition=name, classes_per_client=10)
+    shares = split(every_class, DATA, clients, seed=3)
     assert len(shares) == clients
     assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(2000))
 
@@ -120,7 +121,8 @@ def test_own_data_are_not_cut(options):
 @pytest.mark.parametrize("name", RULES)
 def test_same_seed_same_partition_and_another_seed_another(options, name):
     def draw(run_seed, **more):
-        shares = split(options(partition=name, **more), DATA, 5, run_seed)
+        five = options(partition=name, classes_per_client=5, **more)
+        shares = split(five, DATA, 5, run_seed)
         return [share.tolist() for share in shares]
 
     assert draw(1) == draw(1)
@@ -215,6 +217,23 @@ def test_fedkf_dirichlet_at_a_hundredth_gives_almost_one_class_each():
     assert (counts.max(1) / counts.sum(1)).mean() > 0.9
 
 
+def test_pathological_gives_few_classes_in_unequal_amounts_as_htfllib_does():
+    shares = split(Data(name="toy", partition="pathological", min_size=40), DATA, 20, seed=1)
+    assert classes_of(shares) == [[2 * (k // 4), 2 * (k // 4) + 1] for k in range(20)]
+    counts = class_counts(LABELS, shares, 10)
+    assert counts.sum() == 2000
+    for c in range(10):
+        of_class = counts[:, c][counts[:, c] > 0]
+        assert len(of_class) == 4  # ceil(20 * 2 / 10)
+        assert all(5 <= n < 50 for n in of_class[:-1])  # max(50 / 10, 40 / 10) to 50 - 1
+        assert of_class[-1] == 200 - of_class[:-1].sum()
+
+
+def test_pathological_leaves_out_what_nobody_may_have():
+    shares = split(Data(name="toy", partition="pathological"), DATA, 2, seed=1)
+    assert classes_of(shares) == [[0, 1], [2, 3]]
+
+
 def test_niid1_gives_device_k_the_classes_2k_and_2k_plus_1():
     shares = niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
     assert classes_of(shares) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1]]
@@ -282,6 +301,12 @@ def test_niid_without_a_size_takes_an_equal_part_of_the_pool():
         ({"partition": "niid1", "per_client": 1}, 5, "data.per-client = 1"),
         ({"partition": "niid1", "niid_scale": "adapt"}, 11, "10 classes cannot be cut into 11"),
         ({"partition": "niid3", "niid_scale": "adapt"}, 1, "cannot be cut into 0 blocks"),
+        ({"partition": "pathological", "classes_per_client": 11}, 5, "classes-per-client = 11 is"),
+        (
+            {"partition": "pathological", "classes_per_client": 10},
+            201,
+            "class 0 has 200 samples for",
+        ),
     ],
 )
 def test_an_impossible_partition_is_refused_in_one_line(options, change, clients, message):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.models import MODELS, Classifier, build, check, parameters, parse, smallest
+from common.models import MODELS, Classifier, build, check, count, parameters, parse, smallest
 from common.models.small import LeNet5, enlarge
 from common.training import seeds
 
@@ -178,6 +178,13 @@ def test_resnet18_is_torchvision_s() -> None:
     x = images((3, 32, 32))
     with torch.no_grad():
         assert torch.equal(ours(x), theirs(x))
+
+
+def test_the_fedavg_cnn_by_hand() -> None:
+    """The network of McMahan et al. without padding: 28 - 4 = 24, 12, 12 - 4 = 8, 4 pixels."""
+    model = build("fedavg-cnn", (1, 28, 28), 10, seed=0)
+    assert count(model) == (25 + 1) * 32 + (25 * 32 + 1) * 64 + (16 * 64 + 1) * 512 + 513 * 10
+    assert model.features(torch.rand(2, 1, 28, 28)).shape == (2, 512)
 
 
 def test_digits_are_enlarged_and_letters_padded_for_lenet5() -> None:

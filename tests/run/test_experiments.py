@@ -1,5 +1,6 @@
 """Every experiment file and every cell of every table: settings that parse, networks that fit."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import count
 from common.models.generator import Generator
-from common.settings.config import Config, Value
+from common.settings.config import FLEETS, Config, Value, entries
 from common.settings.parse import parse
 from common.training.task import Task, check_fleet
 from deploy.run.settings import EXPERIMENTS, resolve
@@ -59,9 +60,11 @@ def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
     assert len({cell.fingerprint for cell in cells}) == 9 * 4 < len(cells)
 
 
-@pytest.mark.parametrize("name", ["hom", "l-het", "h-het", "fedin"])
+@pytest.mark.parametrize("name", FLEETS)
 def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
-    check(resolve(None) | {"fleet": name, "data.image-size": 32})
+    check(resolve(None) | {"fleet": name, "data.image-size": 32, "stem": "imagenet"})
+    numbered = re.fullmatch(r"ht(?:fe|m)(\d+)", name)
+    assert not numbered or len(set(entries(name))) == int(numbered[1])
 
 
 def test_fedkfs_tables_have_the_papers_generators() -> None:

@@ -103,7 +103,7 @@ def test_killed_before_its_summary_it_is_finished_without_another_round(
 def test_flowers_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr.fedmosaic"):
         play(fedavg(tmp_path, **SURE))
-    assert "the run ends: target 0.001 is reached" in caplog.text
+    assert "the run ends: target 0.1 % is reached" in caplog.text
 
 
 def test_a_stop_without_a_target_is_refused() -> None:
@@ -136,3 +136,34 @@ def test_the_report_and_the_result_say_that_it_is_over(tmp_path: Path) -> None:
     assert "2 rounds: target 60.0 % is reached" in (tmp_path / "report.html").read_text()
     resumed = write_run(tmp_path / "on", [*entries, entry(3, 0.8)], rounds=9, summary={})
     assert not read(resumed).finished
+
+
+def best_round(run: TinyRun) -> int:
+    scores = [e["accuracy"] for e in run.journal[1:]]
+    return scores.index(max(scores)) + 1
+
+
+def test_it_ends_after_patience_without_a_new_best_score(tmp_path: Path) -> None:
+    settings = fedavg(tmp_path, rounds=30, train__lr=1e-6, score__patience=2)
+    run = play(settings)
+    end, best = run.summary["rounds"], best_round(run)
+    assert end == best + 2 < 30 and run.journal[-1]["stalled"] == 2
+    assert (run.summary["ended"], run.summary["stalled"]) == ("patience", 2)
+    assert run.journal[-1]["scores"], "clients are scored where it ends"
+    whole = play(fedavg(tmp_path / "whole", rounds=end, train__lr=1e-6, score__clients_every=30))
+    last = {key: value for key, value in run.timeless[-1].items() if key != "stalled"}
+    assert [*run.timeless[:-1], last] == whole.timeless and "stalled" not in whole.summary
+    assert read(tmp_path).finished
+    line = rf"the run is complete: score.patience = 2 ended it in round {end}; for more: -s score"
+    with pytest.raises(Stopped, match=line):
+        play({**settings, "resume": True})
+    more = play({**settings, "resume": True, "score.patience": 3})
+    assert more.summary["rounds"] == best_round(more) + 3 > end
+
+
+def test_without_a_global_model_the_clients_own_scores_count(tmp_path: Path) -> None:
+    given = {"rounds": 30, "train__lr": 1e-6, "score__patience": 2, "score__clients_every": 1}
+    run = play(fedavg(tmp_path, method="local", **given))
+    scores = [e["fairness"]["main"]["amp"] for e in run.journal[1:]]
+    assert run.summary["rounds"] == scores.index(max(scores)) + 3 < 30
+    assert run.summary["ended"] == "patience"
