@@ -176,3 +176,16 @@ class ScoreReply(ToServer, kind="protocol.Score"):
     """Accuracy of the global model; None if there is none, or no test samples."""
     accuracies: Annotated[dict[Name, Share], Field(max_length=100)] = {}
     """Accuracies of the further models of ``ScoreRequest`` by name; empty without test samples."""
+
+
+FINE_TUNED = "finetuned"
+"""Name of a fine-tuned copy among the accuracies of a ``FineTunedScoreReply``."""
+
+
+class FineTunedScoreReply(ScoreReply, kind="protocol.FineTunedScore"):
+    """Reply to ``ScoreRequest`` with the accuracy of a fine-tuned copy among ``accuracies``.
+
+    ``metrics``: loss, steps and costs of the fine-tuning; empty without test samples.
+    """
+
+    metrics: Annotated[dict[Name, Number], Field(max_length=10)] = {}

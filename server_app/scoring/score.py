@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from common.data.dataset import Dataset
-from common.exchange.protocol import Reply, ScoreReply, ScoreRequest
+from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
 from common.journal import ClientScore, Entry, Fairness, Spread
 from common.metrics import fairness
@@ -133,6 +133,7 @@ def score_requests(
         )
 
     by_name = {name: request(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    by_name |= {spec: request(spec, part) for spec, part in scored.method.parts_to_score().items()}
     one = None if by_name else request("", scored.weights_to_score())
     scoring = _sample(scored, clients)
     return [(client, one or by_name[scored.method.scored_by(client)]) for client in scoring]
@@ -152,7 +153,8 @@ def score_check(method: Method[MethodOptions, Reply]) -> Callable[[Client, Score
 
     A score must cover the test samples of the census and the requested models.
     """
-    further, shared = sorted(method.further()), method.weights_to_score() is not None
+    further = [*method.further(), *([FINE_TUNED] if method.config.fine_tunes else [])]
+    shared = method.weights_to_score() is not None and not method.parts_to_score()
 
     def check(client: Client, score: ScoreReply) -> None:
         n = client.info.n_test
@@ -165,7 +167,7 @@ def score_check(method: Method[MethodOptions, Reply]) -> Callable[[Client, Score
             if (got is not None) != expected:
                 why = "is missing" if expected else "was not asked for"
                 raise ValueError(f"the accuracy of the {what} model {why}")
-        if sorted(score.accuracies) != (names := further if n else []):
+        if sorted(score.accuracies) != (names := sorted(further) if n else []):
             raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
 
     return check
