@@ -202,8 +202,9 @@ class Handler(ABC, Generic[O, D]):
             accuracy = p.accuracy(tuned)
             assert accuracy is not None
             accuracies[FINE_TUNED] = accuracy
-        scores = {**dict(reply), "accuracies": accuracies, "metrics": metrics}
-        return FineTunedScoreReply.model_validate(scores)
+        scores = {name: getattr(reply, name) for name in reply.model_fields_set}
+        more = {"accuracies": accuracies, "metrics": metrics}
+        return FineTunedScoreReply.model_validate({**scores, **more})
 
     @final
     def measure(self, request: StatisticsRequest) -> StatisticsReply:

@@ -222,9 +222,9 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def drawn(self) -> Models:
         """Return the initial models."""
-        return {self.global_spec: self.first(self.global_spec)}
+        return {self.global_spec: self.initial(self.global_spec)}
 
-    def first(self, spec: str) -> StateDict:
+    def initial(self, spec: str) -> StateDict:
         """Return the initial weights of the global model of one architecture."""
         return tree.snapshot(self.build(spec))
 

@@ -8,9 +8,9 @@ Client k also keeps a personal model v_k and, in a round in which it takes part,
 
     CE(f(v_k; x), y) + λ/2 ‖v_k − w‖²
 
-from its v_k of its last round, on the same batches, with the same optimiser settings. w is the model
-as received. v_k starts from the initial w, also at a client that takes part later than the others.
-The term covers parameters; BatchNorm statistics of v_k are its own. v_k never leaves the client.
+from v_k of its last round, on the same batches, with the same optimiser settings. w is the model as
+received. v_k starts from the initial w, also at a client that takes part later than the others. The
+term covers parameters; BatchNorm statistics of v_k are its own. v_k never leaves the client.
 λ = 0 gives ``local`` from the initial w; with large λ, v_k follows w.
 
 Clients score v_k on their own test share, and w beside it; the server scores w.

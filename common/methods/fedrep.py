@@ -5,8 +5,9 @@ Federated Learning", ICML 2021, Algorithm 1.
 
 FedRep has FedPer's messages, server half and scores (``common/methods/fedper.py``). In a round
 client k trains in two phases on cross-entropy: first its head h_k for ``head-epochs`` epochs with
-the received φ frozen, then φ_k for ``body-epochs`` epochs with h_k frozen. With ``train.steps`` each
-phase takes that many batches instead; a phase of 0 epochs is left out. ``train.epochs`` is not read.
+the received φ frozen, then φ_k for ``body-epochs`` epochs with h_k frozen. A phase of 0 epochs is
+left out. With ``train.steps`` a phase takes that many batches instead of its epochs. The method
+does not read ``train.epochs``.
 
 The paper's final round, in which every client trains only its head, is ``finetune.epochs`` with
 ``finetune.layers = "head"``: it changes no state and is scored beside the regular model.

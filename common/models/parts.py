@@ -23,9 +23,7 @@ def layers(net: Classifier) -> list[list[str]]:
     """
     kept, found, head = net.state_dict().keys(), list[list[str]](), list[str]()
     for prefix, module in net.named_modules():
-        tensors = chain(
-            module.named_parameters(recurse=False), module.named_buffers(recurse=False)
-        )
+        tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
         named = (f"{prefix}.{name}".lstrip(".") for name, _ in tensors)
         entries = [name for name in named if name in kept]
         if module is net.head:

@@ -59,7 +59,7 @@ class Across(Averaged[O, T], ABC):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
     def drawn(self) -> Models:
-        return {spec: self.first(spec) for spec in self.specs}
+        return {spec: self.initial(spec) for spec in self.specs}
 
     def start(self, models: Models, client: Client) -> StateDict:
         return self.parts(models)[client.architecture]

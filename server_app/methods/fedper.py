@@ -1,4 +1,4 @@
-"""FedPer, server half: average the shared part of the clients' networks. FedRep and FedBN use it."""
+"""FedPer, server half: average the shared part of networks. FedRep and FedBN use it too."""
 
 from typing import final
 
@@ -27,8 +27,8 @@ class FedPer(Averaged[PartlyShared, Reply]):
             self.names[spec] = self.options.shared(self.task.without_values(spec))
         return self.names[spec]
 
-    def first(self, spec: str) -> StateDict:
-        return tree.cut(super().first(spec), self.shared(spec))
+    def initial(self, spec: str) -> StateDict:
+        return tree.cut(super().initial(spec), self.shared(spec))
 
     def check(self, client: Client, reply: Reply) -> None:
         spec = self.trains(client)
