@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
@@ -32,10 +31,12 @@ class Ditto(GlobalCopy[Options, Request]):
         named = list(own.named_parameters())
         received = {name: request.w[name].to(self.task.device) for name, _ in named}
 
-        def loss(x: Tensor, y: Tensor) -> Tensor:
-            ce = F.cross_entropy(own(x), y)
-            return ce + o.lambda_prox * proximal(named, received) if o.lambda_prox else ce
+        plain = self.loss(request, own)
 
+        def near(x: Tensor, y: Tensor) -> Tensor:
+            return plain(x, y) + o.lambda_prox * proximal(named, received)
+
+        loss = near if o.lambda_prox else plain
         personal = p.train(request.t, own.parameters(), loss, times=o.epochs)
         p.save_state(request.t, ClientState(v=upload(own)))
         return {**metrics, **{f"personal_{name}": value for name, value in personal.items()}}

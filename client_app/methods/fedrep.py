@@ -2,7 +2,6 @@
 
 from typing import final
 
-from client_app.bases.global_copy import cross_entropy
 from client_app.bases.partly_shared import PartlyShared
 from common.exchange.protocol import ModelRequest
 from common.methods.fedrep import Options
@@ -17,13 +16,15 @@ class FedRep(PartlyShared[Options]):
     def learn(self, request: ModelRequest, net: Classifier) -> dict[str, float]:
         o, metrics = self.options, dict[str, float]()
         if o.head_epochs:
-            head = self._phase(request.t, net, o.head_epochs, head=True)
+            head = self._phase(request, net, o.head_epochs, head=True)
             metrics |= {f"head_{name}": value for name, value in head.items()}
         if o.body_epochs:
-            metrics |= self._phase(request.t, net, o.body_epochs, head=False)
+            metrics |= self._phase(request, net, o.body_epochs, head=False)
         return metrics
 
-    def _phase(self, t: int, net: Classifier, times: int, *, head: bool) -> dict[str, float]:
+    def _phase(
+        self, request: ModelRequest, net: Classifier, times: int, *, head: bool
+    ) -> dict[str, float]:
         """Train the head or the base for ``times`` epochs with the other part frozen."""
         private = self.options.private(net)
         trained = []
@@ -36,7 +37,7 @@ class FedRep(PartlyShared[Options]):
             for norm in norms(net):
                 norm.train(norm.weight is None or norm.weight.requires_grad)
         try:
-            phase = "head" if head else ""
-            return self.participant.train(t, trained, cross_entropy(net), times=times, phase=phase)
+            phase, loss = "head" if head else "", self.loss(request, net)
+            return self.participant.train(request.t, trained, loss, times=times, phase=phase)
         finally:
             net.requires_grad_(True).train()
