@@ -84,7 +84,9 @@ def test_without_a_pull_personal_models_are_those_of_local_training(
     for k, t in trained.items():
         own = OwnState.load(kept(local.folder, t, k, OwnState.kind)).local
         assert same(personal(ditto, t, k), own)
-    scores = [[(s["k"], s["accuracy"]) for s in one.journal[-1]["scores"]] for one in (ditto, local)]
+    scores = [
+        [(s["k"], s["accuracy"]) for s in one.journal[-1]["scores"]] for one in (ditto, local)
+    ]
     assert scores[0] == scores[1]
 
 
