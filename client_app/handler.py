@@ -6,11 +6,14 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 import torch
 
+from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
 from common import models
 from common.exchange.protocol import (
+    FINE_TUNED,
     CensusRequest,
     ClientInfo,
+    FineTunedScoreReply,
     ModelReply,
     ModelRequest,
     Reply,
@@ -205,9 +208,36 @@ class Handler(ABC, Generic[O, D]):
 
     @final
     def scored(self, request: ScoreRequest) -> ScoreReply:
-        """Return ``score(request)``; raise ``ValueError`` under ``privacy.mode = "local"``."""
+        """Return ``score(request)``, with ``finetune.epochs`` also the score after fine-tuning.
+
+        Raises ``ValueError`` under ``privacy.mode = "local"``.
+        """
         self._refuse("scores")
-        return self.score(request)
+        reply = self.score(request)
+        return self._with_fine_tuning(request, reply) if self.config.fine_tunes else reply
+
+    def _with_fine_tuning(self, request: ScoreRequest, reply: ScoreReply) -> FineTunedScoreReply:
+        """Return ``reply`` with the accuracy and the costs of a fine-tuned copy.
+
+        The copy is of the client's own model, or of the global one if the client has none.
+        """
+        p, accuracies, metrics = self.participant, dict(reply.accuracies), dict[str, float]()
+        if p.n_test:
+            net = self.own_model(request.t)
+            if net is None:
+                assert request.w is not None, "a method with neither own nor global models"
+                net = self.shared(request.w, request.spec)
+            run = self.config.run
+            with costs.counting(run.flops) as flops, costs.following(run.memory) as memory:
+                tuned, metrics = fine_tuned(p, request.t, net)
+            metrics |= {costs.FLOPS: float(flops.total)} if run.flops else {}
+            metrics |= {costs.MEMORY: float(memory.most)} if run.memory else {}
+            accuracy = p.accuracy(tuned)
+            assert accuracy is not None
+            accuracies[FINE_TUNED] = accuracy
+        scores = {name: getattr(reply, name) for name in reply.model_fields_set}
+        more = {"accuracies": accuracies, "metrics": metrics}
+        return FineTunedScoreReply.model_validate({**scores, **more})
 
     @final
     def measure(self, request: StatisticsRequest) -> StatisticsReply:

@@ -156,6 +156,12 @@ class Participant:
             first=not part,
         )
 
+    def initial(self, spec: str) -> Classifier:
+        """Return a network on the client's device with the server's initial weights."""
+        if spec != self.spec:
+            check_requested(spec, self.config)
+        return self.task.build(spec, name=("init", "global"), first=True)
+
     def train(
         self,
         t: int,
@@ -165,16 +171,19 @@ class Participant:
         after: Callable[[], None] | None = None,
         times: int = 0,
         moments: Moments | None = None,
+        phase: str = "",
     ) -> dict[str, float]:
         """Minimise ``loss`` on the local samples in round t; return the scalars of ``fit``.
 
         ``extend`` maps the batches (x [b, C, H, W] float32 normalised, y [b]) to the arguments of
         ``loss``. ``after`` is called after each step. ``times``: number of epochs where
-        ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``.
+        ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``. ``phase``: name
+        of the random streams of a second training in the round.
         """
-        train = self.config.train
+        train, own = self.config.train, [phase] if phase else []
         one = self.task.batches(
             *self.train_set,
+            *own,
             self.k,
             t,
             drop_last=train.steps > 0 or train.drop_last,
@@ -182,7 +191,7 @@ class Participant:
         )
         some = progress.steps(one.take(train.steps), "step", train.steps)
         batches = some if train.steps else epochs(one, times or train.epochs)
-        with seeds.scope(self.task.seed, "train", self.k, t):
+        with seeds.scope(self.task.seed, "train", *own, self.k, t):
             extended = extend(batches) if extend else batches
             return self.task.fit(t, parameters, extended, loss, after, moments)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from common.exchange.protocol import Reply
+from common.exchange.protocol import FineTunedScoreReply, Reply
 from common.journal import Entry, PeakMemory
 from common.settings.config import Run
 from common.training import costs
@@ -18,12 +18,17 @@ def of_server(entry: Entry, run: Run) -> Iterator[None]:
     _add(entry, run, "server", operations.total, PeakMemory(server=memory.most))
 
 
-def of_clients(entry: Entry, run: Run, replies: Iterable[tuple[Client, Reply]]) -> None:
-    """Add the costs that the clients report, if the run measures them."""
+def of_clients(
+    entry: Entry,
+    run: Run,
+    replies: Iterable[tuple[Client, Reply | FineTunedScoreReply]],
+    side: str = "clients",
+) -> None:
+    """Add the costs that the clients report to those of ``side``, if the run measures them."""
     metrics = {client.k: reply.metrics for client, reply in replies}
     operations = sum(int(values.get(costs.FLOPS, 0.0)) for values in metrics.values())
     most = {k: values.get(costs.MEMORY, 0.0) for k, values in metrics.items()}
-    _add(entry, run, "clients", operations, PeakMemory(clients=most))
+    _add(entry, run, side, operations, PeakMemory(clients=most))
 
 
 def _add(entry: Entry, run: Run, side: str, operations: int, memory: PeakMemory) -> None:

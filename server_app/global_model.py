@@ -222,7 +222,11 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def drawn(self) -> Models:
         """Return the initial models."""
-        return {self.global_spec: tree.snapshot(self.build(self.global_spec))}
+        return {self.global_spec: self.initial(self.global_spec)}
+
+    def initial(self, spec: str) -> StateDict:
+        """Return the initial weights of the global model of one architecture."""
+        return tree.snapshot(self.build(spec))
 
     def parts(self, models: Models) -> Models:
         """Return the weights that each architecture trains and scores, smallest first."""

@@ -13,7 +13,14 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 from torch import Tensor, nn
 
 from common import progress
-from common.exchange.protocol import ClientInfo, ModelReply, ModelRequest, Reply, Request
+from common.exchange.protocol import (
+    ClientInfo,
+    FineTunedScoreReply,
+    ModelReply,
+    ModelRequest,
+    Reply,
+    Request,
+)
 from common.exchange.records import Records, StateDict
 from common.journal import Entry
 from common.models.classifier import Classifier
@@ -207,6 +214,18 @@ class Method(ABC, Generic[O, U]):
         """Return further global models by name, of the same architectures, to score as well."""
         return {}
 
+    def parts_to_score(self) -> Models:
+        """Return by name the weights that a client completes with its own ones before it scores.
+
+        The completed network is the client's own model. Such a method has no global model, and
+        ``scored_by`` names the part of a client. Empty: clients score whole models.
+        """
+        return {}
+
+    def warning(self) -> str:
+        """Return a line about the federation for the log and the journal; call after the census."""
+        return ""
+
     def ensembles(self, nets: Sequence[Classifier]) -> dict[str, nn.Module]:
         """Return further networks by name that only the server scores, such as an ensemble.
 
@@ -266,13 +285,15 @@ class Method(ABC, Generic[O, U]):
                 )
 
 
-def mean_metrics(replies: Replies[U]) -> Metrics:
-    """Return the mean of each client metric, weighted by training samples."""
+def mean_metrics(
+    replies: Replies[U] | Sequence[tuple[Client, FineTunedScoreReply]], of: str = "client"
+) -> Metrics:
+    """Return the mean of each client metric, weighted by training samples; ``of``: its prefix."""
     names = sorted({name for _, reply in replies for name in reply.metrics})
     result = {}
     for name in names:
         values = [
             (client.n, reply.metrics[name]) for client, reply in replies if name in reply.metrics
         ]
-        result[f"client_{name}"] = sum(n * v for n, v in values) / sum(n for n, _ in values)
+        result[f"{of}_{name}"] = sum(n * v for n, v in values) / sum(n for n, _ in values)
     return result

@@ -4,7 +4,7 @@ record.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -14,7 +14,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common import progress
 from common.data.dataset import Dataset
-from common.exchange.protocol import Reply, Request, ScoreReply, StatisticsReply
+from common.exchange.protocol import (
+    FineTunedScoreReply,
+    Reply,
+    Request,
+    ScoreReply,
+    StatisticsReply,
+)
 from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Failure, Undone
 from common.training import seeds
@@ -333,13 +339,22 @@ class MethodStrategy(Strategy):
         t, entry = server_round, self.entry
         check = score_check(self.method, self.scorer.counts)
         with clock(entry, "client scores"):
-            good, refused = self.messenger.open(
-                t, replies, ScoreReply, self.clients, check, "score"
-            )
+            tuned = self.config.fine_tunes
+            kind = FineTunedScoreReply if tuned else ScoreReply
+            good, refused = self.messenger.open(t, replies, kind, self.clients, check, "score")
         entry.failures = entry.failures + refused
+        if tuned:
+            self._record_fine_tuning(good)
         self.scorer.add_scores([score for _, score in good], entry)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
+
+    def _record_fine_tuning(self, scores: Sequence[tuple[Client, ScoreReply]]) -> None:
+        """Add the mean metrics and the costs of the clients' fine-tuning to the entry."""
+        entry, run = self.entry, self.config.run
+        tuned = [(c, one) for c, one in scores if isinstance(one, FineTunedScoreReply)]
+        entry.metrics = {**entry.metrics, **mean_metrics(tuned, "finetune")}
+        costs.of_clients(entry, run, tuned, "finetune")
 
     def summary(self) -> None:
         """Log nothing, because the journal has all settings."""

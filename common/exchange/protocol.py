@@ -183,3 +183,16 @@ class ScoreReply(ToServer, kind="protocol.Score"):
     confusion: Int32[Tensor, "m 3"] | None = None
     """``common.metrics.Confusion`` of the model behind ``accuracy``; None if it is not requested,
     without test samples, or without ``share-counts``, because it has the samples of each class."""
+
+
+FINE_TUNED = "finetuned"
+"""Name of a fine-tuned copy among the accuracies of a ``FineTunedScoreReply``."""
+
+
+class FineTunedScoreReply(ScoreReply, kind="protocol.FineTunedScore"):
+    """Reply to ``ScoreRequest`` with the accuracy of a fine-tuned copy among ``accuracies``.
+
+    ``metrics``: loss, steps and costs of the fine-tuning; empty without test samples.
+    """
+
+    metrics: Annotated[dict[Name, Number], Field(max_length=10)] = {}

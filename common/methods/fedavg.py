@@ -45,7 +45,7 @@ from common.techniques.widths import check_widths
 from common.training.task import Task
 from common.training.tree import check_nested
 
-AVERAGED = ("average", "oca", "privacy")
+AVERAGED = ("average", "oca", "finetune", "privacy")
 """Settings tables of a method that uses the clients' models only for the mean."""
 
 
@@ -56,7 +56,7 @@ PARTS = ("none", "median", "trimmed", "clip")
 class Averaging(MethodOptions):
     """Options of methods whose global model is a mean of the clients' models."""
 
-    uses: ClassVar[tuple[str, ...]] = ("average", "oca")
+    uses: ClassVar[tuple[str, ...]] = ("average", "oca", "finetune")
     schemes: ClassVar[tuple[str, ...]] = ("none",)
     """Values of ``average.across`` that this method allows."""
 

@@ -59,7 +59,7 @@ CLIENT = "fedavg"
 @final
 class Options(OnPublicSet, Averaging):
     leaks = "single clients' models that predict public images"
-    uses = ("average", "oca", "public")
+    uses = ("average", "oca", "finetune", "public")
     auto = {"average.across": "same", "public.optimizer": "adam", "public.lr": 0.001}
     schemes = ("same", "none")
 

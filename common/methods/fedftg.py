@@ -56,7 +56,7 @@ CLIENT = "fedprox"
 @final
 class Options(Averaging):
     leaks = "class counts in the census that weigh generated images"
-    uses = ("average", "oca", "generator")
+    uses = ("average", "oca", "finetune", "generator")
 
     mu: NonNegative = 0.0
     """μ, the weight of the clients' proximal term; 0: FedAvg's clients."""

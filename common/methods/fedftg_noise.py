@@ -29,7 +29,7 @@ CLIENT = "fedprox"
 @final
 class Options(Averaging):
     leaks = "single clients' models that the server distils"
-    uses = ("average", "oca", "noise")
+    uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 
     mu: NonNegative = 0.0

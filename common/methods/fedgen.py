@@ -46,7 +46,7 @@ from common.settings.section import AtLeastOne, NonNegative
 @final
 class Options(Averaging):
     leaks = "class counts in addition to the weights"
-    uses = ("average", "oca", "generator")
+    uses = ("average", "oca", "finetune", "generator")
     auto = {"generator.lr": 0.0001}
 
     alpha: NonNegative = 1.0

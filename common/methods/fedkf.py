@@ -54,7 +54,7 @@ from common.settings.section import AtLeastOne, NonNegative
 @final
 class Options(Averaging):
     leaks = "cached uploads that are used again"
-    uses = ("average", "oca", "generator")
+    uses = ("average", "oca", "finetune", "generator")
     auto = {"oca.aggregate": "on", "generator.adversarial": "cifar"}
 
     gamma: NonNegative = 1.0

@@ -60,7 +60,7 @@ from common.methods.fedavg import Averaging, Request
 @final
 class Options(Averaging):
     leaks = "clients' own models, whole"
-    uses = ("average", "oca", "noise")
+    uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 
     dml: bool = True

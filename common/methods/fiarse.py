@@ -60,6 +60,7 @@ from common.settings.section import Positive
 @final
 class Options(MethodOptions):
     leaks = "parts that few clients may share"
+    uses = ("finetune",)
 
     sizes: str = "1, 0.25, 0.0625, 0.015625"
     """s_k of the clients: comma-separated shares; client k gets entry k mod length."""

@@ -40,7 +40,7 @@ class Options(Averaging):
     """Options of LWN. Request: the small network w; reply: the trained copy s_i."""
 
     leaks = "single clients' networks that the server distils"
-    uses = ("average", "oca", "noise")
+    uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 
     dml: ClassVar = "kl"

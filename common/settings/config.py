@@ -18,6 +18,7 @@ from common.settings.options import (
     Confidence,
     Descent,
     Ensemble,
+    FineTuning,
     GeneratorTraining,
     NoiseTraining,
     Oca,
@@ -444,6 +445,7 @@ class MethodOptions(Section):
             "score.primary": ("clients' scores have no noise", "auto", "global"),
             "score.clients-every": ("clients' scores have no noise", 0),
             "score.drift": ("the clients' updates have no noise there", False),
+            "finetune.epochs": ("clients' scores have no noise", 0),
             "flops": (samples, False),
             "memory": (samples, False),
             "from-round": ("results released after that round count too", -1),
@@ -476,6 +478,7 @@ class Config(BaseModel):
     wire: Wire
     average: Average
     oca: Oca
+    finetune: FineTuning
     noise: NoiseTraining
     generator: GeneratorTraining
     confidence: Confidence
@@ -504,6 +507,11 @@ class Config(BaseModel):
         }
         own = ((k, leaf, v) for k in sorted(self.nodes) for leaf, v in self.node(k).items())
         return shared | {f"node.{k}.{leaf}": value for k, leaf, value in own}
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether clients also score a fine-tuned copy of their model (``finetune.epochs``)."""
+        return self.finetune.epochs > 0 and "finetune" in self.method.uses
 
     @property
     def fleet(self) -> tuple[str, ...]:

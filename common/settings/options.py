@@ -134,6 +134,18 @@ class Oca(Section):
 
 
 @final
+class FineTuning(Section):
+    """Settings of local fine-tuning before clients score, which changes no model of the run."""
+
+    epochs: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Epochs in which a client trains a copy of the model that it scores on its own training
+    samples, to score the copy too (``finetuned``); the copy is then discarded. 0: none."""
+    layers: Literal["all", "head"] = "all"
+    """Layers that are trained; ``head``: the last one, on features of a network that does not
+    change."""
+
+
+@final
 class NoiseTraining(Descent):
     """Settings of the server's distillation on noise into one student network."""
 

@@ -160,7 +160,10 @@ class Run:
         return sum(e.bytes.get(direction, 0) for e in self.entries)
 
     def flops(self, side: str) -> int:
-        """Return the operations of training by ``clients`` or ``server``; 0 if not counted."""
+        """Return the operations of training; 0 if not counted.
+
+        ``side``: ``clients``, ``server``, or ``finetune`` for fine-tuning before scores.
+        """
         return sum(e.flops.get(side, 0) for e in self.entries)
 
     def memory(self) -> PeakMemory:

@@ -167,6 +167,8 @@ def cost(run: Run) -> Section | None:
     if run.flops("clients") or run.flops("server"):
         clients, server = (operations(run.flops(side)) for side in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
+    if tuning := run.flops("finetune"):
+        lead += f" Fine-tuning before scores took another {operations(tuning)}."
     if (memory := run.memory()).clients:
         largest, server = (size(memory.as_dict()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."

@@ -20,6 +20,7 @@ from common.data.dataset import Dataset
 from common.data.shares import for_testing
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
+from common.methods.fedper import PartlyShared
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.settings.config import Config
 from common.settings.parse import parse
@@ -75,9 +76,12 @@ class Finished:
     def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
         """Return the server's model, trained or as initialised, in eval mode.
 
-        Raises ``ValueError`` with the path of a file of weights that cannot be read.
+        Raises ``ValueError`` with the path of a file of weights that cannot be read, and for a
+        method whose server has a part of a model only.
         """
         path = self.folder / "model.safetensors"
+        if isinstance(self.config.method, PartlyShared):
+            raise ValueError(f"{path} has a part of a network, which each client completes")
         weights = model_file.load(path) if trained else None
         return task.build(global_spec(task), weights, name=("init", "global")).eval()
 

@@ -59,7 +59,7 @@ class Across(Averaged[O, T], ABC):
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
     def drawn(self) -> Models:
-        return {spec: tree.snapshot(self.build(spec)) for spec in self.specs}
+        return {spec: self.initial(spec) for spec in self.specs}
 
     def start(self, models: Models, client: Client) -> StateDict:
         return self.parts(models)[client.architecture]
@@ -97,8 +97,8 @@ class Across(Averaged[O, T], ABC):
     def networks(self) -> dict[str, Classifier]:
         return self.classifiers(self.models)
 
-    def model(self) -> Classifier:
-        return list(self.networks().values())[-1]
+    def model(self) -> Classifier | None:
+        return next(reversed(self.networks().values()), None)
 
     def state(self) -> State:
         own = {name: value for name, value in super().state() if name != "w"}

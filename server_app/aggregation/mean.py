@@ -45,7 +45,7 @@ def average(
     ``robust.whole``). ``trusted``: for FLTrust, the server's model.
     """
     weights = sizes if options.weights == "samples" else [1] * len(sizes)
-    names = previous.keys() if options.bn_buffers else parameters
+    names = previous.keys() if options.bn_buffers else parameters & previous.keys()
     if options.robust in WHOLE:
         mean = whole(list(states), weights, previous, options, names, trusted)
     else:

@@ -104,7 +104,8 @@ def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
     ]
     entry.classes = list(method.task.classes)
     config, clients = method.config, len(method.clients)
-    if warnings := [*filter(None, (unprotected(method), privacy.warning(config, clients)))]:
+    lines = unprotected(method), privacy.warning(config, clients), method.warning()
+    if warnings := [*filter(None, lines)]:
         log.warning("; ".join(warnings))
         entry.notes = warnings
     if missing := method.uncovered():

@@ -9,7 +9,7 @@ from typing import final
 import torch
 
 from common.data.dataset import Dataset
-from common.exchange.protocol import Reply, ScoreReply, ScoreRequest
+from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
 from common.journal import ByClass, ClientScore, Entry, Fairness, Personal, Primary, Spread
 from common.metrics import Confusion, fairness, over_classes, over_clients, pooled
@@ -191,6 +191,7 @@ def score_requests(
         return ScoreRequest(spec=spec, w=w, models=models, confusion=confusion)
 
     by_name = {name: request(net.spec, tree.snapshot(net)) for name, net in networks.items()}
+    by_name |= {spec: request(spec, part) for spec, part in scored.method.parts_to_score().items()}
     one = None if by_name else request("", scored.weights_to_score())
     scoring = _sample(scored, clients)
     return [(client, one or by_name[scored.method.scored_by(client)]) for client in scoring]
@@ -214,7 +215,8 @@ def score_check(
     whether the confusions were requested.
     """
     classes = method.task.num_classes
-    further, shared = sorted(method.further()), method.weights_to_score() is not None
+    further = [*method.further(), *([FINE_TUNED] if method.config.fine_tunes else [])]
+    shared = method.weights_to_score() is not None and not method.parts_to_score()
 
     def check(client: Client, score: ScoreReply) -> None:
         n = client.info.n_test
@@ -230,7 +232,7 @@ def score_check(
                 raise ValueError(f"the {what} {why}")
         if score.confusion is not None:
             _check_confusion(score.confusion.tolist(), classes, n, score.accuracy)
-        if sorted(score.accuracies) != (names := further if n else []):
+        if sorted(score.accuracies) != (names := sorted(further) if n else []):
             raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
 
     return check

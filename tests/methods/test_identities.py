@@ -29,6 +29,7 @@ FEDDF = {**PUBLIC, "clients": 3, "per_round": 2}
 Settings = dict[str, Any]
 SAME: dict[str, tuple[Settings, ...]] = {
     "FedProx with μ = 0": ({"method": "fedprox", "fedprox__mu": 0.0}, FEDAVG),
+    "Ditto's global model": ({"method": "ditto"}, FEDAVG),
     "FedNTD with β = 0": ({"method": "fedntd", "fedntd__beta": 0.0}, FEDAVG, {"method": "fedntd"}),
     "FedGKD with γ = 0": ({"method": "fedgkd", "fedgkd__gamma": 0.0, "fedgkd__buffer": 1}, FEDAVG),
     "FedGKD until its buffer is full": (

@@ -21,6 +21,8 @@ DEPTHS = {"method": "depthfl", "fleet": ",".join(f"cnn4-exits{d}@0.5" for d in (
 DEPTHS |= {"clients": 3}
 WIDTHS = {"fleet": "cnn2@0.5,cnn2@0.25", "rounds": 2}
 HETEROFL = {**WIDTHS, "method": "heterofl", "score__bn": "batch"}
+FEDPER = {"method": "fedper", "average__across": "same", "rounds": 2}
+FEDBN = {"method": "fedbn", "fleet": "cnn2@0.5", "rounds": 1}
 ACROSS = {**WIDTHS, "method": "fedavg", "average__across": "width"}
 INCLUSIVE = {"method": "inclusivefl", "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 FEDGKT = {"method": "fedgkt", "fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
@@ -66,6 +68,18 @@ CASES: dict[str, Case] = {
     "a deeper network": (
         *(DEPTHS, DepthUp, put("stages.2.conv.weight", torch.zeros(32, 32, 3, 3))),
         r"w \(cnn4-exits2@0.5\) has 1 unknown entries",
+    ),
+    "a head that stays with its clients": (
+        *(FEDPER, ModelReply, put("head.weight", torch.zeros(3, 16))),
+        r"w \(cnn2@0.5\) has 1 unknown entries, first 'head.weight'$",
+    ),
+    "a base without its statistics": (
+        *(FEDPER, ModelReply, without("stem.bn.running")),
+        r"w \(cnn2@0.5\) lacks 2 entries, first 'stem.bn.running_mean'$",
+    ),
+    "a layer that only clients have": (
+        *(FEDBN, ModelReply, put("stem.bn.weight", torch.ones(16))),
+        r"w \(cnn2@0.5\) has 1 unknown entries, first 'stem.bn.weight'$",
     ),
     "a wider network": (
         *(ACROSS, ModelReply, put("head.weight", torch.zeros(3, 32))),

@@ -168,6 +168,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedgkd", {"average__across": "same"}, 'average.across = "same" is not allowed'),
     ("fedkf", {"oca__aggregate": "off"}, 'oca.aggregate = "off" is not allowed'),
     ("qffl", {"oca__init": "w0"}, 'oca.init = "w0" is not allowed'),
+    *(
+        (method, changes, line)
+        for method in ("fedper", "fedrep", "fedbn")
+        for changes, line in (
+            ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with method = '),
+            ({"average__robust": "fltrust"}, 'average.robust = "fltrust" is not allowed with m'),
+            ({"average__across": "width"}, 'average.across = "width" is not allowed with method'),
+            ({"privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with method'),
+        )
+    ),
+    ("ditto", {"average__across": "layerwise"}, 'average.across = "layerwise" is not allowed'),
     ("qffl", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
     *(
         ("inclusivefl", {**INCLUSIVE, "inclusivefl__lr_factors": text}, "inclusivefl.lr-factors = ")

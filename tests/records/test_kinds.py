@@ -13,6 +13,7 @@ KINDS = """
     checkpoint: Checkpoint
     dafl: State
     depthfl: Down Memory State
+    ditto: State
     dl_mh: Schemed Up
     dl_sh: Down Up
     ds_fl: Down State Up
@@ -34,9 +35,10 @@ KINDS = """
     local: State
     moon: Memory
     oca: State Upload
+    partly_shared: State
     predictions: Predictions
     private: Memory
-    protocol: Ask Down Envelope Hello Measure Model Peer Score Statistics ToClient ToServer
+    protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics ToClient ToServer
     protocol: Trained Up
     public_set: Local
     qffl: Up

@@ -67,6 +67,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedkf": {**SMALL, "oca__in_memory": 2},
     "fiarse": {"fiarse__sizes": "1, 0.25"},
     "fedgkd": {"fedgkd__buffer": 1},
+    "fedrep": {"fedrep__head_epochs": 2, "fedrep__body_epochs": 1},
+    **{name: {"average__across": "same"} for name in ("fedper", "ditto")},
     EXAMPLE: {
         **{"plugins": str(PLUGIN), "fleet": "lab.nets:Shallow,cnn2@0.5", "halfway__step": 0.8},
         **under("data", name="lab.data:stripes", partition="lab.data:shuffled", test_samples=30),
