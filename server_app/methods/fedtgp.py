@@ -51,7 +51,8 @@ class FedTGP(Prototypes[Options]):
 
     @torch.no_grad()
     def _prototypes(self, generator: PrototypeGenerator) -> Tensor:
-        return generator().cpu()
+        prototypes: Tensor = generator().cpu()
+        return prototypes
 
     def _generator(self) -> PrototypeGenerator:
         with seeds.scope(self.task.seed, "init", "prototypes"):
