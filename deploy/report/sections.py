@@ -44,7 +44,8 @@ def learning(run: Run) -> Section | None:
     cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
-    lead = f"{SCORE[run.primary]} after each round; round 0 is before training."
+    before = "; round 0 is before training" if run.primary == "global" else ""
+    lead = f"{SCORE[run.primary]} after each round{before}."
     return Section("Learning", cards, lead)
 
 
