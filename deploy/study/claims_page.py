@@ -28,7 +28,7 @@ def find(papers: Sequence[Paper], name: str) -> Paper:
     Raises ``ValueError`` for an unknown paper.
     """
     for paper in papers:
-        if stem(paper) == re.sub(r"\W+", "-", name.lower()).strip("-"):
+        if stem(paper) == _stem(name):
             return paper
     known = ", ".join(stem(paper) for paper in papers)
     raise ValueError(f"{name!r} is no paper with claims; allowed: {known}")
@@ -36,7 +36,11 @@ def find(papers: Sequence[Paper], name: str) -> Paper:
 
 def stem(paper: Paper) -> str:
     """Return the name of a paper in file names and commands."""
-    return re.sub(r"\W+", "-", paper.paper.lower()).strip("-")
+    return _stem(paper.paper)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def short(judged: Sequence[Judged]) -> Table:
