@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import stdtr, stdtrit
 
 from deploy.report.groups import LEVEL, half_width
-from deploy.run.settings import EXPERIMENTS, checked, read_toml
+from deploy.run.settings import EXPERIMENTS, checked, read_toml, reads
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, Comparison, TableFile
 
@@ -54,17 +54,11 @@ class Side(StrEnum):
     OPEN = "open"
 
 
-@final
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The open interval ``low`` < x < ``high``; either bound may be infinite."""
 
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"the range [{self.low:g}, {self.high:g}] is empty")
 
 
 @final
@@ -213,6 +207,8 @@ class Claim(BaseModel):
             raise ValueError(f"{self.name}: kind = 'size' needs a range, and no other kind has one")
         if (self.kind == "comparable") != (self.margin > 0):
             raise ValueError(f"{self.name}: kind = 'comparable' needs a margin above 0")
+        if self.range is not None and self.range[0] >= self.range[1]:
+            raise ValueError(f"{self.name}: range = {list(self.range)} is empty")
         if bool(self.needs) == bool(self.test) and not self.flaw:
             raise ValueError(f"{self.name}: give either tests or 'needs', and not both")
         return self
@@ -290,9 +286,8 @@ class Judged:
 
 def read(folder: Path = CLAIMS) -> list[Paper]:
     """Return the files of claims. Raises ``ValueError``, one line, for an invalid file."""
-    papers = []
-    for path in sorted(folder.glob("*.toml")):
-        papers.append(checked(Paper, read_toml(path), path))
+    paths = sorted(folder.glob("*.toml"))
+    papers = [checked(Paper, read_toml(path), path) for path in paths]
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:
@@ -302,15 +297,18 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
     return papers
 
 
+_Read = tuple[TableFile, Comparison, Mapping[tuple[str, str], CellRun]]
+
+
 @final
 class Records:
     """Recorded tables in a folder; each is read when it is first used."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self._folder = folder
-        self._read: dict[str, tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]] = {}
+        self._read: dict[str, _Read] = {}
 
-    def _table(self, table: str) -> tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]:
+    def _table(self, table: str) -> _Read:
         if table not in self._read:
             file = paper_table.read(Path(table))
             cells = {(cell.row, cell.column): cell for cell in paper_table.cells(file)}
@@ -342,6 +340,7 @@ class Records:
     def setting(self, table: str, row: str, column: str, name: str) -> float | str | None:
         """Return a setting of a cell's runs, or a name of ``Claim.fair``; None if it has none."""
         flat = self._table(table)[2][row, column].flat
+        flat = {key: v for key, v in flat.items() if reads(str(flat["method"]), key)}
         if name == "architectures":
             return float(len(set(str(flat["fleet"]).split(","))))
         if name == "server-steps":
@@ -420,22 +419,19 @@ class _Compared:
         return (self.test.above, self.column), (self.below, self.test.below_column or self.column)
 
     def tested(self) -> Tested:
-        test, claim = self.test, self.claim
-        gains, errors, unfair = self.gains(), self.errors(), self.unfair()
-        numbers = self.percent() if claim.kind == "size" else gains
-        mean, half = statistics.fmean(errors or [0.0]), half_width(gains)
+        test, kind, gains, paper = self.test, self.claim.kind, self.gains(), self.paper()
+        mean, half = statistics.fmean(self.errors() or [0.0]), half_width(gains)
         effect = width = mde = None
         if mean and half is not None:
             effect, width = 100 * statistics.fmean(gains) / mean, 100 * half / mean
             mde = detectable(width, len(gains))
-        paper = self.paper()
-        gated = claim.kind == "order" and test.better == "higher"
-        weak = gated and None not in (width, paper) and 2 * (width or 0) > abs(paper or 0) / 2
+        gated = kind == "order" and test.better == "higher" and paper is not None
+        weak = gated and 2 * (width or 0.0) > abs(paper or 0.0) / 2
         label = f"{self.column} / {test.below_column}" if test.below_column else self.column
         label += f" beyond {test.beyond}" if test.beyond else ""
+        decision = decide(self.percent() if kind == "size" else gains, self.claim.region)
         names = (test.table, test.above, self.below, label)
-        decision = decide(numbers, claim.region)
-        return Tested(*names, decision, effect, width, mde, paper, unfair, weak)
+        return Tested(*names, decision, effect, width, mde, paper, self.unfair(), weak)
 
     def gains(self) -> list[float]:
         """Return for each seed how much better ``above`` is, in the table's unit."""

@@ -27,11 +27,10 @@ def find(papers: Sequence[Paper], name: str) -> Paper:
 
     Raises ``ValueError`` for an unknown paper.
     """
-    for paper in papers:
-        if stem(paper) == _stem(name):
-            return paper
-    known = ", ".join(stem(paper) for paper in papers)
-    raise ValueError(f"{name!r} is no paper with claims; allowed: {known}")
+    known = {stem(paper): paper for paper in papers}
+    if _stem(name) not in known:
+        raise ValueError(f"{name!r} is no paper with claims; allowed: {', '.join(known)}")
+    return known[_stem(name)]
 
 
 def stem(paper: Paper) -> str:

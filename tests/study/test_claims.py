@@ -126,7 +126,7 @@ def test_an_interval_wider_than_half_of_the_papers_effect_has_no_power(
     assert one.verdict is verdict and one.tests[0].weak is (verdict is Verdict.NO_POWER)
     assert one.tests[0].paper == pytest.approx(100 * (printed - 70.0) / 30.0)
     scene.table.write_text(scene.table.read_text() + "[expected]\nA.C = 75.8\nB.C = 70.0\n")
-    scene.changed(paper="")
+    scene.file.write_text(CLAIM)
     assert scene.judge().verdict is Verdict.NO_POWER, "expected numbers of the table count as well"
     scene.record(A=[60.0] * 5, B=[x + 60.0 for x in EVEN])
     scene.changed(column='column = ["C"]\nbetter = "lower"')
