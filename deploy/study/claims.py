@@ -16,17 +16,17 @@ e = 100 − accuracy in %, or the cost itself, (mean e of b − mean e of a) / m
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import stdtr, stdtrit
 
 from deploy.report.groups import LEVEL, half_width
-from deploy.run.settings import EXPERIMENTS, checked, read_toml
+from deploy.run.settings import EXPERIMENTS, checked, read_toml, reads
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, Comparison, TableFile
 
@@ -54,17 +54,11 @@ class Side(StrEnum):
     OPEN = "open"
 
 
-@final
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The open interval ``low`` < x < ``high``; either bound may be infinite."""
 
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"the range [{self.low:g}, {self.high:g}] is empty")
 
 
 @final
@@ -192,7 +186,8 @@ class Claim(BaseModel):
     least", ``-inf`` for "at most"."""
     fair: dict[str, float | str] = {}
     """Fair conditions of a test. A number is the least value of a setting of both rows, a text the
-    possible beginnings of each part of its value, ``a|b``. ``room``: least mean error of ``below``
+    possible beginnings of each part of its value, ``a|b``; ``below.NAME`` is a setting of ``below``
+    only. ``room``: least mean error of ``below``
     in %; ``server-steps``: rounds · noise.epochs · noise.batches; ``architectures``: the number of
     different ones in the fleet. A row without the setting meets the condition."""
     seen: bool = False
@@ -212,6 +207,8 @@ class Claim(BaseModel):
             raise ValueError(f"{self.name}: kind = 'size' needs a range, and no other kind has one")
         if (self.kind == "comparable") != (self.margin > 0):
             raise ValueError(f"{self.name}: kind = 'comparable' needs a margin above 0")
+        if self.range is not None and self.range[0] >= self.range[1]:
+            raise ValueError(f"{self.name}: range = {list(self.range)} is empty")
         if bool(self.needs) == bool(self.test) and not self.flaw:
             raise ValueError(f"{self.name}: give either tests or 'needs', and not both")
         return self
@@ -289,9 +286,8 @@ class Judged:
 
 def read(folder: Path = CLAIMS) -> list[Paper]:
     """Return the files of claims. Raises ``ValueError``, one line, for an invalid file."""
-    papers = []
-    for path in sorted(folder.glob("*.toml")):
-        papers.append(checked(Paper, read_toml(path), path))
+    paths = sorted(folder.glob("*.toml"))
+    papers = [checked(Paper, read_toml(path), path) for path in paths]
     names = [claim.name for paper in papers for claim in paper.claim]
     for name in names:
         if names.count(name) > 1:
@@ -301,15 +297,18 @@ def read(folder: Path = CLAIMS) -> list[Paper]:
     return papers
 
 
+_Read = tuple[TableFile, Comparison, Mapping[tuple[str, str], CellRun]]
+
+
 @final
 class Records:
     """Recorded tables in a folder; each is read when it is first used."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         self._folder = folder
-        self._read: dict[str, tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]] = {}
+        self._read: dict[str, _Read] = {}
 
-    def _table(self, table: str) -> tuple[TableFile, Comparison, dict[tuple[str, str], CellRun]]:
+    def _table(self, table: str) -> _Read:
         if table not in self._read:
             file = paper_table.read(Path(table))
             cells = {(cell.row, cell.column): cell for cell in paper_table.cells(file)}
@@ -341,6 +340,7 @@ class Records:
     def setting(self, table: str, row: str, column: str, name: str) -> float | str | None:
         """Return a setting of a cell's runs, or a name of ``Claim.fair``; None if it has none."""
         flat = self._table(table)[2][row, column].flat
+        flat = {key: v for key, v in flat.items() if reads(str(flat["method"]), key)}
         if name == "architectures":
             return float(len(set(str(flat["fleet"]).split(","))))
         if name == "server-steps":
@@ -367,7 +367,12 @@ def judge(
 
 
 def _judge(claim: Claim, records: Records, stale: Mapping[str, str]) -> Judged:
-    tests = list(_tests(claim, records))
+    tests = [
+        _Compared(claim, test, records, below, column).tested()
+        for test in claim.test
+        for column in test.column
+        for below in test.below
+    ]
     kept = holm([test.decision.p if test.decides else None for test in tests])
     tests = [replace(t, kept=k) for t, k in zip(tests, kept, strict=True)]
     old = dict.fromkeys(f"{t.table}: {stale[t.table]}" for t in tests if t.table in stale)
@@ -388,128 +393,144 @@ def _judged(claim: Claim, tests: Sequence[Tested]) -> tuple[Verdict, str]:
         return Verdict.UNFAIR, claim.needs or "; ".join(list(reasons)[:2])
     against = [t for t in fair if t.kept and t.decision.side is Side.AGAINST]
     claimed = [t for t in fair if t.kept and t.decision.side is Side.CLAIMED]
-    weak = sum(test.weak for test in fair)
-    parts = [f"{len(claimed)} of {len(fair)} as claimed", f"{len(against)} against"]
-    parts += [f"{weak} with an interval wider than half of the paper's effect"] if weak else []
-    parts += [f"{len(tests) - len(fair)} more are unfair"] if len(fair) < len(tests) else []
-    reason = ", ".join(parts)
+    weak, unfair = sum(test.weak for test in fair), len(tests) - len(fair)
+    reason = f"{len(claimed)} of {len(fair)} comparisons as claimed, {len(against)} against"
+    reason += f", {weak} with intervals wider than half of the paper's effect" if weak else ""
+    reason += f"; {unfair} more not at a fair scale" if unfair else ""
     if against:
         return Verdict.CONTRADICTED, reason
     return Verdict.REPRODUCED if len(claimed) == len(fair) else Verdict.NO_POWER, reason
 
 
-def _tests(claim: Claim, records: Records) -> Iterator[Tested]:
-    for test in claim.test:
-        for column in test.column:
-            for below in test.below:
-                yield _tested(claim, test, records, below, column)
+@final
+@dataclass(frozen=True)
+class _Compared:
+    """``test.above`` in ``column`` against one row ``below``; both are in recorded tables."""
 
+    claim: Claim
+    test: Test
+    records: Records
+    below: str
+    column: str
 
-def _tested(claim: Claim, test: Test, records: Records, below: str, column: str) -> Tested:
-    other = test.below_column or column
-    label = f"{column} / {test.below_column}" if test.below_column else column
-    pairs = _paired(test, records, below, column, other)
-    gains = [a - b if test.better == "higher" else b - a for a, b in pairs]
-    numbers, unfair = gains, _unfair(claim, test, records, below, column)
-    if claim.kind == "size":
-        denominators = records.values(test.table, test.over or below, other)
-        if 0 in denominators or any(b == 0 for _, b in pairs):
-            raise ValueError(f"{claim.name}: {test.table} has a 0, so there is no ratio to it")
-        bases = denominators if test.over else [b for _, b in pairs]
-        numbers = [100 * (a - b) / base for (a, b), base in zip(pairs, bases, strict=False)]
-    if test.beyond:
-        beyond = _paired(test, records, below, test.beyond, test.beyond)
-        numbers = gains = [
-            g - (a - b if test.better == "higher" else b - a)
-            for g, (a, b) in zip(gains, beyond, strict=False)
+    @property
+    def cells(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """(row, column) of both numbers."""
+        return (self.test.above, self.column), (self.below, self.test.below_column or self.column)
+
+    def tested(self) -> Tested:
+        test, kind, gains, paper = self.test, self.claim.kind, self.gains(), self.paper()
+        mean, half = statistics.fmean(self.errors() or [0.0]), half_width(gains)
+        effect = width = mde = None
+        if mean and half is not None:
+            effect, width = 100 * statistics.fmean(gains) / mean, 100 * half / mean
+            mde = detectable(width, len(gains))
+        gated = kind == "order" and test.better == "higher" and paper is not None
+        weak = gated and 2 * (width or 0.0) > abs(paper or 0.0) / 2
+        label = f"{self.column} / {test.below_column}" if test.below_column else self.column
+        label += f" beyond {test.beyond}" if test.beyond else ""
+        decision = decide(self.percent() if kind == "size" else gains, self.claim.region)
+        names = (test.table, test.above, self.below, label)
+        return Tested(*names, decision, effect, width, mde, paper, self.unfair(), weak)
+
+    def gains(self) -> list[float]:
+        """Return for each seed how much better ``above`` is, in the table's unit."""
+        sign = 1 if self.test.better == "higher" else -1
+        gains = [sign * (a - b) for a, b in self.pairs()]
+        if not self.test.beyond:
+            return gains
+        beyond = [sign * (a - b) for a, b in self.raw(self.test.beyond, self.test.beyond)]
+        return [gain - other for gain, other in zip(gains, beyond, strict=False)]
+
+    def errors(self) -> list[float]:
+        """Return for each seed the error of which an effect is a share."""
+        if self.test.over:
+            return list(self.records.values(self.test.table, self.test.over, self.column))
+        return [self.error(b) for _, b in self.pairs()]
+
+    def error(self, value: float) -> float:
+        """Return the error in % of an accuracy, or the cost itself."""
+        return 100 - value if self.test.better == "higher" else value
+
+    def percent(self) -> list[float]:
+        """Return for each seed how many percent more ``above`` is."""
+        pairs = self.pairs()
+        over = self.errors() if self.test.over else [b for _, b in pairs]
+        if 0 in over:
+            name, table = self.claim.name, self.test.table
+            raise ValueError(f"{name}: {table} has a 0, so there is no ratio to it")
+        return [100 * (a - b) / c for (a, b), c in zip(pairs, over, strict=False)]
+
+    def paper(self) -> float | None:
+        """Return the paper's relative error reduction in %; None if it prints no numbers."""
+        printed = [
+            self.test.paper.get(row, self.records.expected(self.test.table, row, column))
+            for row, column in self.cells
         ]
-        label += f" beyond {test.beyond}"
-    if len(pairs) < SEEDS:
-        unfair = unfair or f"{test.table} is not recorded with {SEEDS} seeds"
-    errors = [_error(test, b) for _, b in pairs]
-    scale = 100 / mean if errors and (mean := statistics.fmean(errors)) else None
-    room = claim.fair.get("room")
-    if scale and test.better == "higher" and isinstance(room, float) and 100 / scale < room:
-        unfair = unfair or f"{below} errs {100 / scale:.1f} % in {test.table}, fair are {room:g}"
-    half, n = half_width(gains), len(gains)
-    paper = _paper(test, records, below, column)
-    effect = width = mde = None
-    if scale and half is not None:
-        effect, width = statistics.fmean(gains) * scale, half * scale
-        mde = detectable(width, n)
-    gated = claim.kind == "order" and test.better == "higher" and paper is not None
-    weak = gated and width is not None and paper is not None and 2 * width > abs(paper) / 2
-    decision = decide(numbers, claim.region)
-    names = (test.table, test.above, below, label)
-    return Tested(*names, decision, effect, width, mde, paper, unfair, weak)
+        a, b = (None if value is None else self.error(value) for value in printed)
+        return 100 * (b - a) / b if a is not None and b and not self.test.beyond else None
+
+    def unfair(self) -> str:
+        """Return the first fair condition that is not met; an empty text if all are."""
+        table, where = self.test.table, f"in {self.test.table}"
+        if not all(self.records.values(table, *cell) for cell in self.cells):
+            return f"{table} is not recorded with all of its seeds"
+        for name, least in self.claim.fair.items():
+            key = name.removeprefix("below.")
+            cells = self.cells[key != name :]
+            values = [self.records.setting(table, *cell, key) for cell in cells]
+            if key == "room":
+                values = [statistics.fmean(self.errors())] if self.test.better == "higher" else []
+            elif set(values) == {None}:
+                raise ValueError(f"{self.claim.name}: no row of {table} has the setting {key!r}")
+            for value in values:
+                if not _meets(value, least):
+                    shown, fair = (x if isinstance(x, str) else f"{x:g}" for x in (value, least))
+                    return f"{key} is {shown} {where}, fair is {fair}"
+        if self.test.accuracy:
+            accuracies = self.raw(self.test.accuracy, self.test.accuracy)
+            if decide([a - b for a, b in accuracies], Region(0.0, math.inf)).side is Side.AGAINST:
+                return f"{self.test.above} is less accurate than {self.below} {where}"
+        if not self.pairs():
+            return (
+                f"{self.below} ends below the accuracy of {self.test.above}, and cheaper, {where}"
+            )
+        return ""
+
+    def pairs(self) -> list[tuple[float, float]]:
+        """Return both numbers of each seed; a cost up to equal accuracy if that is asked for.
+
+        Empty if a run ends below the accuracy and its cost is no upper bound of the other's.
+        """
+        pairs = self.raw(*(column for _, column in self.cells))
+        if not self.test.reached or not pairs:
+            return pairs
+        rounds = self.records.setting(self.test.table, *self.cells[1], "rounds")
+        assert isinstance(rounds, float)
+        reached = self.records.values(self.test.table, self.below, self.test.reached)
+        shares = [min(t, rounds) / rounds for t in reached]
+        pairs = [(a, b * share) for (a, b), share in zip(pairs, shares, strict=False)]
+        # the whole cost of a run that never reaches the accuracy is a lower bound of what it takes
+        never = [math.isinf(t) and b <= a for t, (a, b) in zip(reached, pairs, strict=False)]
+        return [] if any(never) else pairs
+
+    def raw(self, column: str, below_column: str) -> list[tuple[float, float]]:
+        """Return the numbers of both rows for each seed that both cells have."""
+        first = self.records.values(self.test.table, self.test.above, column)
+        second = self.records.values(self.test.table, self.below, below_column)
+        return [(self.number(a), self.number(b)) for a, b in zip(first, second, strict=False)]
+
+    def number(self, value: float) -> float:
+        if value < math.inf:
+            return value
+        if self.test.censored is None:
+            table = self.test.table
+            raise ValueError(f"{table}: a target was never reached; the test needs 'censored'")
+        return self.test.censored
 
 
-def _error(test: Test, value: float) -> float:
-    """Return the error in % of an accuracy, or the cost itself."""
-    return 100 - value if test.better == "higher" else value
-
-
-def _paper(test: Test, records: Records, below: str, column: str) -> float | None:
-    """Return the paper's relative error reduction in %; None if it prints no numbers."""
-    if test.beyond:
-        return None
-    columns = {test.above: column, below: test.below_column or column}
-    a, b = (
-        test.paper.get(row, records.expected(test.table, row, columns[row]))
-        for row in (test.above, below)
-    )
-    if a is None or b is None or test.above == below:
-        return None
-    return 100 * (_error(test, b) - _error(test, a)) / _error(test, b)
-
-
-def _unfair(claim: Claim, test: Test, records: Records, below: str, column: str) -> str:
-    """Return the first fair condition that a comparison does not meet; an empty text if none."""
-    rows = {test.above: column, below: test.below_column or column}
-    for name, least in claim.fair.items():
-        known = False
-        for row, at in rows.items() if name != "room" else ():
-            value = records.setting(test.table, row, at, name)
-            known = known or value is not None
-            if isinstance(value, float) and isinstance(least, float) and value < least:
-                return f"{test.table} has {value:g} {name}, fair are {least:g}"
-            if isinstance(value, str) and not all(
-                part.startswith(tuple(str(least).split("|"))) for part in value.split(",")
-            ):
-                return f"{test.table} has {name} = {value}, fair are {least}"
-        if not known and name != "room":
-            raise ValueError(f"{claim.name}: no row of {test.table} has the setting {name!r}")
-    if test.accuracy:
-        pairs = _paired(test, records, below, test.accuracy, test.accuracy)
-        if decide([a - b for a, b in pairs], Region(0.0, math.inf)).side is Side.AGAINST:
-            return f"{test.above} is less accurate than {below} at these costs in {test.table}"
-    if test.reached and not _paired(test, records, below, column, column):
-        return f"{below} costs less than {test.above} in {test.table} and ends below its accuracy"
-    return ""
-
-
-def _paired(
-    test: Test, records: Records, below: str, column: str, below_column: str
-) -> list[tuple[float, float]]:
-    """Return the numbers of ``above`` and ``below`` for each seed that both cells have."""
-    first = records.values(test.table, test.above, column)
-    second = records.values(test.table, below, below_column)
-    pairs = [(_censored(test, a), _censored(test, b)) for a, b in zip(first, second, strict=False)]
-    if not test.reached or column == test.accuracy:
-        return pairs
-    rounds = records.setting(test.table, below, column, "rounds")
-    assert isinstance(rounds, float)
-    reached = records.values(test.table, below, test.reached)
-    pairs = [(a, b * min(t, rounds) / rounds) for (a, b), t in zip(pairs, reached, strict=False)]
-    never = [math.isinf(t) for t in reached]
-    # the whole cost of a run that never reaches the accuracy is a lower bound of what it takes
-    unknown = any(missed and b <= a for (a, b), missed in zip(pairs, never, strict=False))
-    return [] if unknown else pairs
-
-
-def _censored(test: Test, value: float) -> float:
-    if value < math.inf:
-        return value
-    if test.censored is None:
-        raise ValueError(f"{test.table}: a target was never reached; the test needs 'censored'")
-    return test.censored
+def _meets(value: float | str | None, least: float | str) -> bool:
+    """Return whether a setting is at least a number, or its parts begin as a text allows."""
+    if isinstance(value, str):
+        return all(part.startswith(tuple(str(least).split("|"))) for part in value.split(","))
+    return value is None or value >= float(least)

@@ -14,27 +14,11 @@ from matplotlib.figure import Figure
 from common.files import write_atomically
 from deploy.report.style import INK, MUTED, PAPER, frame, series, style
 from deploy.report.table import NONE, Table, clean
-from deploy.study.claims import Judged, Paper, Tested, Verdict
+from deploy.study.claims import Claim, Judged, Paper, Tested, Verdict
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 COLOURS = {Verdict.REPRODUCED: 2, Verdict.CONTRADICTED: 1, Verdict.NO_POWER: 0}
 EDGE = 100.0  #: end of a plot's axis in %; a triangle marks an effect beyond it
-LEAD = (
-    "A rule gives each claim one of five verdicts. A claim is *reproduced* if all of its "
-    "comparisons are as it says, and *contradicted* if one is against it. Both must remain after "
-    "Holm's correction over the claim's comparisons, at 95 % (Student's t, seed by seed, at least "
-    "five seeds). It has *no power* if neither is so, or if the interval of an accuracy is wider "
-    "than half of the paper's effect. It is *not tested at a fair scale* if no recorded table "
-    "meets the claim's fair conditions. *The paper contradicts itself* if the sentence as printed "
-    "cannot be. † marks a claim that was written or changed when its runs were there already."
-)
-PLOT = (
-    "The plots show relative error reductions, positive as the claim says. A line is a claim's "
-    "weakest comparison with its 95 % interval; ticks are its other comparisons, a diamond is the "
-    "paper's effect. Our runs cannot detect effects in the shaded range (power 80 %). Grey "
-    "comparisons do not meet the fair conditions."
-)
-
 Papers = Sequence[tuple[Paper, Sequence[Judged]]]
 
 
@@ -43,16 +27,19 @@ def find(papers: Sequence[Paper], name: str) -> Paper:
 
     Raises ``ValueError`` for an unknown paper.
     """
-    for paper in papers:
-        if stem(paper) == re.sub(r"\W+", "-", name.lower()).strip("-"):
-            return paper
-    known = ", ".join(stem(paper) for paper in papers)
-    raise ValueError(f"{name!r} is no paper with claims; allowed: {known}")
+    known = {stem(paper): paper for paper in papers}
+    if _stem(name) not in known:
+        raise ValueError(f"{name!r} is no paper with claims; allowed: {', '.join(known)}")
+    return known[_stem(name)]
 
 
 def stem(paper: Paper) -> str:
     """Return the name of a paper in file names and commands."""
-    return re.sub(r"\W+", "-", paper.paper.lower()).strip("-")
+    return _stem(paper.paper)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def short(judged: Sequence[Judged]) -> Table:
@@ -89,19 +76,28 @@ def effect(test: Tested) -> str:
 
 
 def weakest(one: Judged) -> Tested | None:
-    """Return the comparison that supports a claim least, of those that decide if there are any.
+    """Return the comparison that supports a claim least, of the fair ones if there are any.
 
     The largest difference is the weakest support for "comparable". None: nothing is recorded.
     """
     measured = [test for test in one.tests if test.effect is not None]
     fair = [test for test in measured if not test.unfair]
-    sign = -1 if one.claim.kind == "comparable" else 1
 
     def support(test: Tested) -> float:
         assert test.effect is not None
-        return test.effect if sign == 1 else -abs(test.effect)
+        return -abs(test.effect) if one.claim.kind == "comparable" else test.effect
 
-    return min([t for t in fair if t.decides] or fair or measured, key=support, default=None)
+    return min(fair or measured, key=support, default=None)
+
+
+def label(claim: Claim) -> str:
+    """Return a claim's name and the region that it claims, if that is not "above 0"."""
+    low, high = claim.region.low, claim.region.high
+    if claim.kind == "comparable":
+        return f"{claim.name} (±{high:g} points)"
+    if claim.kind == "size":
+        return f"{claim.name} ({f'≥ {low:g}' if math.isinf(high) else f'≤ {high:g}'} %)"
+    return claim.name
 
 
 def picture(judged: Sequence[Judged]) -> Figure:
@@ -124,7 +120,7 @@ def picture(judged: Sequence[Judged]) -> Figure:
                 axes.plot(_inside(test.paper), y, "D", mfc="none", mec=INK, markersize=6)
             right = axes.get_yaxis_transform()
             axes.text(1.01, y, verdict(one), color=colour, transform=right, va="center", fontsize=8)
-        axes.set_yticks(range(len(lines)), [one.claim.name for one, _ in lines], fontsize=8)
+        axes.set_yticks(range(len(lines)), [label(one.claim) for one, _ in lines], fontsize=8)
         axes.set(xlim=(-EDGE - 3, EDGE + 3), ylim=(len(lines) - 0.4, -0.6))
         axes.axvline(0.0, color=MUTED, linewidth=0.8)
         axes.set_xlabel("relative error reduction in %, positive as the claim says")
@@ -146,7 +142,7 @@ def markdown(papers: Papers, pictures: str) -> str:
 
     ``pictures``: the folder of the plots as the document names it.
     """
-    parts = [LEAD, PLOT]
+    parts = []
     for paper, judged in papers:
         names = {
             v: [f"`{j.claim.name}`{' †' * j.claim.changed}" for j in judged if j.verdict is v]
