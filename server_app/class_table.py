@@ -13,9 +13,9 @@ from common.exchange.records import Records, StateDict
 from common.techniques.class_table import (
     ClassTable,
     PrototypeOptions,
+    TableOptions,
     TableReply,
     TableRequest,
-    Tables,
     check_table,
     class_mean,
 )
@@ -23,7 +23,7 @@ from common.training import optimise, seeds
 from common.training.fit import Loss, fit
 from server_app.method import Client, Method, Metrics, Models, Replies
 
-T = TypeVar("T", bound=Tables)
+T = TypeVar("T", bound=TableOptions)
 P = TypeVar("P", bound=PrototypeOptions)
 
 
@@ -34,7 +34,7 @@ class State(Records, kind="class_table.State"):
     present: Tensor | None
 
 
-class Tabled(Method[T, TableReply], ABC):
+class TableMean(Method[T, TableReply], ABC):
     """Server with the class table of the last round's replies, which clients receive next."""
 
     reply_type = TableReply
@@ -104,7 +104,7 @@ class Tabled(Method[T, TableReply], ABC):
         return None
 
 
-class Prototypes(Tabled[P], ABC):
+class Prototypes(TableMean[P], ABC):
     """Server whose table of prototypes also classifies, by the nearest one."""
 
     name = "prototype"

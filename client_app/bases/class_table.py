@@ -16,21 +16,21 @@ from common.models.classifier import Classifier
 from common.models.prototypes import Nearest
 from common.techniques.class_table import (
     ClassSums,
+    LearnerOptions,
     PrototypeOptions,
+    TableOptions,
     TableReply,
     TableRequest,
-    Tables,
-    Taught,
 )
 
-T = TypeVar("T", bound=Tables)
-G = TypeVar("G", bound=Taught)
+T = TypeVar("T", bound=TableOptions)
+G = TypeVar("G", bound=LearnerOptions)
 P = TypeVar("P", bound=PrototypeOptions)
 Term = Callable[[Tensor, Tensor], Tensor]
 """Function from outputs [n, m] and labels [n] to a scalar, a term of the loss."""
 
 
-class Tabled(OwnModel[T, D], ABC):
+class TableClient(OwnModel[T, D], ABC):
     """Client with a private model that sends the class table of its features or logits."""
 
     def train(self, request: D) -> TableReply:
@@ -77,7 +77,7 @@ class Tabled(OwnModel[T, D], ABC):
             sums.add(self._chosen(features, net.head(features)), y)
 
 
-class TaughtByTable(Tabled[G, TableRequest], ABC):
+class TableLearner(TableClient[G, TableRequest], ABC):
     """Client with the loss CE(z, y) + λ · ``distance`` of its outputs to the table's rows."""
 
     request_type = TableRequest
@@ -97,7 +97,7 @@ class TaughtByTable(Tabled[G, TableRequest], ABC):
         """
 
 
-class TaughtByPrototypes(TaughtByTable[P], ABC):
+class PrototypeLearner(TableLearner[P], ABC):
     """The same with prototypes, by which the client also classifies (``predict``)."""
 
     def distance(self, outputs: Tensor, rows: Tensor, present: Tensor) -> Tensor:

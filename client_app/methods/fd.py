@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.bases.class_table import TaughtByTable, squared
+from client_app.bases.class_table import TableLearner, squared
 from common.methods.fd import Options
 
 
 @final
-class FD(TaughtByTable[Options]):
+class FD(TableLearner[Options]):
     """Client with the loss CE(z, y) + λ · D(z, ẑ_y)."""
 
     def distance(self, outputs: Tensor, rows: Tensor, present: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import final
 
-from client_app.bases.class_table import Tabled
+from client_app.bases.class_table import TableClient
 from common.exchange.protocol import ModelRequest, ScoreRequest
 from common.exchange.records import StateDict
 from common.methods.fedgh import Options
@@ -10,7 +10,7 @@ from common.models.classifier import Classifier
 
 
 @final
-class FedGH(Tabled[Options, ModelRequest]):
+class FedGH(TableClient[Options, ModelRequest]):
     """Client with the loss CE(h(f_k(x)), y), from the received h."""
 
     request_type = ModelRequest

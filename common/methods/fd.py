@@ -24,13 +24,13 @@ Deviations, with their switches:
 
 from typing import ClassVar, Literal, final
 
-from common.techniques.class_table import Outputs, Taught
+from common.techniques.class_table import LearnerOptions, Outputs
 
 __all__ = ["Options"]
 
 
 @final
-class Options(Taught):
+class Options(LearnerOptions):
     leaks = "mean logits of single clients by class"
     outputs: ClassVar[Outputs] = "logits"
 

@@ -30,13 +30,13 @@ from pydantic import Field
 
 from common.exchange.protocol import ModelRequest
 from common.settings.section import Positive
-from common.techniques.class_table import TableReply, Tables
+from common.techniques.class_table import TableOptions, TableReply
 
 __all__ = ["ModelRequest", "Options", "TableReply"]
 
 
 @final
-class Options(Tables):
+class Options(TableOptions):
     leaks = "class means of single clients' features"
 
     collect: Literal["running", "final"] = "final"

@@ -31,7 +31,7 @@ class ClassTable(NamedTuple):
     present: Tensor
 
 
-class Tables(OwnModels):
+class TableOptions(OwnModels):
     """Options of methods whose clients send a class table and keep their models."""
 
     outputs: ClassVar[Outputs] = "features"
@@ -62,14 +62,14 @@ class Tables(OwnModels):
         self.width(task, specs)
 
 
-class Taught(Tables):
+class LearnerOptions(TableOptions):
     """Options of methods that pull a client's outputs to the rows of the server's table."""
 
     lambda_term: NonNegative = 1.0
     """λ, weight of the distance between a client's outputs and the server's rows."""
 
 
-class PrototypeOptions(Taught):
+class PrototypeOptions(LearnerOptions):
     """Options of methods whose table has prototypes, which also classify."""
 
     predict: Literal["head", "prototype"] = "head"

@@ -8,7 +8,7 @@ from torch import Tensor
 from common.exchange.records import Records, StateDict
 from common.methods.fd import Options
 from common.techniques.class_table import TableReply, TableRequest, leave_one_out
-from server_app.class_table import Tabled
+from server_app.class_table import TableMean
 from server_app.method import Client, Metrics, Replies
 
 
@@ -20,7 +20,7 @@ class State(Records, kind="fd.State"):
 
 
 @final
-class FD(Tabled[Options]):
+class FD(TableMean[Options]):
     """Server with ẑ_c ← mean of the logits of the clients that have class c."""
 
     state_type = State

@@ -10,7 +10,7 @@ from common.exchange.records import Records, StateDict
 from common.methods.fedgh import Options
 from common.techniques.class_table import TableReply
 from common.training import seeds, tree
-from server_app.class_table import Tabled
+from server_app.class_table import TableMean
 from server_app.method import Metrics, Replies
 
 
@@ -20,7 +20,7 @@ class State(Records, kind="fedgh.State"):
 
 
 @final
-class FedGH(Tabled[Options]):
+class FedGH(TableMean[Options]):
     """Server with h ← h − η ∇ CE(h(P), y) over the received pairs (P, y)."""
 
     state_type = State

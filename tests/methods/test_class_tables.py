@@ -1,0 +1,434 @@
+"""FD, FedProto, FedTGP and FedGH: class tables, their mean, and predictors by prototypes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from client_app.bases.class_table import squared
+from client_app.bases.own_model import ClientState
+from client_app.participant import Participant
+from common.losses.distillation import soft_cross_entropy
+from common.models.prototypes import Nearest, PrototypeGenerator, distances, largest_gap
+from common.settings.parse import parse
+from common.techniques.class_table import ClassSums, TableReply, class_mean, leave_one_out
+from common.training import seeds
+from common.training.task import evaluate
+from server_app.method import Replies
+from server_app.methods.fedtgp import contrast
+from tests.support.battery import Changing
+from tests.support.halves import client, server, task
+from tests.support.own_modules import importing_from, package
+from tests.support.scalar import kept
+from tests.support.tiny import Run, TinyRun, flat, play
+
+WIDE: dict[str, Any] = {"feature_dim": 16}
+UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
+LOCAL: dict[str, Any] = {"method": "local", "rounds": 3, "score__clients_every": 1, **UNEVEN}
+
+
+def states(run: TinyRun, t: int = 3) -> list[dict[str, Tensor]]:
+    """The clients' models after round t."""
+    clients = range(len(run.journal[0]["clients"]))
+    return [ClientState.load(kept(run.folder, t, k, ClientState.kind)).local for k in clients]
+
+
+def same_models(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]]) -> bool:
+    return all(torch.equal(x[n], y[n]) for x, y in zip(a, b, strict=True) for n in x)
+
+
+# The edges at which a method is local training.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"method": "fd", "fd__distance": how} for how in ("ce-soft", "raw", "mse")),
+        {"method": "fd", "fd__weights": "leave-one-out"},
+        *({"method": "fedproto", **WIDE, "fedproto__collect": how} for how in ("running", "final")),
+        {"method": "fedtgp", **WIDE, "fedtgp__server_epochs": 1},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_without_its_term_it_is_local_training_bit_for_bit(
+    settings: dict[str, Any], played: Run
+) -> None:
+    local = played(**{**LOCAL, **{key: WIDE[key] for key in WIDE if key in settings}})
+    plain = f"{settings['method']}__lambda_term"
+    without, with_it = (played(**{**LOCAL, **settings, plain: weight}) for weight in (0.0, 1.0))
+    assert same_models(states(without), states(local))
+    for ours, theirs in zip(without.journal[1:], local.journal[1:], strict=True):
+        assert ours["client_metrics"] == theirs["client_metrics"]
+        scores = [[s[k]["accuracy"] for k in range(4)] for s in (ours["scores"], theirs["scores"])]
+        assert scores[0] == scores[1]
+    # the first round has no table, the later ones do
+    assert same_models(states(with_it, 1), states(local, 1))
+    assert not same_models(states(with_it), states(local))
+
+
+# Tables by hand.
+
+
+def test_sums_by_class_become_means() -> None:
+    sums = ClassSums(3)
+    sums.add(torch.tensor([[1.0, 0.0], [3.0, 2.0]]), torch.tensor([0, 0]))
+    sums.add(torch.tensor([[5.0, 5.0]]), torch.tensor([2]))
+    rows, present = sums.table()
+    assert rows.tolist() == [[2, 1], [0, 0], [5, 5]] and rows.dtype == torch.float32
+    assert present.tolist() == [True, False, True]
+
+
+def test_the_servers_mean_and_the_mean_of_the_others() -> None:
+    tables = [torch.tensor([[*row], [1.0, 1.0]]) for row in ((2.0, 0.0), (0.0, 2.0), (4.0, 4.0))]
+    ones = [torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([1, 1])]
+    rows, present = class_mean(tables, ones)
+    assert rows.tolist() == [[2, 2], [1, 1]] and present.tolist() == [True, True]
+    first, _, third = leave_one_out(tables, ones)
+    assert first.rows.tolist() == [[2, 3], [1, 1]] and first.present.tolist() == [True, True]
+    assert third.rows.tolist() == [[1, 1], [0, 0]] and third.present.tolist() == [True, False]
+    counts = [torch.tensor([3, 0]), torch.tensor([1, 0]), torch.tensor([0, 2])]
+    by_counts = class_mean(tables, counts)
+    assert by_counts.rows.tolist() == [[1.5, 0.5], [1, 1]]
+
+
+def test_a_class_that_nobody_sent_has_no_row() -> None:
+    rows, present = class_mean([torch.zeros(2, 3)], [torch.tensor([0, 1])])
+    assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True]
+
+
+def test_the_distances_of_the_losses_by_hand() -> None:
+    f, P = torch.tensor([[1.0, 1.0], [9.0, 9.0]]), torch.zeros(2, 2)
+    assert squared(f[:1], P[:1], torch.tensor([True])) == 1
+    assert squared(f, P, torch.tensor([True, False])) == 0.5
+    z, mean = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 2
+    assert abs(float(soft_cross_entropy(mean, z)) - expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("how", "value"),
+    [
+        ("ce-soft", 0.5 * (0.5 * 0.126928 + 0.5 * 2.126928)),
+        ("mse", 0.5 * 2.0),
+        # HtFLlib: unnormalised targets, and the second sample's own logits (0, 1)
+        ("raw", 0.5 * (0.0 + 1.0 * 0.313262)),
+    ],
+)
+def test_fd_compares_logits_with_the_mean_logits(how: str, value: float) -> None:
+    from client_app.methods.fd import FD
+
+    half = FD.__new__(FD)
+    half.options = task(method="fd", fd__distance=how).config.method
+    z, rows = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
+    distance = half.distance(z, rows, torch.tensor([True, False]))
+    assert abs(float(distance) - value) < 1e-5
+
+
+# FedTGP's server by hand.
+
+
+def test_the_contrast_of_fedtgp_by_hand() -> None:
+    P, prototypes, y = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([0])
+    assert abs(float(contrast(P, prototypes, y, 0.0)) - 0.006715) < 1e-6
+    assert abs(float(contrast(P, prototypes, y, 5.0)) - math.log(2)) < 1e-6
+    prototypes.requires_grad_()
+    contrast(P, prototypes, y, 5.0).backward()
+    assert prototypes.grad is not None and bool(prototypes.grad.isfinite().all())
+    assert distances(P, prototypes).tolist()[0][1] == 5
+
+
+def test_the_margin_of_fedtgp_by_hand() -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [9.0, 9.0]])
+    present = torch.tensor([True, True, True, False])
+    # nearest others: 1, √18, 1; the absent class does not count
+    assert abs(largest_gap(rows, present, 100.0) - math.sqrt(18)) < 1e-9
+    assert largest_gap(rows, present, 2.0) == 2
+    assert largest_gap(rows, torch.tensor([True, False, False, False]), 7.0) == 7
+
+
+def replies(*tables: tuple[list[list[float]], list[int]]) -> Replies[TableReply]:
+    made = [TableReply(table=torch.tensor(t), counts=torch.tensor(c)) for t, c in tables]
+    return Replies.of([(client(k), reply) for k, reply in enumerate(made)])
+
+
+PAIRS = (
+    ([[1.0] * 16, [0.0] * 16, [0.0] * 16], [1, 0, 0]),
+    ([[0.0] * 16, [-1.0] * 16, [2.0] * 16], [0, 1, 1]),
+)
+
+
+def test_without_epochs_fedtgp_sends_its_first_prototypes() -> None:
+    method = server(method="fedtgp", fedtgp__server_epochs=0, **WIDE)
+    with seeds.scope(method.task.seed, "init", "prototypes"):
+        first = PrototypeGenerator(3, 16)
+    assert method.request(1).rows is None
+    assert method.step(1, replies(*PAIRS)) == {}
+    request = method.request(2)
+    assert torch.equal(request.rows, first().detach()) and request.present.tolist() == [True] * 3
+
+
+def test_fedtgp_moves_its_prototypes_to_those_of_the_clients() -> None:
+    method = server(method="fedtgp", fedtgp__server_lr=0.1, fedtgp__margin=0.5, **WIDE)
+    losses = [method.step(t, replies(*PAIRS))["server_loss"] for t in range(1, 4)]
+    assert losses[-1] < 0.2 * losses[0]
+    received = torch.tensor([[1.0] * 16, [-1.0] * 16, [2.0] * 16])
+    assert distances(received, method.rows).argmin(1).tolist() == [0, 1, 2]
+
+
+# FedGH by hand.
+
+
+def test_a_step_of_fedgh_is_one_of_softmax_regression() -> None:
+    method = server(method="fedgh", fedgh__server_lr=1.0, **WIDE)
+    method.head = {"weight": torch.zeros(3, 16), "bias": torch.zeros(3)}
+    unit = torch.eye(16)[0]
+    reply = TableReply(
+        table=torch.stack([unit, unit * 0, unit * 0]), counts=torch.tensor([1, 0, 0])
+    )
+    metrics = method.step(1, Replies.of([(client(), reply)]))
+    assert abs(metrics["server_loss"] - math.log(3)) < 1e-6
+    step = torch.tensor([2 / 3, -1 / 3, -1 / 3])
+    weight = method.head["weight"]
+    assert torch.allclose(weight[:, 0], step) and not weight[:, 1:].any()
+    assert torch.allclose(method.head["bias"], step)
+    assert torch.equal(method.request(2).w["weight"], method.head["weight"])
+
+
+def test_without_epochs_every_round_of_fedgh_starts_from_the_first_head(played: Run) -> None:
+    settings = {"method": "fedgh", "rounds": 2, **WIDE}
+    still = played(**settings, fedgh__server_epochs=0)
+    drawn = server(**settings).head
+    for name, value in drawn.items():
+        assert torch.equal(still.model[name], value)
+    assert not torch.equal(played(**settings).model["weight"], drawn["weight"])
+
+
+# Scores.
+
+
+def participant(run: TinyRun, settings: dict[str, Any], k: int) -> Participant:
+    node = {"partition-id": k, "state-dir": str(run.folder / "state")}
+    return Participant(parse(flat(run.folder, **settings)), node, "test")
+
+
+def test_the_nearest_prototype_by_hand() -> None:
+    class Identity(nn.Module):
+        spec, head = "x", nn.Linear(2, 3)
+
+        def features(self, x: Tensor) -> Tensor:
+            return x
+
+    P = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
+    net: Any = Identity()
+    logits = Nearest(net, P, torch.tensor([True, True, False]))(torch.tensor([[1.0, 0.0]]))
+    assert logits.tolist() == [[-0.5, -4.5, -1e9]]
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
+def test_head_and_prototypes_are_both_scored_whichever_counts(method: str, run: Run) -> None:
+    settings = {"method": method, "rounds": 2, **WIDE, **UNEVEN, "data__test_fraction": 0.5}
+    by_head, by_prototype = (
+        run(**settings, **{f"{method}__predict": how}) for how in ("head", "prototype")
+    )
+    assert same_models(states(by_head, 2), states(by_prototype, 2))
+    assert by_head.weights == by_prototype.weights
+    scores = [played.journal[-1]["scores"] for played in (by_head, by_prototype)]
+    pairs = list(zip(*scores, strict=True))
+    for head, prototype in pairs:
+        assert head["accuracy"] == prototype["accuracies"]["head"]
+        assert head["accuracy_global"] == prototype["accuracy_global"] == prototype["accuracy"]
+    assert any(head["accuracy"] != head["accuracy_global"] for head, _ in pairs)
+    p, prototypes = participant(by_head, settings, 1), by_head.model
+    net = p.model(p.spec, states(by_head, 2)[1])
+    for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **prototypes))):
+        assert pairs[1][0][name] == evaluate(one, *p.test_set, p.task).accuracy
+
+
+def test_fedgh_scores_each_client_with_the_newest_head(run: Run) -> None:
+    settings = {"method": "fedgh", "rounds": 2, "fedgh__server_lr": 5.0, **WIDE, **UNEVEN}
+    played = run(**settings, data__test_fraction=0.5)
+    for k, score in enumerate(played.journal[-1]["scores"]):
+        p = participant(played, {**settings, "data__test_fraction": 0.5}, k)
+        net = p.model(p.spec, states(played, 2)[k])
+        assert not torch.equal(net.head.weight, played.model["weight"])
+        net.head.load_state_dict(played.model)
+        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
+
+
+# What clients send.
+
+
+def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps(run: Run) -> None:
+    common = {"method": "fedproto", "rounds": 1, "fleet": "mlp@0.25", "clients": 1}
+    final = run(**common, fedproto__collect="final")
+    running = run(**common, fedproto__collect="running")
+    p = participant(final, common, 0)
+    net = p.model(p.spec, states(final, 1)[0]).eval()
+    assert same_models(states(final, 1), states(running, 1))
+    (x, _), y = next(p.task.in_order(*p.train_set, size=1000)), p.train_set[1]
+    for c in range(3):
+        mean = net.features(x[y == c]).mean(0)
+        assert torch.allclose(final.model["prototypes"][c], mean, atol=1e-6)
+        assert not torch.allclose(running.model["prototypes"][c], mean, atol=1e-3)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "counts"])
+def test_counts_travel_only_where_they_weigh(
+    weights: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TableReply] = []
+    pack = TableReply.pack
+    monkeypatch.setattr(TableReply, "pack", lambda self: seen.append(self) or pack(self))
+    settings = {"method": "fedproto", "rounds": 1, **WIDE, **UNEVEN, "fedproto__weights": weights}
+    played = run(**settings)
+    counts = [client["counts"] for client in played.journal[0]["clients"]]
+    sent = [reply.counts.tolist() for reply in seen]
+    assert sent == (counts if weights == "counts" else [[min(n, 1) for n in c] for c in counts])
+
+
+def test_each_client_hears_the_others_under_leave_one_out() -> None:
+    method = server(method="fd", fd__weights="leave-one-out")
+    rows = ([2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [4.0, 4.0, 0.0])
+    method.step(1, replies(*(([row, [0.0] * 3, [0.0] * 3], [1, 0, 0]) for row in rows)))
+    request = method.request(2)
+    assert request(client(0)).rows[0].tolist() == [2, 3, 0]
+    assert request(client(2)).rows[0].tolist() == [1, 1, 0]
+    assert request(client(9)).rows[0].tolist() == [2, 2, 0]
+    assert request(client(0)).present.tolist() == [True, False, False]
+
+
+def with_count(c: int, n: int) -> Any:
+    def change(reply: TableReply) -> dict[str, Any]:
+        counts = reply.counts.clone()
+        counts[c] = n
+        return {"counts": counts}
+
+    return change
+
+
+def with_number(c: int, value: float) -> Any:
+    def change(reply: TableReply) -> dict[str, Any]:
+        table = reply.table.clone()
+        table[c, 0] = value
+        return {"table": table}
+
+    return change
+
+
+BY_COUNTS = {"fedproto__weights": "counts"}
+LIES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "no sample": (
+        {},
+        with_count(0, 0),
+        "has a row of class 0, of which it counts no sample",
+    ),
+    "a class of others": (
+        {},
+        with_count(2, 1),
+        "claims class 2, of which it has no sample",
+    ),
+    "a row of others": (
+        {},
+        with_number(2, 1.0),
+        "has a row of class 2, of which it counts no",
+    ),
+    "counts where none belong": ({}, with_count(0, 5), "counts 5 samples of class 0, at most 1"),
+    "a negative count": ({}, with_count(0, -1), "its table counts -1 samples of class 0, at mo"),
+    "more than it has": (
+        BY_COUNTS,
+        with_count(0, 46),
+        "counts 60 samples, in the census it has 46",
+    ),
+    "not finite": ({}, with_number(0, math.nan), "'table' has values that are not finite"),
+    "infinite": ({}, with_number(0, math.inf), "'table' has values that are not finite"),
+    "enormous": ({}, with_number(0, 1e9), "it has the number 1e+09"),
+    "too wide": (
+        {},
+        lambda reply: {"table": F.pad(reply.table, (0, 1))},
+        "its table has the shape (3, 17), expected (3, 16)",
+    ),
+    "another number of classes": (
+        {},
+        lambda reply: {"table": reply.table[:2], "counts": reply.counts[:2]},
+        "its table has the shape (2, 16), expected (3, 16)",
+    ),
+    "nothing": (
+        {},
+        lambda reply: {"table": reply.table * 0, "counts": reply.counts * 0},
+        "its table has no class",
+    ),
+    "float64": ({}, lambda reply: {"table": reply.table.double()}, "'table'"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_table_that_cannot_be_is_refused_by_name(lie: str, tmp_path: Path) -> None:
+    settings, change, reason = LIES[lie]
+    # client 1 has classes 0 and 1 alone
+    uneven = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 6}
+    config = flat(
+        tmp_path,
+        **{"method": "fedproto", "rounds": 1, "min_replies": 0.5, "clients": 3, "seed": 3},
+        **{**WIDE, **uneven, **settings},
+    )
+    census, entry = play(config, Changing.by(TableReply, change)).journal
+    assert census["clients"][1]["counts"] == [32, 14, 0]
+    (failure,) = entry["failures"]
+    assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
+    assert reason in failure["reason"], failure["reason"]
+    assert entry["replied"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"fleet": "mlp@0.5,cnn2@0.5"},
+            "mlp@0.5 has 64 and cnn2@0.5 has 32: set feature-dim",
+        ),
+        ({"fleet": "cnn2-exits1@0.5"}, "needs one head; cnn2-exits1@0.5 has several exits"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused_before_the_start(
+    settings: dict[str, Any], line: str
+) -> None:
+    ours = task(method="fedproto", **settings)
+    with pytest.raises(ValueError) as refused:
+        ours.config.method.check_fleet(ours, ours.config.brought)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_clients_own_architecture_of_another_width_is_refused_at_the_census() -> None:
+    method = server(method="fedproto", fleet="cnn2@0.5")
+    with pytest.raises(ValueError, match=r"cnn2@0.5 has 32 and mlp@0.5 has 64: set feature-dim"):
+        method.begin([client(0, model="cnn2@0.5"), client(1, model="mlp@0.5")])
+
+
+# A method of one's own on the same bases.
+
+MINE = '''
+"""Prototypes in one module."""
+from client_app.bases.class_table import PrototypeLearner
+from common.techniques.class_table import PrototypeOptions as Options
+from server_app.class_table import Prototypes
+class Server(Prototypes[Options]):
+    pass
+class Client(PrototypeLearner[Options]):
+    def distance(self, outputs, rows, present):
+        return ((outputs - rows).square().mean(1) * present).mean()
+'''
+
+
+def test_fedproto_is_a_loss_in_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, played: Run
+) -> None:
+    importing_from(tmp_path, monkeypatch)
+    name = f"{package(tmp_path, {'mine': MINE})}:mine"
+    settings = {"rounds": 2, **WIDE, **UNEVEN}
+    mine = run(method=name, plugins=str(tmp_path), **settings)
+    ours = played(method="fedproto", **settings)
+    assert same_models(states(mine, 2), states(ours, 2)) and mine.weights == ours.weights
