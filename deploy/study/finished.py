@@ -21,7 +21,6 @@ from common.data.shares import for_testing
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
 from common.methods.fedper import PartlyShared
-from common.methods.fedper import PartlyShared
 from common.models.classifier import Classifier, Projected, Split
 from common.settings.config import Config
 from common.settings.parse import parse
