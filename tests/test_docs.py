@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.methods import names
 from common.settings.version import ROOT
 from tests.support.battery import PLUGIN
 
@@ -60,6 +61,14 @@ def test_every_file_of_the_example_is_printed_as_it_is() -> None:
     }
     for name, text in printed.items():
         assert text == (PLUGIN / name).read_text(), name
+
+
+def test_the_table_of_shared_parts_has_each_method_once() -> None:
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    section = page.split("## What is shared, kept and scored\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    assert sorted(listed) == sorted(names())
 
 
 def public_names() -> dict[str, list[str]]:

@@ -82,12 +82,10 @@ def test_without_a_pull_personal_models_are_those_of_local_training(
     trained = {k: t for t, entry in enumerate(local.journal) for k in entry.get("replied", ())}
     assert trained
     for k, t in trained.items():
-        own = OwnState.load(kept(local.folder, t, k, OwnState.kind)).local
-        assert same(personal(ditto, t, k), own)
-    scores = [
-        [(s["k"], s["accuracy"]) for s in one.journal[-1]["scores"]] for one in (ditto, local)
-    ]
-    assert scores[0] == scores[1]
+        v = OwnState.load(kept(local.folder, t, k, OwnState.kind)).local
+        assert same(personal(ditto, t, k), v)
+    own, alone = ([s["accuracy"] for s in one.journal[-1]["scores"]] for one in (ditto, local))
+    assert own == alone
 
 
 def test_a_personal_model_starts_from_the_servers_first_weights(tmp_path: Path, run: Run) -> None:

@@ -15,6 +15,7 @@ from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
 from common.models.exits import Exit, Exits, separable
 from common.models.offloaded import OffloadedModel
+from common.models.parts import batchnorm, buffers, last, layers
 from common.training import seeds
 from common.training.tree import check_nested, parameters_only, snapshot
 from common.vision import torchvision
@@ -351,3 +352,44 @@ def test_nothing_is_declared_beside_a_cuda_build() -> None:
         assert vision.declared is None
     else:
         assert (vision.declared is None) is torchvision.extension._has_ops()
+
+
+@pytest.mark.parametrize(
+    "spec", ["mlp@0.25", "lenet5", "cnn3@0.5", "resnet18@0.0625", "wrn-16-1", "cnn3-exits2@0.5"]
+)
+def test_every_entry_is_in_one_layer_and_the_head_is_the_last(spec: str) -> None:
+    network = build(spec, (1, 32, 32), 3, seed=1)
+    groups = layers(network)
+    names = [name for group in groups for name in group]
+    assert sorted(names) == sorted(network.state_dict())
+    head = {name for name, value in network.state_dict().items() if value.shape[:1] == (3,)}
+    assert set(groups[-1]) <= head == head & set(names) and len(groups[-1]) == 2
+    assert last(network) == set(groups[-1]) and last(network, 0) == frozenset()
+    assert last(network, 2) == {*groups[-2], *groups[-1]}
+    assert last(network, len(groups)) == last(network, 99) == network.state_dict().keys()
+    with torch.device("meta"):
+        assert layers(build(spec, (1, 32, 32), 3, seed=1)) == groups
+
+
+def test_a_layer_has_the_normalisation_after_it() -> None:
+    network = build("cnn2@0.5", (1, 8, 8), 3, seed=1)
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert layers(network) == [
+        ["stem.conv.weight", *(f"stem.bn.{name}" for name in norm)],
+        ["layer1.0.conv.weight", *(f"layer1.0.bn.{name}" for name in norm)],
+        ["head.weight", "head.bias"],
+    ]
+    assert buffers(network) == {f"{p}.bn.{n}" for p in ("stem", "layer1.0") for n in norm[2:]}
+
+
+def test_batchnorm_is_found_by_its_type_and_not_by_its_name() -> None:
+    network = build("resnet18@0.0625", (3, 32, 32), 10, seed=1)
+    entries, by_name = batchnorm(network), batchnorm(network, by_name=True)
+    assert len(entries) == 20 * 5 and len(by_name) == 17 * 5 and by_name < entries
+    assert {name.rpartition(".")[0] for name in entries - by_name} == {
+        f"layer{i}.0.downsample.1" for i in (2, 3, 4)
+    }
+    group = nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2), nn.BatchNorm1d(2, affine=False))
+    assert batchnorm(group) == {f"2.{n}" for n in ("running_mean", "running_var")} | {
+        "2.num_batches_tracked"
+    }

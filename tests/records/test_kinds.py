@@ -44,8 +44,8 @@ KINDS = """
     partly_shared: State
     predictions: Predictions
     private: Memory
-    protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics ToClient ToServer
-    protocol: Trained Up
+    protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics
+    protocol: ToClient ToServer Trained Up
     public_set: Local
     qffl: Up
     reuse: Learnt
