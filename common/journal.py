@@ -239,7 +239,6 @@ class Entry(Part):
     # The run's primary score.
     primary: Primary = "global"  #: ``personal``: ``personal.accuracy``, else ``accuracy``
     by_class: ByClass | None = None
-    confusion: list[tuple[int, int, int]] = []  #: ``common.metrics.Confusion``, in the last round
 
     failures: list[Failure] = []
     notes: list[str] = []  #: remarks for the reader of the run

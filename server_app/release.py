@@ -26,7 +26,7 @@ log = logging.getLogger("flwr.fedmosaic")
 FIELDS = {
     *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
     *("accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
-    *("by_class", "confusion"),  # of the global model: under [privacy] no score is personal
+    "by_class",  # of the global model: under [privacy] no score is personal
 }
 """Journal fields without information about single clients or updates."""
 MISSING = {

@@ -353,8 +353,8 @@ class MethodStrategy(Strategy):
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.undone)
-        if self.scorer.confusion and self._over():
-            entry.confusion = list(self.scorer.confusion)
+        if self.scorer.confusion:
+            self.record.add_confusion(entry, self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self.best = entry if _better(entry, self.best) else self.best
         self._keep()

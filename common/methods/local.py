@@ -5,9 +5,10 @@ This is the baseline of every comparison.
 Round t: each selected client k trains its own model θ_k, of its own architecture, for E epochs of
 CE(f(θ_k; x), y) on its own samples, and stores it across rounds.
 
-There is no global model. Each client scores θ_k on its own test share. The summary has the clients'
-accuracies and, as ``fairness``, their mean (``amp``), variance and minimum. ``whole-test`` also
-scores θ_k on the whole test set, for comparison with other methods.
+There is no global model. Each client scores θ_k on its own test share, which is the run's primary
+score. The summary has the clients' accuracies and, as ``personal``, their means, standard deviation
+and worst values. ``whole-test`` also scores θ_k on the whole test set, for comparison with other
+methods.
 
 Deviations: none. Every method of private models whose further terms have weight 0 must give the
 same θ_k.

@@ -125,8 +125,11 @@ def _results(groups: Groups) -> Section:
         lambda run: run.headline()["last10"],
         lambda run: run.mean_on_clients()[1],
     ]
-    alike = _one_score(groups)
-    columns = [_marked([group.values(measure) for group in groups], alike) for measure in measures]
+    alike = [_one_score(groups)] * 3 + [True]
+    columns = [
+        _marked([group.values(measure) for group in groups], compares)
+        for measure, compares in zip(measures, alike, strict=True)
+    ]
     columns[-1] = [
         replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
         for cell, group in zip(columns[-1], groups, strict=True)
@@ -160,13 +163,13 @@ def _one_score(groups: Groups) -> bool:
     return len({run.primary for _, run in named(groups)}) <= 1
 
 
-def _marked(values: Sequence[Sequence[float]], alike: bool) -> list[Cell]:
+def _marked(values: Sequence[Sequence[float]], compares: bool) -> list[Cell]:
     """Return a column of results: each group's mean ± half of its interval.
 
-    The best is in bold if the groups are ``alike``, which means that their numbers compare.
+    ``compares``: whether numbers of different groups are comparable; then the best is in bold.
     """
     means = [fmean(of_group) if of_group else None for of_group in values]
-    best = max((mean for mean in means if mean is not None), default=None) if alike else None
+    best = max((mean for mean in means if mean is not None), default=None) if compares else None
     cells = []
     for mean, of_group in zip(means, values, strict=True):
         half = half_width(of_group)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from common.errors import invalid
 from common.journal import (
@@ -31,7 +31,11 @@ from common.journal import (
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
 
+FILES = ("journal.jsonl", "config.toml", "summary.json", "confusion.json")
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
+
+
+Class = Annotated[int, Field(ge=0)]
 
 
 @final
@@ -59,6 +63,14 @@ class Summary(Part):
 
 
 @final
+class Confusion(Part):
+    """Content of confusion.json: class, predicted class and samples of each pair that occurs."""
+
+    round: int = Field(ge=0)
+    counts: list[tuple[Class, Class, Annotated[int, Field(ge=1)]]]
+
+
+@final
 @dataclass(frozen=True)
 class Run:
     """The contents of one run's directory. ``entries`` are ordered by round, census first."""
@@ -70,6 +82,7 @@ class Run:
     classes: list[str] = field(default_factory=list)
     summary: Summary | None = None
     notes: list[str] = field(default_factory=list)
+    confusion: Confusion | None = None
 
     @property
     def rounds(self) -> int | None:
@@ -291,7 +304,7 @@ def read(path: Path) -> Run:
         raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
     if not (path / "journal.jsonl").is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
-    files = [path / name for name in ("journal.jsonl", "config.toml", "summary.json")]
+    files = [path / name for name in FILES]
     stats = [file.stat() for file in files if file.is_file()]
     return _read(path, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats))
 
@@ -321,7 +334,11 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     notes += dict.fromkeys(note for entry in entries for note in entry.notes)
     members = sorted(census.clients, key=lambda member: member.k) if census else []
     config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
-    run = Run(path, config, entries, members, census.classes if census else [], summary, notes)
+    classes, confusion = (
+        census.classes if census else [],
+        _confusion(path / "confusion.json", notes),
+    )
+    run = Run(path, config, entries, members, classes, summary, notes, confusion)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
@@ -374,6 +391,16 @@ def _summary(path: Path, notes: list[str]) -> Summary | None:
         notes.append(f"summary.json is no summary: {clean(invalid(error))}; left out.")
     except ValueError as error:
         notes.append(f"summary.json is not JSON: {clean(error)}")
+    return None
+
+
+def _confusion(path: Path, notes: list[str]) -> Confusion | None:
+    try:
+        return Confusion.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except ValidationError as error:
+        notes.append(f"confusion.json is no confusion: {clean(invalid(error))}; left out.")
     return None
 
 

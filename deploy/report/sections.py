@@ -44,7 +44,8 @@ def learning(run: Run) -> Section | None:
     cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
-    lead = f"{SCORE[run.primary]} after each round; round 0 is before training."
+    before = "; round 0 is before training" if run.primary == "global" else ""
+    lead = f"{SCORE[run.primary]} after each round{before}."
     return Section("Learning", cards, lead)
 
 
@@ -81,8 +82,10 @@ def classes(run: Run) -> Section | None:
     if not scored or (by_class := scored[-1].by_class) is None:
         return None
     newest, names = scored[-1], run.classes
-    counts = [count for count in newest.confusion if max(count[:2]) < len(names)]
-    samples = Counter[int]()
+    found, samples = run.confusion, Counter[int]()
+    counts = found.counts if found and found.round == newest.round else []
+    if any(max(label, predicted) >= len(names) for label, predicted, _ in counts):
+        counts = []
     for label, _, count in counts:
         samples[label] += count
     shown = thinned(range(len(names)))

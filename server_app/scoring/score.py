@@ -245,7 +245,7 @@ def _check_confusion(
         raise ValueError("the confusion's pairs of classes are not ascending")
     if not all(0 <= c < classes for pair in pairs for c in pair):
         raise ValueError(f"the confusion has a class that is not among the {classes} classes")
-    if min(count for *_, count in counts) < 1 or sum(count for *_, count in counts) != n:
+    if any(count < 1 for *_, count in counts) or sum(count for *_, count in counts) != n:
         raise ValueError(f"the confusion does not count {n} samples")
     if sum(count for label, predicted, count in counts if label == predicted) / n != accuracy:
         raise ValueError(f"the confusion contradicts the accuracy {accuracy:g}")

@@ -1,5 +1,6 @@
 """Write a run's files: its settings, checkpoints, journal, and its summary, also if it fails."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -10,6 +11,7 @@ from common.errors import report
 from common.exchange.records import Records, StateDict
 from common.files import write_atomically
 from common.journal import Entry, Undone
+from common.metrics import Confusion
 from common.settings.config import Config
 from common.settings.parse import to_toml
 from common.settings.section import Value
@@ -78,6 +80,15 @@ class Record:
         self.journal.append(entry)
         if entry.round:
             log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _log_text(entry))
+
+    def add_confusion(self, entry: Entry, counts: Confusion) -> None:
+        """Write ``confusion.json``: the confusion of the primary score in the round of ``entry``.
+
+        The file has the newest one alone, because a line of the journal for each round would be too
+        long with many classes.
+        """
+        content = {"round": entry.round, "score": entry.primary, "counts": list(counts)}
+        write_atomically(self.folder / "confusion.json", json.dumps(content).encode() + b"\n")
 
     def add_summary(self, weights: StateDict | None, error: str = "") -> None:
         """Write ``summary.json``, and the weights if there are any."""

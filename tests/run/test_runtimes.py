@@ -38,6 +38,7 @@ FEDERATION = {
     "plugins": str(PLUGIN),
     "data__partition": "label_dirichlet",
     "data__alpha": 1.0,
+    "score__primary": "personal",
 }
 
 
@@ -70,10 +71,11 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
 def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     tmp_path: Path,
 ) -> None:
-    scored = [entry["accuracy"] for entry in play(flat(tmp_path / "all", **FEDERATION)).journal]
-    target = max(scored[1:])
+    _, *rounds = play(flat(tmp_path / "all", **FEDERATION)).journal
+    scored = [entry["personal"]["accuracy"] for entry in rounds]
+    target = max(scored)
     stop = {"rounds": 4, "score__stop": True, "score__target": target}
-    end = scored.index(target, 1)
+    end = 1 + scored.index(target)
     loopback, ray, grpc = (
         launch(tmp_path, name, end, **stop) for name in ("loopback", "ray", "grpc")
     )
@@ -81,6 +83,8 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
     assert loopback.weights == ray.weights == grpc.weights
+    confusions = {(run.folder / "confusion.json").read_bytes() for run in (loopback, ray, grpc)}
+    assert len(confusions) == 1
     models = [client["model"] for client in grpc.summary["clients"]]
     assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
 

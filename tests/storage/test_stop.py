@@ -64,7 +64,7 @@ def test_clients_are_scored_where_it_ends_and_only_scored_rounds_count(tmp_path:
 
 
 def test_without_a_score_it_takes_all_its_rounds(tmp_path: Path) -> None:
-    run = play(fedavg(tmp_path, method="local", rounds=2, **SURE))
+    run = play(fedavg(tmp_path, method="local", rounds=2, data__test_fraction=0.0, **SURE))
     assert run.summary["rounds"] == 2 and run.summary["ended"] == "rounds"
 
 

@@ -35,7 +35,10 @@ from typing import Any
 
 MOVED: dict[str, str] = {}
 """Newer path by older path, as in ``{"journal/*/bytes/up": "journal/*/traffic/up"}``."""
-ADDED: list[str] = []
+ADDED: list[str] = [
+    *("journal/*/personal", "journal/*/primary", "journal/*/by_class"),
+    *("summary/primary", "summary/personal", "upload/*/evaluate"),
+]
 """Paths that only the newer recording has."""
 DROPPED: list[str] = ["upload//query.hello/*/2"]
 """Paths that only the older recording has."""
