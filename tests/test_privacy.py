@@ -26,7 +26,7 @@ from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, play
 
 KEY = bytes([5]) * 32
-AVERAGED = {"fedavg", "fedprox", "moon", "fedntd", "fedgkd", "dafl"}
+AVERAGED = {"fedavg", "fedprox", "moon", "fedntd", "fedgkd", "dafl", "fml"}
 
 
 @pytest.fixture(autouse=True)

@@ -94,7 +94,7 @@ class PartAveraging(Averaging):
 
     def check(self, config: Config) -> None:
         super().check(config)
-        why = f'method = "{config.run.method}": clients send no whole models'
+        why = f'method = "{config.run.method}": the server averages no whole models'
         if config.average.robust in WHOLE:
             raise not_allowed("average.robust", config.average.robust, why, *PARTS)
         if config.oca.aggregate == "on":

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.exchange.protocol import ModelReply, Reply
-from common.methods import dl_sh, fedgkt, fedin, fiarse, inclusivefl, scaffold
+from common.methods import dl_sh, fedgkt, fedin, fedkd, fiarse, inclusivefl, scaffold
 from common.methods.depthfl import Reply as DepthUp
 from tests.support.battery import Changing
 from tests.support.tiny import flat, play
@@ -133,6 +133,60 @@ CASES: dict[str, Case] = {
             ),
         )
     },
+}
+
+
+FEDKD = {"method": "fedkd", "fleet": "mlp"}
+MATRIX = "layers.0.weight"
+
+
+def factors(change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Change:
+    """Return a change of the factors [U, s, V] of the first matrix."""
+
+    def changed(reply: fedkd.Reply) -> dict[str, Any]:
+        assert len(reply.update[MATRIX]) == 3
+        return {"update": {**reply.update, MATRIX: change(reply.update[MATRIX])}}
+
+    return changed
+
+
+CASES |= {
+    f"FedKD, {reason}": (FEDKD, fedkd.Reply, change, reason)
+    for change, reason in (
+        (factors(lambda f: [x.repeat(100, 1) if x.dim() > 1 else x for x in f]), "'.*U' is float"),
+        (
+            factors(lambda f: [f[0].repeat(1, 60), f[1].repeat(60), f[2].repeat(60, 1)]),
+            "'layers.0.weight' has 3 factors of rank",
+        ),
+        (factors(lambda f: [f[0][:, :0], f[1][:0], f[2][:0]]), "has 3 factors of rank 0"),
+        (factors(lambda f: f[:2]), "has 2 factors of rank 0"),
+        (factors(lambda f: [f[0], f[1][:, None], f[2]]), "has 3 factors of rank 0"),
+        (factors(lambda f: [f[0], f[1][:-1], f[2]]), "'layers.0.weight.U' is float32"),
+        (factors(lambda f: [x.double() for x in f]), "'layers.0.weight.U' is float64"),
+        (factors(lambda f: [f[0], f[1] * torch.nan, f[2]]), "not finite"),
+        (factors(lambda f: [f[0], f[1] * 0 + 3e38, f[2] * 0 + 3e38]), "not finite"),
+        (lambda reply: {"update": dict([*reply.update.items()][1:])}, "update lacks 1 entries"),
+        (lambda reply: {"update": {**reply.update, "more": [torch.ones(1)]}}, "1 unknown entries"),
+        (
+            lambda reply: {
+                "update": {n: [f[0] - 9.0] if "var" in n else f for n, f in reply.update.items()}
+            },
+            "negative variances",
+        ),
+    )
+}
+LG = {"method": "lg-fedavg", "feature_dim": 16}
+CASES |= {
+    f"LG-FedAvg, {reason}": (LG, ModelReply, change, reason)
+    for change, reason in (
+        (
+            put("weight", torch.ones(3, 17)),
+            r"'weight' is float32\[3, 17\], expected float32\[3, 16",
+        ),
+        (put("weight", torch.full((3, 16), torch.inf)), "not finite"),
+        (put("features", torch.ones(1)), "head has 1 unknown entries"),
+        (without("bias"), "head lacks 1 entries, first 'bias'"),
+    )
 }
 
 

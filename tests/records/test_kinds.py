@@ -24,6 +24,7 @@ KINDS = """
     fedgkd: Down State
     fedgkt: Down Memory State Up
     fedin: Down State Up
+    fedkd: Down Memory State Up
     fedkf: Down Memory State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
@@ -35,6 +36,7 @@ KINDS = """
     i_dl_mh: Up
     incentive: Gain Reward Rewarded
     kt_pfl: Coefficients
+    lg_fedavg: State
     local: State
     moon: Memory
     oca: State Upload
