@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from client_app.bases.class_table import TableClient
 from client_app.methods.fedgkt import FedGKT as Speaker
 from common.models.batchnorm import measure
 from common.models.split import feature_shape
 from common.techniques.ensemble import odin_score
 from common.training.task import Task, evaluate
 from server_app.methods.fedgkt import FedGKT as Answerer
+from server_app.methods.fedtgp import FedTGP
 from tests.support.battery import METHODS, config
 from tests.support.tiny import play
 
@@ -27,6 +29,8 @@ EXACT = {
         Task.logits,
         Speaker._features_and_logits,
         Answerer._logits,
+        TableClient._collect,
+        FedTGP._prototypes,
     )
 }
 """What scores, measures or says something about images; all else that asks a network trains."""

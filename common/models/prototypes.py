@@ -36,8 +36,9 @@ class Nearest(Classifier):
         return self.net.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        apart = self.features(x)[:, None] - self.prototypes
-        return (-apart.square().mean(2)).masked_fill(~self.present, NEVER)
+        features = self.features(x)
+        apart = torch.stack([(features - P).square().mean(1) for P in self.prototypes], dim=1)
+        return (-apart).masked_fill(~self.present, NEVER)
 
 
 @final

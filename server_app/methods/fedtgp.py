@@ -45,10 +45,14 @@ class FedTGP(Prototypes[Options]):
             trained = self.train_on_pairs(t, replies, generator, loss, epochs=epochs, lr=lr)
             metrics = {"server_loss": trained, "margin": margin}
         self.generator = tree.snapshot(generator)
-        with torch.no_grad():
-            self.rows = generator().float().cpu()
+        self.rows = self._prototypes(generator)
         self.present = torch.ones(self.task.num_classes, dtype=torch.bool)
         return metrics
+
+    @torch.no_grad()
+    def _prototypes(self, generator: PrototypeGenerator) -> Tensor:
+        prototypes: Tensor = generator().cpu()
+        return prototypes
 
     def _generator(self) -> PrototypeGenerator:
         with seeds.scope(self.task.seed, "init", "prototypes"):

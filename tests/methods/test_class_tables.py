@@ -341,7 +341,7 @@ LIES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "more than it has": (
         BY_COUNTS,
         with_count(0, 46),
-        "counts 60 samples, in the census it has 46",
+        "counts 60 samples, in the census it has",
     ),
     "not finite": ({}, with_number(0, math.nan), "'table' has values that are not finite"),
     "infinite": ({}, with_number(0, math.inf), "'table' has values that are not finite"),

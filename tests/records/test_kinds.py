@@ -11,13 +11,16 @@ KINDS = """
     across: State
     agreement: State
     checkpoint: Checkpoint
+    class_table: Down State Up
     dafl: State
     depthfl: Down Memory State
     dl_mh: Schemed Up
     dl_sh: Down Up
     ds_fl: Down State Up
+    fd: State
     fedftg: State
     fedgen: Down State Up
+    fedgh: State
     fedgkd: Down State
     fedgkt: Down Memory State Up
     fedin: Down State Up
@@ -25,6 +28,7 @@ KINDS = """
     fedkf: Down Memory State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
+    fedtgp: State
     fiarse: Down Up
     global_model: Weights
     heterofl: Down State
