@@ -171,6 +171,7 @@ MODELS: dict[str, Architecture] = {
     "cnn2": _row(CNN, 19_562, _CPUS, input=(1, 8, 8), depth=2),
     "cnn3": _row(CNN, 56_554, _CPUS, input=(1, 8, 8), depth=3),
     "cnn4": _row(CNN, 93_546, _CPUS, input=(1, 8, 8), depth=4),
+    "cnn5": _row(CNN, 130_538, _CPUS, input=(1, 8, 8), depth=5),
     "points-mlp-1": _row(MLP, 130, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8,)),
     "points-mlp-2": _row(MLP, 218, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8, 8)),
     "points-mlp-3": _row(MLP, 410, _FIGURE_1, 1, input=(2, 1, 1), hidden=(16, 8, 8)),
@@ -253,7 +254,7 @@ def _with_exits(name: str, base: str, depth: int) -> Architecture:
     with torch.device("meta"), seeds.scope(0, "exits"):
         most = len(_stages(row.build(row.input, 2, 1.0, **options)))
     if depth > most:
-        hint = f"{base}-exits{most} at most" if most else "use resnet10 to resnet34, cnn2 to cnn4"
+        hint = f"{base}-exits{most} at most" if most else "use resnet10 to resnet34, cnn2 to cnn5"
         raise ValueError(f"model {name!r}: {base} has {most} stages for exits; {hint}")
 
     def build(shape: Shape, classes: int, factor: float, **options: str) -> Classifier:

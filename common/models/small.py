@@ -53,7 +53,7 @@ class Stage(nn.Module):
 
 @final
 class CNN(Split):
-    """CNN with a stem and 1, 2 or 3 equal middle stages: ``depth`` 2, 3 or 4 convolutions.
+    """CNN with a stem and 1 to 4 equal middle stages: ``depth`` 2 to 5 convolutions.
 
     s_in has 32 maps of half the input's side, s_out 64 maps of a quarter. All depths share these
     shapes, and a deeper network has all state-dict keys of a shallower one. The family is therefore

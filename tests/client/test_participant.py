@@ -64,6 +64,31 @@ def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> N
     assert sum(p.counts) == p.n == 24
 
 
+def test_without_a_shuffle_every_epoch_of_every_round_has_one_random_order(tmp_path: Path) -> None:
+    fixed = participant(
+        tmp_path,
+        {"partition-id": 1},
+        train__shuffle=False,
+        train__drop_last=True,
+        train__batch_size=7,
+        train__epochs=2,
+    )
+    weight, seen = torch.zeros(1, requires_grad=True), list[list[int]]()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(y.tolist())
+        return weight.sum() * 0
+
+    metrics = [fixed.train(t, [weight], loss) for t in (1, 2)]
+    full, rest = divmod(fixed.n, 7)
+    assert rest and metrics[0]["steps"] == fixed.task.steps(fixed.n) == 2 * full
+    assert len(seen) == 4 * full and all(len(batch) == 7 for batch in seen)
+    assert seen == 4 * seen[:full]
+    in_order = fixed.train_set[1].tolist()
+    flat_seen = [label for batch in seen[:full] for label in batch]
+    assert flat_seen != in_order[: 7 * full]
+
+
 def test_bf16_learns_and_repeats_bit_for_bit(run: Run) -> None:
     settings = {"method": "fedavg", "precision": "bf16", "rounds": 3}
     first, second = run(**settings), run(**settings)

@@ -85,7 +85,7 @@ def test_a_gate_opens_each_place_of_maps_of_any_side() -> None:
         ("resnet18-exits5", "resnet18 has 4 stages for exits; resnet18-exits4 at most"),
         (
             "wrn-16-1-exits1",
-            "wrn-16-1 has 0 stages for exits; use resnet10 to resnet34, cnn2 to cnn4",
+            "wrn-16-1 has 0 stages for exits; use resnet10 to resnet34, cnn2 to cnn5",
         ),
         ("resnet18-exits0", "no architecture 'resnet18-exits0'"),
     ],
