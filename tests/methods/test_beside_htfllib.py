@@ -32,5 +32,5 @@ def test_three_rounds_of_htfllibs_code_give_our_weights(method: str, tmp_path: P
     compared = htfllib.compare(method, tmp_path, *CASES[method])
     print(f"\n{method}: {compared}")
     assert compared.moved > 0.01
-    assert compared.weights < 1e-5
+    assert compared.weights < 1e-4  # rounding, which ResNets with small batches amplify
     assert compared.accuracy < 0.01

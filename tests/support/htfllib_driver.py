@@ -58,8 +58,6 @@ def main() -> None:
         items.save_item(first("server", 0), "Server", "global_model", server.save_folder_name)
     server.save_results = lambda: None
     server.train()
-    if job["method"] == "lg-fedavg":
-        server.send_parameters()
     after = {
         f"client-{k}/{i:03d}": value
         for k in range(args.num_clients)
@@ -69,6 +67,8 @@ def main() -> None:
     if named:
         values = enumerate(_item(items, "Server", named, server))
         after |= {f"server/{i:03d}": value for i, value in values}
+    if job["method"] == "lg-fedavg":  # HtFLlib scores clients with the newest head
+        server.send_parameters()
     server.evaluate()
     save_file({name: value.contiguous() for name, value in after.items()}, "after.safetensors")
     with open("after.json", "w", encoding="utf-8") as file:
