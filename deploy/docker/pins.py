@@ -2,9 +2,10 @@
 
 ``python deploy/docker/pins.py`` writes four files to ``requirements/``: ``base.txt``,
 ``report.txt`` (packages of the extra), ``torch.txt`` (torch, torchvision and their packages for
-Linux) and ``sbom.txt`` (packages that write the image's bill of materials). They are valid for Python 3.11 and newer on any platform. uv resolves them from the ranges
-in ``pyproject.toml``. Existing pins stay if the ranges allow it; ``--upgrade`` selects the newest
-version of every package.
+Linux) and ``sbom.txt`` (packages that write the images' bill of materials). They are valid for
+Python 3.11 and newer on any platform. uv resolves them from the ranges in ``pyproject.toml``.
+Existing pins stay if the ranges allow it; ``--upgrade`` selects the newest version of every
+package.
 """
 
 import re

@@ -155,7 +155,8 @@ def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
     pins = {
         file: read((PINS / file).read_text()) for file in ("base.txt", "report.txt", "torch.txt")
     }
-    assert "cyclonedx-python-lib" in (tools := read((PINS / "sbom.txt").read_text()))
+    tools = read((PINS / "sbom.txt").read_text())
+    assert "cyclonedx-python-lib" in tools
     each = [block for file in (*pins.values(), tools) for block in file.values()]
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\n$", block) for block in each)
     listed = [name for file in pins.values() for name in file]

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def _with_base(engine: Engine, folder: Path) -> Iterator[Engine]:
         yield engine
         return
     settings = pip_settings()
-    gateway = engine.inspect("bridge")["IPAM"]["Config"][0]["Gateway"]
+    (bridge, *_) = engine.inspect("bridge")["IPAM"]["Config"]
+    gateway = bridge.get("Gateway") or str(next(ip_network(bridge["Subnet"]).hosts()))
     if not stand_in:
         make_base(engine, folder, f"{tag}-stand-in", gateway, settings)
     engine.run("tag", f"{tag}-stand-in", tag)
@@ -214,6 +216,8 @@ def make_base(
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise Unavailable(f"debootstrap: {(done.stdout.splitlines() or ['no output'])[-1]}")
+    for path in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
+        shutil.rmtree(root / path)  # the base image lacks them too
     change = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
         raw = subprocess.run(
