@@ -216,7 +216,12 @@ def make_base(
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise Unavailable(f"debootstrap: {(done.stdout.splitlines() or ['no output'])[-1]}")
-    for path in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
+    for path in (
+        "var/cache/apt/archives",
+        "var/lib/apt/lists",
+        "usr/share/doc",
+        "usr/share/locale",
+    ):
         shutil.rmtree(root / path)  # the base image lacks them too
     change = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
