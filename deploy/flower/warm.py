@@ -91,7 +91,7 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
     read some variables on import (OMP_NUM_THREADS), and these have the warm process's values. If
     the warm process ends, the stand-ins start the real programs.
     """
-    _start(processes, env, f"path={str(folder / SOCKET)!r}")
+    _start(processes, env, repr(str(folder / SOCKET)))
 
 
 def _start(processes: Processes, env: Mapping[str, str], place: str, *inherited: int) -> None:
@@ -123,11 +123,14 @@ def supervisor() -> NoReturn:
     sys.exit(supervise(line, Path(home), guard))
 
 
-def supervise(line: Sequence[str], home: Path, guard: Mapping[str, str]) -> int:
+def supervise(
+    line: Sequence[str], home: Path, guard: Mapping[str, str], linger: float = LINGER
+) -> int:
     """Run a SuperNode and, while it has work, a warm process; return the SuperNode's exit status.
 
     ``line``: the SuperNode's command; ``home``: folder of its files; ``guard``: its variables for
-    ``pinned.py``. SIGTERM and SIGINT end both processes.
+    ``pinned.py``; ``linger``: seconds without work until the warm process ends. SIGTERM and SIGINT
+    end both processes.
     """
     fallback = {pinned.PROGRAM: pinning(home / "bin")} if guard else {}
     with (
@@ -140,7 +143,7 @@ def supervise(line: Sequence[str], home: Path, guard: Mapping[str, str]) -> int:
         env = environment(guard, home)
         path = os.pathsep.join([str(folder), env["PATH"]])
         place = listener.fileno()
-        _start(processes, env, f"descriptor={place}", place)
+        _start(processes, env, f"'', {place}, {linger}", place)
         processes.start("supernode", line, {**env, "PATH": path})
         supernode = processes.started["supernode"]
 
@@ -157,16 +160,16 @@ def supervise(line: Sequence[str], home: Path, guard: Mapping[str, str]) -> int:
                 processes.forget("warm")
             waiting = [] if "warm" in processes.started else [listener]
             if select.select(waiting, [], [], POLL)[0]:
-                _start(processes, env, f"descriptor={place}", place)
+                _start(processes, env, f"'', {place}, {linger}", place)
     return status if status >= 0 else 128 - status
 
 
-def serve(path: str = "", descriptor: int | None = None) -> None:
+def serve(path: str, descriptor: int | None = None, linger: float | None = None) -> None:
     """Import all packages, then fork a child for every request.
 
-    ``path``: where to make the socket. ``descriptor``: of a supervisor's socket; with it, return
-    after ``LINGER`` seconds without a request and without a child. Requests that arrive later wait
-    in the socket for the next warm process.
+    ``path``: where to make the socket; not used with the ``descriptor`` of a supervisor's socket.
+    Return after ``linger`` seconds without a request and without a child; None: never. Requests
+    that arrive later wait in the socket for the next warm process.
     """
     del sys.path[0]  # this repository; the children import the app from its bundle
     for package in PACKAGES:
@@ -178,11 +181,10 @@ def serve(path: str = "", descriptor: int | None = None) -> None:
     gc.collect()
     gc.freeze()  # the children's collector skips these objects, so that their memory stays shared
     with socket.socket(socket.AF_UNIX, fileno=descriptor) as listener:
-        if descriptor is not None:
-            listener.settimeout(LINGER)
-        else:
+        if descriptor is None:
             listener.bind(path)
             listener.listen(128)
+        listener.settimeout(linger)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
         while True:
             try:

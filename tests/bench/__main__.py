@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import loop, runs
+from tests.bench import idle, loop, runs
 
 AIMS = {"fit": 1.2, "workers": 1.7}
 
@@ -45,6 +45,16 @@ def main() -> None:
         table.add_row(name, *(f"{phases.get(column, 0.0):.3f}" for column in columns))
     console.print(table)
     found["rounds"] = rounds
+
+    console.print(f"[bold]a node without work[/], MiB of proportional set size (aim: {idle.AIMS})")
+    found["idle"] = nodes = {name: idle.memory(name) for name in idle.AIMS}
+    table = Table("start", "without work", "before it gives up its warm process", box=None)
+    for name, node in nodes.items():
+        table.add_row(name, f"{node['idle']:.0f}", f"{node['largest']:.0f}")
+    console.print(table)
+    cost = rounds["grpc"]["clients"] - rounds["grpc warm"]["clients"]
+    console.print(f"  a cold start costs {cost:.1f} s more in a round of four clients")
+    found["cold start"] = cost
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
