@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.bench import idle
 from tests.support.clone import Clone, steps
 from tests.support.engine import on_this_machine
 from tests.support.waiting import until
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.containers
 CLIENTS = [f"client-{k}" for k in range(6)]
 LONG_RUNNING = ["superlink", "serverapp", *CLIENTS]
 LARGEST = 1.2e9  #: bytes of an image
-IDLE = 300  #: largest proportional set size of an idle client, MiB
+IDLE = idle.AIMS["warm"]  #: largest proportional set size of an idle client, MiB
 
 
 def summary(clone: Clone, run: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def test_ones_own_experiment_file_is_run(clone: Clone) -> None:
 
 def test_a_folder_of_images_is_learnt(clone: Clone, tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    for part, count in (("train", 12), ("test", 4)):
+    for part, count in (("train", 40), ("test", 6)):
         for label, level in (("dark", 40), ("light", 200)):
             (folder := tmp_path / part / label).mkdir(parents=True)
             for i in range(count):
@@ -160,11 +161,7 @@ def test_an_image_is_small_and_lists_its_packages(clone: Clone) -> None:
 def pss(clone: Clone, service: str) -> float:
     """Return the proportional set size of all processes of a container in MiB."""
     pids = clone.engine.run("top", clone.container(service), "-eo", "pid").stdout.split()[1:]
-    total = 0
-    for pid in pids:
-        text = Path("/proc", pid, "smaps_rollup").read_text()
-        total += int(re.findall(r"^Pss:\s+(\d+)", text, re.M)[0])
-    return total / 1024
+    return idle.pss([int(pid) for pid in pids])
 
 
 def test_an_idle_client_takes_little_memory(clone: Clone) -> None:

@@ -548,7 +548,7 @@ import psutil
 def warm():
     try:
         children = psutil.Process(os.getppid()).children()
-        return [child.pid for child in children if "import serve" in " ".join(child.cmdline())]
+        return [child.pid for child in children if child.cmdline()[1:3] == ["-P", "-c"]]
     except psutil.Error:  # it has just ended
         return []
 

@@ -1,0 +1,139 @@
+"""The server and two clients on other machines: Compose projects whose networks meet in one."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.clone import Clone, steps
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.containers
+
+MODELS = {0: "mlp", 1: "cnn3"}
+SERVER = """
+services:
+  superlink:
+    networks:
+      wide: {aliases: [fed.example.org]}
+networks:
+  wide: {name: WIDE, external: true}
+"""
+CLIENT = """
+services:
+  client:
+    networks: [own, wide]
+networks:
+  own: {}
+  wide: {name: WIDE, external: true}
+"""
+
+
+def images(folder: Path, k: int) -> None:
+    """Write the images of client k, of which nobody else has a copy."""
+    draw = np.random.default_rng(k)
+    for part, count in (("train", 20), ("test", 6)):
+        for label, level in (("dark", 40), ("light", 200)):
+            (place := folder / part / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = draw.integers(level - 30, level + 30, (16, 16), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+
+
+class Machines:
+    """The server's project, and a project for each client."""
+
+    def __init__(self, clone: Clone, work: Path) -> None:
+        self.clone, self.work = clone, work
+        self.wide = f"{clone.engine.project}-wide"
+        for name, text in (("server.yml", SERVER), ("wide.yml", CLIENT)):
+            (work / name).write_text(text.replace("WIDE", self.wide))
+
+    def server(self, command: str) -> subprocess.CompletedProcess[str]:
+        files = f"compose.yml:{self.work}/server.yml"
+        left_out = {f"CLIENT_{k}": "0" for k in range(6)}
+        said = {"COMPOSE_FILE": files, "CLIENTS": "2", "HOSTS": "fed.example.org", **left_out}
+        return self.clone.run(command, **said)
+
+    def client(self, k: int, command: str) -> subprocess.CompletedProcess[str]:
+        files = f"compose.client.yml:{self.work}/wide.yml"
+        project = f"{self.clone.engine.project}-site-{k}"
+        said = {"COMPOSE_FILE": files, "COMPOSE_PROJECT_NAME": project, "CLIENTS": "2"}
+        said |= {"SUPERLINK": "fed.example.org:9092", "K": str(k), "MODEL": MODELS[k]}
+        said |= {"KEYS": str(self.work / f"keys-{k}"), "DATA": str(self.work / f"data-{k}")}
+        return self.clone.run(command, **said)
+
+    def name(self, k: int) -> str:
+        return self.clone.container("client", f"{self.clone.engine.project}-site-{k}")
+
+
+@pytest.fixture(scope="module")
+def machines(clone: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """The server is up, and each client has made its key on its own machine."""
+    clone.run("docker compose --profile '*' down --volumes --timeout 5")
+    machines = Machines(clone, tmp_path_factory.mktemp("machines"))
+    machines.work.chmod(0o755)
+    clone.engine.run("network", "create", machines.wide)
+    keygen = next(b for b in steps("Clients on other machines") if "keygen" in b)
+    (line,) = re.findall(r"^docker run .*", keygen, re.M)
+    server = next(b for b in steps("Clients on other machines") if "--client 6=" in b)
+    (add,) = re.findall(r"^docker compose run .*--client 6=.*", server, re.M)
+    try:
+        for k in MODELS:
+            keys = machines.work / f"keys-{k}"
+            keys.mkdir()
+            keys.chmod(0o777)
+            made = line.replace("$PWD/keys", str(keys)).replace("--k 6", f"--k {k}")
+            clone.run(made)
+            images(machines.work / f"data-{k}", k)
+            public = add.replace("$PWD/6.pub", f"{keys}/{k}.pub").replace("6=/6.pub", f"{k}=/6.pub")
+            machines.server(public)
+        machines.server("docker compose run --rm certs")
+        authority = "docker compose run --rm -T certs cat /authority/ca.crt"
+        text = machines.server(authority).stdout
+        for k in MODELS:
+            (machines.work / f"keys-{k}" / "ca.crt").write_text(text)
+            (machines.work / f"keys-{k}" / "ca.crt").chmod(0o644)
+        yield machines
+    finally:
+        for k in MODELS:
+            clone.engine.run("rm", "--force", machines.name(k), check=False)
+            machines.client(k, "docker compose down --volumes --timeout 5")
+        machines.server("docker compose --profile certs down --volumes --timeout 5")
+        clone.engine.run("network", "rm", machines.wide, check=False)
+
+
+def test_a_client_leaves_and_returns_and_every_client_learns_from_its_own_images(
+    machines: Machines,
+) -> None:
+    clone = machines.clone
+    for k in MODELS:
+        machines.client(k, "docker compose up -d")
+    networks = [set(clone.engine.inspect(machines.name(k))["NetworkSettings"]["Networks"]) for k in MODELS]
+    assert networks[0] & networks[1] == {machines.wide}
+    settings = "rounds=8 data.name=folder data.partition=own"
+    machines.server(f"RUN=sites TIMEOUT=600 SETTINGS='{settings}' docker compose up -d")
+    path = "docker compose exec -T serverapp cat /runs/sites/journal.jsonl"
+
+    def rounds() -> list[dict[str, object]]:
+        done = clone.run(path, check=False, COMPOSE_FILE=f"compose.yml:{machines.work}/server.yml")
+        return [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
+
+    until("round 1", lambda: len(rounds()) > 1)
+    machines.client(1, "docker compose stop --timeout 5")
+    gone = len(rounds())
+    machines.client(1, "docker compose start")
+    name = clone.container("experiment")
+    until(
+        lambda: clone.engine.run("logs", "--tail", "9", name).stdout,
+        lambda: clone.engine.inspect(name)["State"]["Status"] == "exited",
+    )
+    found = rounds()
+    assert clone.engine.inspect(name)["State"]["ExitCode"] == 0
+    lost = [failure["k"] for entry in found for failure in entry["failures"]]
+    assert len(found) == 9 and set(lost) <= {1} and found[-1]["replied"] == [0, 1], (gone, lost)
