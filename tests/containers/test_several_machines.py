@@ -35,7 +35,7 @@ networks:
 
 
 def images(folder: Path, k: int) -> None:
-    """Write the images of client k, of which nobody else has a copy."""
+    """Write images in two classes, which differ for each ``k``."""
     draw = np.random.default_rng(k)
     for part, count in (("train", 20), ("test", 6)):
         for label, level in (("dark", 40), ("light", 200)):
@@ -93,6 +93,10 @@ def machines(clone: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             images(machines.work / f"data-{k}", k)
             public = add.replace("$PWD/6.pub", f"{keys}/{k}.pub").replace("6=/6.pub", f"{k}=/6.pub")
             machines.server(public)
+        images(machines.work / "data", len(MODELS))
+        blocks = steps("Another experiment, more clients")
+        copy = next(block for block in blocks if "/srv/images" in block).splitlines()[0]
+        clone.run(copy.replace("/srv/images", str(machines.work / "data")))
         machines.server("docker compose run --rm certs")
         authority = "docker compose run --rm -T certs cat /authority/ca.crt"
         text = machines.server(authority).stdout
@@ -114,9 +118,11 @@ def test_a_client_leaves_and_returns_and_every_client_learns_from_its_own_images
     clone = machines.clone
     for k in MODELS:
         machines.client(k, "docker compose up -d")
-    networks = [set(clone.engine.inspect(machines.name(k))["NetworkSettings"]["Networks"]) for k in MODELS]
+    networks = [
+        set(clone.engine.inspect(machines.name(k))["NetworkSettings"]["Networks"]) for k in MODELS
+    ]
     assert networks[0] & networks[1] == {machines.wide}
-    settings = "rounds=8 data.name=folder data.partition=own"
+    settings = "rounds=8 data.name=folder data.partition=own data.dir=/data"
     machines.server(f"RUN=sites TIMEOUT=600 SETTINGS='{settings}' docker compose up -d")
     path = "docker compose exec -T serverapp cat /runs/sites/journal.jsonl"
 
