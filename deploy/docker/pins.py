@@ -6,8 +6,12 @@ Linux) and ``sbom.txt`` (packages that write the images' bill of materials). The
 Python 3.11 and newer on any platform. uv resolves them from the ranges in ``pyproject.toml``.
 Existing pins stay if the ranges allow it; ``--upgrade`` selects the newest version of every
 package.
+
+``python deploy/docker/pins.py --wheels aarch64`` names the wheel of each pin that the image takes
+on a processor without CUDA, from the package index, and fails if a pin has none with its hash.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +23,7 @@ PINS = HERE / "requirements"
 PROJECT = HERE.parents[1] / "pyproject.toml"
 SBOM = "cyclonedx-python-lib>=11,<12"
 TORCH = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)$")
+CPU = {"torch", "torchvision"}  #: packages of ``TORCH`` without CUDA
 HEAD = "# Made by deploy/docker/pins.py: pip install --require-hashes --no-deps -r FILE\n"
 
 Pins = dict[str, str]
@@ -40,8 +45,33 @@ def resolved(ranges: Path, known: Path, *options: str) -> Pins:
     return read(known.read_text(encoding="utf-8"))
 
 
+def wheels(machine: str) -> list[str]:
+    """Return the wheels of the pins for Linux on ``machine``, such as aarch64.
+
+    Raises ``CalledProcessError`` if pip finds no wheel with one of a pin's hashes.
+    """
+    pins = {
+        name: line for file in PINS.glob("*.txt") for name, line in read(file.read_text()).items()
+    }
+    needed = [line for name, line in pins.items() if name in CPU or not TORCH.match(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "pins.txt"
+        listed.write_text("".join(needed))
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps"]
+        command += ["--require-hashes", "--only-binary", ":all:", "--python-version", "3.11"]
+        command += ["--target", folder, "--report", "-", "--requirement", str(listed)]
+        for glibc in ("2014", "_2_17", "_2_26", "_2_27", "_2_28"):
+            command += ["--platform", f"manylinux{glibc}_{machine}"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    places = [part["download_info"]["url"] for part in json.loads(done.stdout)["install"]]
+    return sorted(place.rpartition("/")[2] for place in places)
+
+
 def main() -> None:
-    """Write the four files."""
+    """Write the four files, or list wheels."""
+    if sys.argv[1:2] == ["--wheels"]:
+        print(*wheels(*sys.argv[2:]), sep="\n")
+        return
     with tempfile.TemporaryDirectory() as folder:
         known, tool, written = (Path(folder) / name for name in ("pins.txt", "in.txt", "sbom.txt"))
         known.write_text("".join(path.read_text() for path in sorted(PINS.glob("[!s]*.txt"))))
