@@ -405,6 +405,7 @@ def node(
         if trust is not None:
             await_admission(address(superlink), trust, k, plain)
         if possible() if warm is None else warm:
+            place.mkdir(parents=True, exist_ok=True)  # an error is one line here
             hand_over(line, place, guard)
         serving.become(line, place, guard)
 

@@ -205,7 +205,7 @@ def refused(health: str, seconds: int) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         text = errors.report(error, errors.HOME)
         if os.environ.get(REFUSED) != text:
             red("error:", f" {text}; trying again every {seconds} s")
