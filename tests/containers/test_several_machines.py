@@ -1,15 +1,19 @@
 """The server and two clients on other machines: Compose projects whose networks meet in one."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from deploy.machines.certificates import make
 from tests.support.clone import Clone, steps
 from tests.support.waiting import until
 
@@ -60,13 +64,20 @@ class Machines:
         said = {"COMPOSE_FILE": files, "CLIENTS": "2", "HOSTS": "fed.example.org", **left_out}
         return self.clone.run(command, **said)
 
-    def client(self, k: int, command: str) -> subprocess.CompletedProcess[str]:
+    def client(
+        self, k: int, command: str, *, check: bool = True, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         files = f"compose.client.yml:{self.work}/wide.yml"
         project = f"{self.clone.engine.project}-site-{k}"
         said = {"COMPOSE_FILE": files, "COMPOSE_PROJECT_NAME": project, "CLIENTS": "2"}
         said |= {"SUPERLINK": "fed.example.org:9092", "K": str(k), "MODEL": MODELS[k]}
         said |= {"KEYS": str(self.work / f"keys-{k}"), "DATA": str(self.work / f"data-{k}")}
-        return self.clone.run(command, **said)
+        return self.clone.run(command, check=check, **{**said, **more})
+
+    def state(self, container: str) -> dict[str, Any]:
+        """Return the health of a container, as the engine has it."""
+        health: dict[str, Any] = self.clone.engine.inspect(container)["State"].get("Health", {})
+        return health
 
     def name(self, k: int) -> str:
         return self.clone.container("client", f"{self.clone.engine.project}-site-{k}")
@@ -143,3 +154,63 @@ def test_a_client_leaves_and_returns_and_every_client_learns_from_its_own_images
     assert clone.engine.inspect(name)["State"]["ExitCode"] == 0
     lost = [failure["k"] for entry in found for failure in entry["failures"]]
     assert len(found) == 9 and set(lost) <= {1} and found[-1]["replied"] == [0, 1], (gone, lost)
+
+
+QUICK = """
+services:
+  client:
+    healthcheck: {interval: 1s, start_period: 1s, retries: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("authority", "the server's certificate is not accepted"),
+        ("data", "user 49999 cannot read the folder"),
+        ("twice", "client 0 is connected already"),
+    ],
+)
+def test_a_client_that_cannot_start_is_unhealthy_with_one_line(
+    machines: Machines, tmp_path: Path, name: str, line: str
+) -> None:
+    keys, data = tmp_path / "keys", tmp_path / "data"
+    shutil.copytree(machines.work / "keys-0", keys)
+    os.chown(keys / "0.key", 49999, 49999)
+    shutil.copytree(machines.work / "data-0", data)
+    if name == "authority":
+        shutil.copy(make(tmp_path / "other", [], 0).ca, keys / "ca.crt")
+        (keys / "ca.crt").chmod(0o644)
+    if name == "data":
+        (data / "train").chmod(0o700)
+    (tmp_path / "quick.yml").write_text(QUICK)
+    project = f"{machines.clone.engine.project}-bad"
+    files = f"compose.client.yml:{machines.work}/wide.yml:{tmp_path}/quick.yml"
+    more = {"COMPOSE_PROJECT_NAME": project, "COMPOSE_FILE": files}
+    more |= {"KEYS": str(keys), "DATA": str(data)}
+    machines.client(0, "docker compose up -d")
+    until("client 0", lambda: machines.state(machines.name(0)).get("Status") == "healthy")
+    machines.server("docker compose up -d superlink")
+    try:
+        machines.client(0, "docker compose up -d", **more)
+        container = machines.clone.container("client", project)
+
+        def said() -> str:
+            health = machines.state(container)
+            texts = [check["Output"] for check in health.get("Log") or []]
+            return "".join(texts) if health["Status"] == "unhealthy" else ""
+
+        until(lambda: f"{line}, not {said()}", lambda: line in said())
+        done = machines.clone.engine.run("logs", container)
+        lines = [text for text in (done.stdout + done.stderr).splitlines() if line in text]
+        assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    finally:
+        machines.client(0, "docker compose down --volumes --timeout 5", **more)
+
+
+def test_a_client_without_a_key_is_refused_by_the_engine_in_one_line(
+    machines: Machines, tmp_path: Path
+) -> None:
+    done = machines.client(0, "docker compose up -d", check=False, KEYS=str(tmp_path))
+    assert done.returncode != 0
+    assert "bind source path does not exist" in done.stderr.strip().splitlines()[-1]
