@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test test-all installed exhaustive faults hostile poison check bench bench-peers clean
+.PHONY: run test test-all installed containers exhaustive faults hostile poison check bench bench-peers clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -19,6 +19,9 @@ test-all: $(VENV)/.installed-dev
 
 installed: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.installed
+
+containers: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/containers -m containers -rs
 
 exhaustive: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m exhaustive
@@ -45,7 +48,7 @@ bench-peers: $(VENV)/.installed
 	$(BIN)/python -m tests.bench.peers --out tests/bench/scale.json
 
 clean:
-	rm -rf $(VENV) .bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .bench .containers build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # torch first and by itself, so that pip takes a build for this machine and no other
 $(VENV)/.installed: pyproject.toml

@@ -15,6 +15,8 @@ from common.data.dataset import Dataset, halved, measured
 from common.settings.extras import missing
 from common.training.seeds import rng
 
+SYSTEM = Path("/usr/share/datasets")  #: folder of the file on a machine without scikit-learn
+
 
 def digits() -> Dataset:
     """Return 1,797 handwritten digits, 8×8, in a fixed split of 80 % and 20 % of each digit.
@@ -32,14 +34,16 @@ def digits() -> Dataset:
 def _table() -> np.ndarray:
     """Return an array (1797, 65) with 64 pixels and the label of each image.
 
-    It reads scikit-learn's file directly, because the import takes each process a second. If the
-    file has another location, it uses scikit-learn's loader.
+    It reads scikit-learn's file directly, because the import takes each process a second. Images
+    of clients have that file without the package. If the file has another location, it uses
+    scikit-learn's loader.
     """
     package = importlib.util.find_spec("sklearn")
+    folder = SYSTEM
     if package is not None and package.origin is not None:
-        path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        if path.is_file():
-            return np.loadtxt(path, delimiter=",", dtype=np.float64)
+        folder = Path(package.origin).parent / "datasets" / "data"
+    if (path := folder / "digits.csv.gz").is_file():
+        return np.loadtxt(path, delimiter=",", dtype=np.float64)
     try:
         from sklearn.datasets import load_digits as embedded
     except ModuleNotFoundError as error:

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, final
 
-import grpc
-
 from deploy.flower import watchdog
 
 GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
@@ -151,14 +149,20 @@ class Processes:
         return self
 
     def start(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], *, last: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        last: bool = False,
+        inherited: Sequence[int] = (),
     ) -> None:
         """Start ``command`` in a new session, with its output in ``logs/name.log``.
 
         ``last``: end it after the other processes, which may disconnect from it at their end.
+        ``inherited``: descriptors that it inherits.
         """
         assert name not in self.started, name
-        assert self._watchdog is not None and self._watchdog.stdin is not None
         self._last |= {name} if last else set()
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -169,10 +173,10 @@ class Processes:
                 cwd=self.empty,
                 env=dict(env),
                 start_new_session=True,
+                pass_fds=tuple(inherited),
             )
         self.started[name] = process
-        self._watchdog.stdin.write(b"%d\n" % process.pid)
-        self._watchdog.stdin.flush()
+        self._tell(process.pid)
 
     def log(self, name: str) -> Path:
         """Return the log file of the process ``name``."""
@@ -181,6 +185,18 @@ class Processes:
     def spare(self, name: str) -> None:
         """Allow the process ``name`` to end by itself from now on."""
         self._spared.add(name)
+
+    def forget(self, name: str) -> None:
+        """Remove the process ``name``, which has ended with its session."""
+        process = self.started.pop(name)
+        self._spared.discard(name)
+        assert process.poll() is not None, name
+        self._tell(-process.pid)
+
+    def _tell(self, session: int) -> None:
+        assert self._watchdog is not None and self._watchdog.stdin is not None
+        self._watchdog.stdin.write(b"%d\n" % session)
+        self._watchdog.stdin.flush()
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if a process has ended by itself and is not spared.
@@ -202,6 +218,8 @@ class Processes:
 
         Raises ``RuntimeError`` if a process ends or after ``patience`` seconds.
         """
+        import grpc  # takes 20 MB, which a node's supervisor does not need
+
         deadline = time.monotonic() + patience
         while True:
             with contextlib.suppress(grpc.RpcError):

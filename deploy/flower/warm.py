@@ -7,6 +7,10 @@ stand-in. The child runs Flower's own entry point with the same arguments, envir
 directory and output files. Messages, isolation and results are those of a cold start. The app's
 modules are never preloaded, because each child must import them from its bundle.
 
+A node keeps its warm process only while there is work (``supervise``): without a request for
+``LINGER`` seconds it ends, and the next request starts another one. An idle client then needs only
+the SuperNode and this supervisor, which imports neither torch nor gRPC.
+
 Linux only: on other systems, forking after these imports is not safe.
 """
 
@@ -16,18 +20,19 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from deploy.flower import pinned, warm_client
-from deploy.flower.processes import Processes, executable, write_program
+from deploy.flower import pinned, warm_client, watchdog
+from deploy.flower.processes import Processes, environment, executable, write_program
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
 #: preloaded if installed; none of them may start a thread or use a GPU
@@ -44,6 +49,9 @@ PACKAGES = (
 #: statement that makes this installation importable, as the first entry of the search path
 IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
 SOCKET = "s"  #: file name in the folder of stand-ins
+LINGER = 120.0  #: seconds without a request or a client process until a warm process may end
+POLL = 0.5  #: seconds between two checks of a supervisor
+STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
 
@@ -83,8 +91,13 @@ def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
     read some variables on import (OMP_NUM_THREADS), and these have the warm process's values. If
     the warm process ends, the stand-ins start the real programs.
     """
-    source = f"{IMPORT}from deploy.flower.warm import serve; serve({str(folder / SOCKET)!r})"
-    processes.start("warm", [Path(sys.executable).name, "-P", "-c", source], env)
+    _start(processes, env, repr(str(folder / SOCKET)))
+
+
+def _start(processes: Processes, env: Mapping[str, str], place: str, *inherited: int) -> None:
+    source = f"{IMPORT}from deploy.flower.warm import serve; serve({place})"
+    command = [Path(sys.executable).name, "-P", "-c", source]
+    processes.start("warm", command, env, inherited=inherited)
     processes.spare("warm")
 
 
@@ -93,8 +106,71 @@ def ready(processes: Processes, folder: Path) -> bool:
     return (folder / SOCKET).exists() or processes.started["warm"].poll() is not None
 
 
-def serve(address: str) -> None:
-    """Import all packages, then fork a child for every request at ``address``, without end."""
+def hand_over(line: Sequence[str], home: Path, guard: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a supervisor (``supervise``), which has none of its imports."""
+    source = f"{IMPORT}from deploy.flower import warm; del sys.path[0]; warm.supervisor()"
+    order = json.dumps([list(line), str(home), dict(guard)])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-c", source, order])
+
+
+def supervisor() -> NoReturn:
+    """Run ``supervise`` with the arguments of ``hand_over``, and exit with its status."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("fedmosaic")  # the name in top and ps
+    line, home, guard = json.loads(sys.argv[1])
+    sys.exit(supervise(line, Path(home), guard))
+
+
+def supervise(
+    line: Sequence[str], home: Path, guard: Mapping[str, str], linger: float = LINGER
+) -> int:
+    """Run a SuperNode and, while it has work, a warm process; return the SuperNode's exit status.
+
+    ``line``: the SuperNode's command; ``home``: folder of its files; ``guard``: its variables for
+    ``pinned.py``; ``linger``: seconds without work until the warm process ends. SIGTERM and SIGINT
+    end both processes.
+    """
+    fallback = {pinned.PROGRAM: pinning(home / "bin")} if guard else {}
+    with (
+        Processes(home, quiet=False) as processes,
+        stand_ins(fallback) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        listener.bind(str(folder / SOCKET))
+        listener.listen(128)
+        env = environment(guard, home)
+        path = os.pathsep.join([str(folder), env["PATH"]])
+        place = listener.fileno()
+        _start(processes, env, f"'', {place}, {linger}", place)
+        processes.start("supernode", line, {**env, "PATH": path})
+        supernode = processes.started["supernode"]
+
+        def stop(*_: object) -> None:
+            supernode.terminate()
+            signal.alarm(STUCK)
+
+        signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        while (status := supernode.poll()) is None:
+            warm = processes.started.get("warm")
+            if warm is not None and warm.poll() is not None:
+                processes.forget("warm")
+            waiting = [] if "warm" in processes.started else [listener]
+            if select.select(waiting, [], [], POLL)[0]:
+                _start(processes, env, f"'', {place}, {linger}", place)
+    return status if status >= 0 else 128 - status
+
+
+def serve(path: str, descriptor: int | None = None, linger: float | None = None) -> None:
+    """Import all packages, then fork a child for every request.
+
+    ``path``: where to make the socket; not used with the ``descriptor`` of a supervisor's socket.
+    Return after ``linger`` seconds without a request and without a child; None: never. Requests
+    that arrive later wait in the socket for the next warm process.
+    """
     del sys.path[0]  # this repository; the children import the app from its bundle
     for package in PACKAGES:
         with contextlib.suppress(ModuleNotFoundError):
@@ -104,12 +180,19 @@ def serve(address: str) -> None:
     mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
     gc.collect()
     gc.freeze()  # the children's collector skips these objects, so that their memory stays shared
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(128)
+    with socket.socket(socket.AF_UNIX, fileno=descriptor) as listener:
+        if descriptor is None:
+            listener.bind(path)
+            listener.listen(128)
+        listener.settimeout(linger)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
         while True:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if len(watchdog.living({os.getsid(0)})) > 1:
+                    continue  # a client process is at work
+                return
             with connection, contextlib.suppress(OSError, ValueError):
                 _take_over(connection, listener, mains)
 

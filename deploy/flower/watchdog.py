@@ -5,7 +5,8 @@ stay in that session (Ray's driver leaves its process group, but not its session
 up if none of its sessions has a living process.
 
 As a script, this file reads one session id per line from standard input, and ends all sessions when
-its parent dies, also by SIGKILL. It uses only the standard library.
+its parent dies, also by SIGKILL. A negative id removes a session that has ended by itself.
+It uses only the standard library.
 """
 
 import contextlib
@@ -87,7 +88,10 @@ def main(parent: int, grace: float) -> None:
                 break
         elif orphaned:
             break
-    end({int(line) for line in text.split()}, grace)
+    sessions: set[int] = set()
+    for session in map(int, text.split()):
+        sessions = sessions | {session} if session > 0 else sessions - {-session}
+    end(sessions, grace)
 
 
 if __name__ == "__main__":

@@ -348,51 +348,66 @@ def node(
         ),
     ] = None,
     warm: WarmStart = None,
+    retry: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="After an error wait so long and try again, instead of ending; meanwhile --health "
+            "reports the error.",
+        ),
+    ] = 0,
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
-    from deploy.flower.admission import await_admission, check_tls
-    from deploy.flower.warm import possible
-    from deploy.machines import node as serving
-    from deploy.machines.certificates import Certificates
-    from deploy.machines.submit import address
+    from deploy.machines.node import refused
 
-    if (k is None) == (replicas is None):
-        raise ValueError("the client's number is missing: pass either --k K or --replicas FOLDER")
-    if warm and sys.platform != "linux":
-        raise ValueError(f"--warm-start needs Linux, not {sys.platform}")
-    if health:
-        address(health, "--health")
-    pin = serving.pin(digest)
-    authority = _trusted(ca, insecure)
-    if home is not None:
-        _folder(home, "--home")
-    if replicas is not None:
-        k, _ = serving.lowest_free(_folder(replicas, "--replicas"), clients)
-    assert k is not None
-    if k >= clients:
-        raise ValueError(
-            f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
-        )
-    trust = None
-    if authority is not None:
-        folder = keys.expanduser().resolve() if keys else None
-        trust = Certificates(authority.parent, folder, authority)
-    own = serving.settings(more or [])
-    guard = serving.guards(pin, policy, own, sealed=trust is not None)
-    line = serving.command(address(superlink), trust, k, clients, own, health)
-    place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
-    plain(f"client {k} of {clients} for {superlink}")
-    if not pin:
-        plain(
-            "warning: this node runs any code that the SuperLink sends; --app-digest installed "
-            "allows only the code that is installed here"
-        )
-    check_tls(address(superlink), trust is not None)
-    if trust is not None:
-        await_admission(address(superlink), trust, k, plain)
-    if possible() if warm is None else warm:
-        raise typer.Exit(serving.serve(line, place, guard))
-    serving.become(line, place, guard)
+    with refused(health, retry) if retry else contextlib.nullcontext():
+        from deploy.flower.admission import await_admission, check_tls
+        from deploy.flower.warm import hand_over, possible
+        from deploy.machines import node as serving
+        from deploy.machines.certificates import Certificates
+        from deploy.machines.submit import address
+
+        if (k is None) == (replicas is None):
+            raise ValueError(
+                "the client's number is missing: pass either --k K or --replicas FOLDER"
+            )
+        if warm and sys.platform != "linux":
+            raise ValueError(f"--warm-start needs Linux, not {sys.platform}")
+        if health:
+            address(health, "--health")
+        pin = serving.pin(digest)
+        authority = _trusted(ca, insecure)
+        if home is not None:
+            _folder(home, "--home")
+        if replicas is not None:
+            k, _ = serving.lowest_free(_folder(replicas, "--replicas"), clients)
+        assert k is not None
+        if k >= clients:
+            raise ValueError(
+                f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
+            )
+        trust = None
+        if authority is not None:
+            folder = keys.expanduser().resolve() if keys else None
+            trust = Certificates(authority.parent, folder, authority)
+        own = serving.settings(more or [])
+        guard = serving.guards(pin, policy, own, sealed=trust is not None)
+        line = serving.command(address(superlink), trust, k, clients, own, health)
+        place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
+        plain(f"client {k} of {clients} for {superlink}")
+        if not pin:
+            plain(
+                "warning: this node runs any code that the SuperLink sends; --app-digest installed "
+                "allows only the code that is installed here"
+            )
+        check_tls(address(superlink), trust is not None)
+        if trust is not None:
+            await_admission(address(superlink), trust, k, plain)
+        if possible() if warm is None else warm:
+            place.mkdir(parents=True, exist_ok=True)  # an error is one line here
+            hand_over(line, place, guard)
+        serving.become(line, place, guard)
 
 
 def local(

@@ -3,26 +3,31 @@
 import json
 import os
 import re
-import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import filelock
+import grpc
+from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
 
 from client_app.node import KINDS, check
+from common import errors
 from common.settings.section import Value
+from deploy.console import red
 from deploy.flower import pinned, rules, warm
-from deploy.flower.processes import Processes, environment, executable
+from deploy.flower.processes import environment, executable
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
 INSTALLED = "installed"  #: value of --app-digest for the code of this installation
+REFUSED = "FEDMOSAIC_REFUSED"  #: variable with the error that ``refused`` has printed already
 NONE: Mapping[str, str] = MappingProxyType({})
-STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 
 
 def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
@@ -85,6 +90,10 @@ def check_here(more: Mapping[str, Value]) -> None:
     for key in ("data-dir", "public-dir"):
         if key in more and not Path(str(more[key])).is_dir():
             raise ValueError(f"node config {key} = {more[key]!r}; it must be a folder that exists")
+        if key in more and not _readable(Path(str(more[key]))):
+            raise ValueError(
+                f"node config {key} = {more[key]!r}: user {os.getuid()} cannot read the folder"
+            )
     if "state-dir" in more:
         folder = Path(str(more["state-dir"]))
         try:
@@ -93,6 +102,13 @@ def check_here(more: Mapping[str, Value]) -> None:
             raise ValueError(f"node config state-dir = {str(folder)!r}: {error.strerror}") from None
         if not os.access(folder, os.W_OK):
             raise ValueError(f"node config state-dir = {str(folder)!r} cannot be written")
+
+
+def _readable(folder: Path) -> bool:
+    """Return whether this user can list the folder and the folders in it."""
+    return os.access(folder, os.R_OK | os.X_OK) and all(
+        os.access(entry.path, os.R_OK | os.X_OK) for entry in os.scandir(folder) if entry.is_dir()
+    )
 
 
 def command(
@@ -180,27 +196,40 @@ def become(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> 
     os.execve(executable(line[0]), list(line), env)
 
 
-def serve(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> int:
-    """Run the SuperNode with client processes forked from a warm process; return the exit status.
+@contextmanager
+def refused(health: str, seconds: int) -> Iterator[None]:
+    """Report an expected error of the block for ``seconds``, then start this program again.
 
-    SIGTERM and SIGINT end both. ``guard``: as in ``become``.
+    The error is printed once. ``health``: ``host:port`` of a gRPC health service that answers with
+    the error, or empty. A container then stays, and its health state shows the reason.
     """
-    fallback = {pinned.PROGRAM: warm.pinning(home / "bin")} if guard else {}
-    with Processes(home, quiet=False) as processes, warm.stand_ins(fallback) as folder:
-        env = environment(guard, home)
-        warm.start(processes, folder, env)
-        while not warm.ready(processes, folder):
-            time.sleep(0.1)
-        path = os.pathsep.join([str(folder), env["PATH"]])
-        processes.start("supernode", line, {**env, "PATH": path})
-        supernode = processes.started["supernode"]
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:
+        text = errors.report(error, errors.HOME)
+        if os.environ.get(REFUSED) != text:
+            red("error:", f" {text}; trying again every {seconds} s")
+        with _unhealthy(health, text) if health else nullcontext():
+            time.sleep(seconds)
+        sys.stderr.flush()
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, REFUSED: text}
+        )
 
-        def stop(*_: object) -> None:
-            supernode.terminate()
-            signal.alarm(STUCK)
 
-        signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        status = supernode.wait()
-    return status if status >= 0 else 128 - status
+@contextmanager
+def _unhealthy(address: str, text: str) -> Iterator[None]:
+    """Answer every health check at ``address`` with the error ``text`` within the block."""
+
+    class Refusing(HealthServicer):
+        def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_HealthServicer_to_server(Refusing(), server)
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import loop, personal, runs
+from tests.bench import idle, loop, personal, runs
 
 AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
 
@@ -53,6 +53,16 @@ def main() -> None:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
         console.print(f"  {method}: {shown}")
         found[f"round {method}"] = figures
+
+    console.print(f"[bold]a node without work[/], MiB of proportional set size (aim: {idle.AIMS})")
+    found["idle"] = nodes = {name: idle.memory(name) for name in idle.AIMS}
+    table = Table("start", "without work", "before it gives up its warm process", box=None)
+    for name, node in nodes.items():
+        table.add_row(name, f"{node['idle']:.0f}", f"{node['largest']:.0f}")
+    console.print(table)
+    cost = rounds["grpc"]["clients"] - rounds["grpc warm"]["clients"]
+    console.print(f"  a cold start costs {cost:.1f} s more in a round of four clients")
+    found["cold start"] = cost
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -29,11 +29,12 @@ ORDER = (
     *("network-10s", "network-90s", "serverapp-sigkill", "superlink-sigkill"),
     *("superlink-restart", "launcher-sigkill-1", "launcher-sigkill-2", "launcher-sigkill-3"),
 )
+CONTAINER = "container-"  #: names of faults in containers begin with it
 
 
 def run(workers: int, words: str, recorded: Recorded) -> int:
     """Run the tests, and add what they recorded."""
-    tests = ["tests/machines/test_faults.py", "-m", "faults or full"]
+    tests = ["tests/machines/test_faults.py", "tests/containers", "-m", "faults or full"]
     status, found = collected("FAULTS", tests, workers, words)
     recorded["recorded on"] = {
         "python": platform.python_version(),
@@ -47,12 +48,8 @@ def run(workers: int, words: str, recorded: Recorded) -> int:
 
 def faults(recorded: Recorded) -> Table:
     """What each fault did, and the machine on which it was recorded."""
-    cases = recorded["faults"]
-    names = (*(n for n in ORDER if n in cases), *sorted(cases.keys() - {*ORDER}))
-    rows = [
-        [f"{v:.0f}" if key == "seconds" else str(v) for key in COLUMNS for v in (cases[n][key],)]
-        for n in names
-    ]
+    names = [n for n in ORDER if n in recorded["faults"]]
+    rows = _rows(recorded, names)
     here = recorded["recorded on"]
     note = (
         f"Recorded on {here['cores']} cores, at most {here['at a time']} runs at a time, "
@@ -61,5 +58,21 @@ def faults(recorded: Recorded) -> Table:
     return Table(list(COLUMNS.values()), rows, align="llrll", notes=[note])
 
 
+def container_faults(recorded: Recorded) -> Table:
+    """What each fault of a container did; the seconds count until the end of the run."""
+    names = sorted(n for n in recorded["faults"] if n.startswith(CONTAINER))
+    columns = [*COLUMNS.values()]
+    columns[2] = "s to the end"
+    return Table(columns, _rows(recorded, names), align="llrll")
+
+
+def _rows(recorded: Recorded, names: list[str]) -> list[list[str]]:
+    cases = recorded["faults"]
+    return [
+        [f"{v:.0f}" if key == "seconds" else str(v) for key in COLUMNS for v in (cases[n][key],)]
+        for n in names
+    ]
+
+
 if __name__ == "__main__":
-    sys.exit(main(__doc__, RECORDED, PAGE, {"faults": faults}, run))
+    sys.exit(main(__doc__, RECORDED, PAGE, {"faults": faults, "containers": container_faults}, run))

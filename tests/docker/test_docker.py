@@ -109,18 +109,20 @@ def test_the_linter_finds_nothing_in_the_dockerfile() -> None:
 def test_the_base_image_is_pinned_to_an_exact_version() -> None:
     head, *stages = compose.stages()
     assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", head[0].text)
-    assert all(stage[0].text.split()[0] == "python:${PYTHON}" for stage in stages)
+    bases = [stage[0].text.split()[0] for stage in stages]
+    assert bases == ["python:${PYTHON}", "python:${PYTHON}", "client"]
 
 
 def test_the_image_runs_as_a_fixed_user_other_than_root_and_has_a_health_check() -> None:
-    final = compose.stages()[-1]
+    _, _, final, server = compose.stages()
+    assert not [each for each in server if each.word in ("USER", "HEALTHCHECK")]
     assert [each.text for each in final if each.word == "USER"] == ["49999:49999"]
     check = next(each.text for each in final if each.word == "HEALTHCHECK")
     assert "health.py" in check
 
 
 def test_nothing_is_installed_in_the_final_stage_and_pip_is_taken_away() -> None:
-    final = compose.stages()[-1]
+    final = [line for stage in compose.stages()[2:] for line in stage]
     ran = " ".join(each.text for each in final if each.word == "RUN")
     assert "pip uninstall --yes --quiet --root-user-action=ignore wheel setuptools pip" in ran
     assert not re.search(r"pip install|apt|curl|wget|gcc", ran)
@@ -153,9 +155,12 @@ def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
     pins = {
         file: read((PINS / file).read_text()) for file in ("base.txt", "report.txt", "torch.txt")
     }
-    each = [block for file in pins.values() for block in file.values()]
+    tools = read((PINS / "sbom.txt").read_text())
+    assert "cyclonedx-python-lib" in tools
+    each = [block for file in (*pins.values(), tools) for block in file.values()]
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\n$", block) for block in each)
-    assert len({name for file in pins.values() for name in file}) == len(each) > 60
+    listed = [name for file in pins.values() for name in file]
+    assert len(set(listed)) == len(listed) > 60
     assert not any(re.search("/|index", block) for block in each), (
         "names, versions and hashes alone"
     )
@@ -188,8 +193,8 @@ def test_the_clients_differ_in_number_and_key_only() -> None:
     for k, name in enumerate(CLIENTS):
         own = services[name]
         assert own["environment"].pop("FEDMOSAIC_K") == str(k)
-        (keys,) = [volume for volume in own["volumes"] if volume["source"] == "client-keys"]
-        assert keys["volume"].pop("subpath") == str(k)
+        (keys,) = [volume for volume in own["volumes"] if volume["target"] == str(KEYS)]
+        assert keys.pop("source") == f"key-{k}"
         assert own == services["client-0"]
 
 
@@ -203,11 +208,18 @@ def test_the_documented_loop_adds_clients(tmp_path: Path) -> None:
     more.write_text(subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout)
     more.write_text(more.read_text().replace("file: compose", f"file: {compose.FOLDER}/compose"))
     services = everything("compose.yml", str(more), CLIENTS="12")
-    assert f"-f {more.name} up" in start and [n for n in services if n.startswith("client")] == [
+    assert f"COMPOSE_FILE=compose.yml:{more.name}" in start and [
+        n for n in services if n.startswith("client")
+    ] == [
         *("client-0", "client-1", "client-10", "client-11", *(f"client-{k}" for k in range(2, 10)))
     ]
     assert services["client-11"]["environment"]["FEDMOSAIC_K"] == "11"
-    assert secrets(services["client-11"]) == {("client-keys", "11")}
+    assert secrets(services["client-11"]) == {"key-11"}
+    filled = {v["source"]: v["target"] for v in services["certs"]["volumes"]}
+    assert {name: filled[name] for name in ("key-5", "key-11")} == {
+        "key-5": "/keys/5",
+        "key-11": "/keys/11",
+    }
 
 
 @with_compose
@@ -239,7 +251,8 @@ def test_the_insecure_override_differs_in_trust_only() -> None:
         assert all(insecure[name].get(key) == services[name].get(key) for key in same)
         if name != "superlink":
             assert secrets(insecure[name]) == set()
-            others = [v for v in services[name]["volumes"] if v["source"] not in SECRETS]
+            own = services[name]["volumes"]
+            others = [v for v in own if not v["source"].startswith(SECRETS)]
             assert insecure[name]["volumes"] == others
 
 
@@ -268,14 +281,15 @@ def test_clients_share_no_network_with_the_control_api() -> None:
     assert all(list(services[name]["networks"]) == ["clients"] for name in CLIENTS)
 
 
-SECRETS = ("authority", "server-certs", "serverapp-keys", "client-keys", "trust")
+CLIENT_KEYS = [f"key-{k}" for k in range(6)]
+SECRETS = ("authority", "server-certs", "serverapp-keys", "trust", "clients", *CLIENT_KEYS)
 
 
-def secrets(service: dict[str, Any]) -> set[tuple[str, str]]:
-    """The volumes with keys that a service can read, each with the folder in it; all read-only."""
-    mounted = [volume for volume in service["volumes"] if volume["source"] in SECRETS]
-    assert all(volume["read_only"] for volume in mounted)
-    return {(volume["source"], volume["volume"].get("subpath", "")) for volume in mounted}
+def secrets(service: dict[str, Any]) -> set[str]:
+    """The volumes with keys that a service can read; all read-only, whole volumes."""
+    mounted = [volume for volume in service["volumes"] if volume["source"].startswith(SECRETS)]
+    assert all(volume["read_only"] and not volume.get("volume") for volume in mounted)
+    return {volume["source"] for volume in mounted}
 
 
 @with_compose
@@ -286,11 +300,11 @@ def test_a_service_reads_its_own_keys_and_no_others(files: list[str]) -> None:
     services = everything(*files)
     assert {volume["source"] for volume in services.pop("certs")["volumes"]} == set(SECRETS)
     assert {name: secrets(service) for name, service in services.items()} == {
-        "superlink": {("server-certs", "")},
-        "serverapp": {("trust", ""), ("serverapp-keys", ""), ("trust", "clients")},
-        "register": {("trust", "")},
-        "experiment": {("trust", "")},
-        **{f"client-{k}": {("client-keys", str(k))} for k in range(6)},
+        "superlink": {"server-certs"},
+        "serverapp": {"trust", "serverapp-keys", "clients"},
+        "register": {"trust", "clients"},
+        "experiment": {"trust"},
+        **{f"client-{k}": {f"key-{k}"} for k in range(6)},
     }
 
 
@@ -312,14 +326,15 @@ def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> No
     """Its script, in folders of this machine; client 1 has sent only its public key."""
     services = yaml.safe_load((compose.FOLDER / "compose.yml").read_text())["services"]
     script = services["certs"]["command"][2].replace("$$", "$")
-    places = ("authority", "trust", "serverapp", "keys", "certs")
+    places = ("authority", "trust", "clients", "serverapp", "keys", "certs")
     script = re.sub(rf"(?<![\w.])/(?=({'|'.join(places)})\b)", f"{tmp_path}/", script)
     for place in places:
         (tmp_path / place).mkdir()
     own, _ = make_key(tmp_path / "elsewhere", 1)
     make(tmp_path / "authority", [], 0, public={1: own.public(1)})
-    (tmp_path / "keys/0.key").touch()  # of an earlier release
-    (tmp_path / "trust/clients").mkdir()
+    for k in range(2):  # client 2 has no volume
+        (tmp_path / f"keys/{k}").mkdir()
+    (tmp_path / "trust/clients").mkdir()  # of an earlier release
     (tmp_path / "trust/clients/revoked").write_text("# nobody\n")
     program = Path(sys.executable).parent
     env = {"PATH": f"{program}:{os.defpath}", "CLIENTS": "3", "DAYS": "9", "HOSTS": "a.example.org"}
@@ -330,17 +345,17 @@ def test_the_certs_service_sorts_keys_by_who_may_read_them(tmp_path: Path) -> No
         for place in places[1:]
     }
     assert content == {
-        "trust": [
-            *("ca.crt", "clients/0.pub", "clients/1.pub", "clients/2.pub"),
-            *("server.crt", "serverapp.crt"),
-        ],
+        "trust": ["ca.crt", "server.crt", "serverapp.crt"],
+        "clients": ["0.pub", "1.pub", "2.pub"],
         "serverapp": ["serverapp.crt", "serverapp.key"],
-        "keys": ["0/0.key", "0/ca.crt", "1/ca.crt", "2/2.key", "2/ca.crt"],
+        "keys": ["0/0.key", "0/ca.crt"],
         "certs": ["ca.crt", "server.crt", "server.key"],
     }
-    assert (tmp_path / "serverapp/clients").is_dir(), "the place of the folder trust/clients"
-    assert (tmp_path / "authority/clients/revoked").read_text() == "# nobody\n"
-    assert stat.S_IMODE((tmp_path / "keys/2/2.key").stat().st_mode) == 0o600
+    assert f"no volume at {tmp_path}/keys/2" in done.stdout
+    assert (tmp_path / "serverapp/clients").is_dir(), "the place of the volume clients"
+    for place in ("authority/clients", "clients"):
+        assert (tmp_path / place / "revoked").read_text() == "# nobody\n"
+    assert stat.S_IMODE((tmp_path / "keys/0/0.key").stat().st_mode) == 0o600
 
 
 @with_compose
@@ -379,7 +394,10 @@ def test_the_gpu_override_takes_torch_with_cuda_and_gives_out_the_gpus() -> None
     for name in ("serverapp", *CLIENTS):
         (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    assert {said["image"] for said in services.values()} == {"fedmosaic:cuda"}
+    assert {said["image"] for said in services.values()} == {
+        "fedmosaic:cuda",
+        "fedmosaic-client:cuda",
+    }
     assert services["superlink"]["build"]["args"]["TORCH_INDEX"] == "https://pypi.org/simple"
     assert {services[name]["deploy"]["replicas"] for name in CLIENTS} == {1}
 

@@ -156,7 +156,7 @@ def test_a_client_reaches_the_fleet_api_and_no_other(finished: Topology) -> None
 def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_path: Path) -> None:
     said = finished.services["client-0"].spec
     keys = make(tmp_path / "keys", [], clients=1)
-    shutil.copy(finished.volume("client-keys") / "0" / "ca.crt", keys.clients)
+    shutil.copy(finished.volume("key-0") / "ca.crt", keys.clients)
     for path in (tmp_path, keys.folder, keys.clients, *keys.clients.iterdir()):
         os.chown(path, 49999, 49999)
     files = finished.files(said)

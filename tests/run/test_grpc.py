@@ -26,6 +26,7 @@ from deploy.machines.certificates import Certificates
 from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
+from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
 from tests.support.waiting import PATIENCE, until
 
@@ -538,3 +539,45 @@ def warm_processes(work: Path) -> list[int]:
             if b"deploy.flower.warm" in command and home in environ and pid == session:
                 found.append(pid)
     return found
+
+
+NODE = """
+import json, os, subprocess, sys, time
+import psutil
+
+def warm():
+    try:
+        children = psutil.Process(os.getppid()).children()
+        return [child.pid for child in children if child.cmdline()[1:3] == ["-P", "-c"]]
+    except psutil.Error:  # it has just ended
+        return []
+
+def until(state):
+    while bool(warm()) is not state:
+        time.sleep(0.1)
+
+seen = []
+for _ in range(2):
+    subprocess.run(["flwr-clientapp", "--help"], check=True, stdout=subprocess.DEVNULL)
+    until(True)
+    seen += warm()
+    until(False)
+print(json.dumps(seen), flush=True)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_nodes_warm_process_ends_without_work_and_the_next_request_starts_another(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import sys; from pathlib import Path; from deploy.flower import warm; assert not "
+        "{'torch', 'grpc', 'numpy'} & sys.modules.keys(); "
+        "sys.exit(warm.supervise(['python', '-c', sys.argv[1]], Path(sys.argv[2]), {}, 0.5))"
+    )
+    command = [sys.executable, "-c", script, NODE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=app_folder())
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert first != second

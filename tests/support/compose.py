@@ -40,7 +40,7 @@ def stages() -> list[list[Instruction]]:
 
 def environment() -> dict[str, str]:
     """Return the image's environment variables; ``PATH`` without the base image's part."""
-    texts = [line.text for line in stages()[-1] if line.word == "ENV"]
+    texts = [line.text for line in stages()[2] if line.word == "ENV"]
     pairs = [pair.partition("=") for text in texts for pair in shlex.split(text)]
     variables = {name: value for name, _, value in pairs}
     return variables | {"PATH": variables["PATH"].removesuffix(":$PATH")}
@@ -48,9 +48,11 @@ def environment() -> dict[str, str]:
 
 def folders() -> Iterator[tuple[str, str]]:
     """Yield the path and mode of each empty folder that the image makes for volumes."""
-    for line in stages()[-1]:
+    for line in stages()[2]:
         for mode, paths in re.findall(r"install -d -o \w+ -g \w+ -m (\d+) ([^&]*)", line.text):
-            yield from ((path, mode) for path in paths.split())
+            for text, count in re.findall(r"\$\(seq -f (\S+)%g 0 (\d+)\)", paths):
+                yield from ((f"{text}{k}", mode) for k in range(int(count) + 1))
+            yield from ((path, mode) for path in re.sub(r"\$\(.*\)", "", paths).split())
 
 
 def copied() -> list[tuple[str, str]]:

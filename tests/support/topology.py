@@ -183,7 +183,7 @@ class Topology:
             app=self.app,
             volumes={
                 each["target"]: (
-                    self.volume(each["source"]) / each.get("volume", {}).get("subpath", ""),
+                    self.volume(each["source"]),
                     bool(each.get("read_only")),
                 )
                 for each in spec.get("volumes", [])
