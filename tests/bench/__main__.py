@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import loop, runs
+from tests.bench import loop, personal, runs
 
-AIMS = {"fit": 1.2, "workers": 1.7}
+AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
 
 
 def main() -> None:
@@ -45,6 +45,14 @@ def main() -> None:
         table.add_row(name, *(f"{phases.get(column, 0.0):.3f}" for column in columns))
     console.print(table)
     found["rounds"] = rounds
+
+    aim = AIMS["personal"]
+    console.print(f"[bold]a round beside a bare loop[/], one thread, seconds (aim: at most {aim})")
+    for method in personal.METHODS:
+        figures = personal.compare(method)
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+        console.print(f"  {method}: {shown}")
+        found[f"round {method}"] = figures
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
