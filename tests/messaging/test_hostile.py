@@ -470,6 +470,7 @@ def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
     common: set[type[Records]] = {
         ClientInfo,
         ScoreReply,
+        FineTunedScoreReply,  # refused in tests/client/test_fine_tuning.py
         IncentiveReply,
         ConsensusReply,
         StatisticsReply,
