@@ -11,7 +11,12 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 
 from common.exchange import protocol
-from common.exchange.protocol import ClientInfo, ScoreReply, StatisticsReply
+from common.exchange.protocol import (
+    ClientInfo,
+    FineTunedScoreReply,
+    ScoreReply,
+    StatisticsReply,
+)
 from common.exchange.records import Records
 from common.journal import Entry, Failure
 from common.methods import names
