@@ -203,7 +203,10 @@ def test_a_killed_client_container_restarts_as_the_same_client(federation: Feder
 def test_a_clientapp_that_needs_more_memory_than_its_limit_is_named(federation: Federation) -> None:
     fault = Fault(federation, "memory", "ClientApp killed for memory (limit of its container)")
     name = federation.name("client-1")
-    federation.docker("update", "--memory", "140m", "--memory-swap", "140m", name)
+    read = "cat /sys/fs/cgroup/memory.current /sys/fs/cgroup/memory/memory.usage_in_bytes || true"
+    used = int(federation.docker("exec", name, "sh", "-c", read).split()[0])
+    limit = str(used + 2**24)  # runc refuses a limit that is exceeded already
+    federation.docker("update", "--memory", limit, "--memory-swap", limit, name)
     try:
         fault.await_failure()
     finally:
@@ -251,13 +254,23 @@ def test_a_full_volume_stops_the_run_until_there_is_space(federation: Federation
 
 
 @faulty
-def test_a_clock_that_differs_changes_nothing(federation: Federation) -> None:
+def test_a_client_whose_clock_differs_is_refused_until_the_clock_is_right(
+    federation: Federation,
+) -> None:
     fault = Fault(federation, "clock", "client's clock two hours fast")
     (federation.work / "jump").write_text("7200")
     try:
-        fault.completed("nothing", lost=False)
+        fault.await_failure()
+        name = federation.name("client-1")
+
+        def named() -> bool:
+            done = federation.clone.engine.run("logs", name)
+            return "check the clock of this machine" in done.stdout + done.stderr
+
+        until("the reason in the client's log", named)
     finally:
         (federation.work / "jump").unlink()
+    fault.completed("rounds go on without client 1: REASON; its log names the clock", lost=True)
 
 
 @faulty
