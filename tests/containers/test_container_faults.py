@@ -168,7 +168,7 @@ def test_the_docs_show_the_recorded_faults_of_containers() -> None:
         pytest.skip("no faults are recorded: make faults")
     recorded = json.loads(faults.RECORDED.read_text())
     if not any(name.startswith(faults.CONTAINER) for name in recorded["faults"]):
-        pytest.skip("no faults of containers are recorded: python -m tests.bench.faults -k container")
+        pytest.skip("no faults of containers are recorded")
     assert markdown(faults.container_faults(recorded)) in faults.PAGE.read_text()
 
 
