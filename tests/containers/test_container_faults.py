@@ -23,7 +23,7 @@ from tests.support.faults import record
 from tests.support.waiting import until
 
 faulty = pytest.mark.faults
-ROUNDS = 8
+ROUNDS = 40
 SETTINGS = f"rounds={ROUNDS} fleet=mlp,cnn3 global-model=mlp data.alpha=10 keep=3"
 OTHER = """
 FROM {image}
@@ -143,6 +143,8 @@ class Fault:
         """Wait for a failure in the journal."""
 
         def failed() -> bool:
+            state = self.federation.clone.engine.inspect(self.federation.name("experiment"))
+            assert state["State"]["Status"] != "exited", "the run ended without a failure"
             return any(entry["failures"] for entry in self.federation.journal(self.run))
 
         until("a failure", failed)
