@@ -27,6 +27,7 @@ PATIENCE = NOTICED + 15.0
 CALL = 10.0  #: timeout of one call in seconds
 UNKNOWN = "No SuperNode found"  #: Flower's error for a key that is not registered
 CONNECTED = "could not be activated"  #: Flower's error for a key whose SuperNode is connected
+CLOCK = "Invalid timestamp"  #: Flower's error for a request of another time
 OTHER_API = "Method not found"  #: gRPC's error from another service
 TLS_PATIENCE = 5.0  #: timeout of the connection and the handshake in seconds
 NOT_TLS = "WRONG_VERSION_NUMBER"  #: OpenSSL's error for a response without TLS
@@ -94,6 +95,10 @@ def await_admission(
                 raise RuntimeError(
                     f"{fleet} is not a SuperLink's Fleet API (port 9092 by default; "
                     f"9093 is the operator's): {reason}"
+                )
+            if CLOCK in reason:
+                raise RuntimeError(
+                    f"{fleet} refuses client {k}: {reason}; check the clock of this machine"
                 )
             if CONNECTED not in reason:
                 raise RuntimeError(f"{fleet} refuses client {k}: {reason}")

@@ -51,13 +51,17 @@ EPOCHS = (
     "fedmd.first-epochs",
     "kt-pfl.public-epochs",
     "kt-pfl.first-epochs",
+    "fedrep.head-epochs",
+    "fedrep.body-epochs",
+    "ditto.epochs",
+    "finetune.epochs",
 )
 """Settings of the epochs that a client trains."""
 FREE = frozenset(
     {
         *("out", "plugins", "track"),  # only the server and the launcher use them
         *("experiment", "device", "node.K.device"),  # have a pattern
-        *("data.label-column", "data.owner-column"),
+        *("data.label-column", "data.owner-column", "data.digest"),
         *(f"{table}.optimizer" for table in ("train", "noise", "generator", "public")),
         *(f"{table}.optimizer-options" for table in ("train", "noise", "generator", "public")),
         *(f"{table}.milestones" for table in ("train", "noise", "generator", "public")),

@@ -30,7 +30,7 @@ from tests.support.own_modules import distribution, importing_from, module
 PIN = "ab" * 32
 SERVER_KEY = f"SHA256:{43 * 'A'}"
 SERVER_EPOCHS = {"noise.epochs", "ensemble.epochs", "co-boosting.epochs", "dense.epochs"}
-SERVER_EPOCHS |= {"fedgkt.server-epochs"}
+SERVER_EPOCHS |= {"fedgkt.server-epochs", "fedgh.server-epochs", "fedtgp.server-epochs"}
 
 
 @pytest.fixture(scope="module")

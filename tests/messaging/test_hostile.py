@@ -11,7 +11,12 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 
 from common.exchange import protocol
-from common.exchange.protocol import ClientInfo, ScoreReply, StatisticsReply
+from common.exchange.protocol import (
+    ClientInfo,
+    FineTunedScoreReply,
+    ScoreReply,
+    StatisticsReply,
+)
 from common.exchange.records import Records
 from common.journal import Entry, Failure
 from common.methods import names
@@ -470,6 +475,7 @@ def test_every_class_that_a_client_sends_is_in_the_battery() -> None:
     common: set[type[Records]] = {
         ClientInfo,
         ScoreReply,
+        FineTunedScoreReply,  # refused in tests/client/test_fine_tuning.py
         IncentiveReply,
         ConsensusReply,
         StatisticsReply,

@@ -69,7 +69,7 @@ def test_a_client_scores_its_features_with_the_newest_head(played: Run) -> None:
 
 def test_only_heads_travel(played: Run) -> None:
     """4 (K + 1) C bytes each way for each of four clients."""
-    run = played(**LG, rounds=3)
+    run = played(**LG, rounds=3, score__every=3)
     moved = run.journal[2]["bytes"]
     assert moved["arrays_up"] == moved["arrays_down"] == 4 * 4 * (16 + 1) * 3
 

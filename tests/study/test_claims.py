@@ -396,7 +396,7 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     done = fedmosaic("claims", "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     files = list(map(Path, json.loads(done.stdout)["files"]))
-    assert [path.name for path in files[:2]] == ["claims.md", "claims.json"] and len(files) == 7
+    assert [path.name for path in files[:2]] == ["claims.md", "claims.json"] and len(files) == 8
     assert all(path.stat().st_size for path in files)
     for document in ("none.md", "claims.json"):
         out, file = tmp_path / "more", tmp_path / document
@@ -414,7 +414,7 @@ def test_the_command_shows_one_paper(tmp_path: Path) -> None:
     assert "Noise distillation: We ran" in done.stdout.replace("\n", " ")
     assert "noise-efficient" in done.stdout and "fedin-iid" not in done.stdout
     wrong = typed("claims", "fedxyz")
-    known = "fedin, fedkf, fedorion, dl-mh, noise-distillation"
+    known = "fedin, fedkf, fedorion, fedtgp-fedktl-htfllib, dl-mh, noise-distillation"
     assert wrong.returncode == 1
     assert wrong.stderr == f"error: 'fedxyz' is no paper with claims; allowed: {known}\n"
     wrong = typed("claims", "fedin", "--into", DOCUMENT)
