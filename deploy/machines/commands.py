@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import signal
 import sys
@@ -395,7 +396,8 @@ def node(
         guard = serving.guards(pin, policy, own, sealed=trust is not None)
         line = serving.command(address(superlink), trust, k, clients, own, health)
         place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
-        plain(f"client {k} of {clients} for {superlink}")
+        if serving.REFUSED not in os.environ:  # the first start
+            plain(f"client {k} of {clients} for {superlink}")
         if not pin:
             plain(
                 "warning: this node runs any code that the SuperLink sends; --app-digest installed "

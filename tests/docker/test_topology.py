@@ -21,7 +21,7 @@ from deploy.machines.certificates import make
 from tests.support import compose
 from tests.support.namespaces import Network, allowed
 from tests.support.topology import IMAGE, Container, Topology
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 if reason := allowed():
     pytest.skip(reason, allow_module_level=True)
@@ -30,10 +30,7 @@ if compose.program() is None:
 if missing := [name for name in ("setpriv", "chroot") if shutil.which(name) is None]:
     pytest.skip(f"{missing[0]} is not installed", allow_module_level=True)
 
-# One of these tests failed in the last full run, after the compose files got a volume of keys
-# for each client.
-WHY = "the emulation of the compose files does not yet follow their volumes of keys"
-pytestmark = [pytest.mark.full, pytest.mark.xfail(reason=WHY, strict=False)]
+pytestmark = pytest.mark.full
 
 ONE_SHOT = ["certs"]
 CLIENTS = [f"client-{k}" for k in range(6)]
@@ -165,15 +162,17 @@ def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_pa
     files = finished.files(said)
     files = replace(files, volumes={**files.volumes, "/keys": (keys.clients, True)})
     command = [part for part in said["command"] if not part.startswith("--warm")]
-    process = finished.start_in(
-        finished.network.host("stranger", on={"clients": []}),
-        said,
-        command,
-        files,
-        log=tmp_path / "log",
+    host, log = finished.network.host("stranger", on={"clients": []}), tmp_path / "log"
+    container = Container(host, "client-0-stranger", log)
+    container.process = finished.start_in(host, said, command, files, log)
+    refusal = "No SuperNode found with the given public key"
+    until(log.read_text, lambda: f"{refusal}; trying again every 30 s" in log.read_text())
+    check = said["healthcheck"]["test"][1:]
+    until(
+        "the refusal as health state", lambda: refusal in finished.execute(container, check).stderr
     )
-    assert process.wait(PATIENCE) != 0
-    assert "No SuperNode found with the given public key" in (tmp_path / "log").read_text()
+    assert container.process.poll() is None, "the container stays until its key is registered"
+    assert not finished.healthy(container)
 
 
 def test_the_containers_of_a_test_that_fails_leave_nothing_behind(tmp_path: Path) -> None:
