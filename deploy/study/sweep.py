@@ -165,7 +165,9 @@ def read(source: Path | Mapping[str, object]) -> SweepFile:
     where = Path("sweep") if isinstance(source, Mapping) else find(source)
     content = dict(source) if isinstance(source, Mapping) else read_toml(where)
     if "space" not in content:
-        raise ValueError(f"{where} has no [space], so it is no sweep: name settings and values")
+        raise ValueError(
+            f"{where} has no [space], so it is no sweep: name settings and their values"
+        )
     file = checked(SweepFile, content, where)
     fixed = file.fixed()
     if not float(fixed.get("data.validation", 0)) > 0:
@@ -445,6 +447,7 @@ def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
     """Run one cell in this process, and send the reason if it fails."""
     from deploy.run import launch
 
+    preload.settle()
     try:
         launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
     except Exception as error:  # one configuration that cannot train ends no sweep
