@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
-__all__ = ["Run", "Setting", "compare", "load", "run", "settings"]
+__all__ = ["Run", "Setting", "compare", "load", "run", "settings", "sweep"]
 
 
 @final
@@ -206,6 +206,40 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -
     reading.check_journals(folders)
     write_report(folders, page)
     return page
+
+
+def sweep(
+    file: str | Path | Mapping[str, object], *, out: str | Path | None = None, jobs: int = 0
+) -> pandas.DataFrame:
+    """Try configurations of an experiment, and return a table with a row for each.
+
+    ``file``: a sweep file, or a dictionary with the same keys, such as ``{"base": {"method":
+    "fedavg", "data": {"validation": 0.2}}, "space": {"train.lr": [0.01, 0.1]}}``. ``out``: folder
+    of the sweep, which goes on with what is missing there; None: ``runs/NAME``. ``jobs``: runs at a
+    time; 0: one for each core.
+
+    The columns are the settings of the space, the ``mean`` of the seeds on validation samples in
+    the sweep's unit, half of its 95 % ``interval``, the number of ``seeds``, whether it is
+    ``chosen``, and why it is ``unfinished``.
+
+    Raises ``ValueError``, one line, before anything starts.
+    """
+    from deploy.run.launch import default_workers
+    from deploy.study import sweep as sweeps
+
+    source = dict(file) if isinstance(file, Mapping) else Path(file)
+    stem = "sweep" if isinstance(source, dict) else source.stem
+    folder = Path(out or Path("runs") / stem).expanduser().resolve()
+    spec = sweeps.read(source)
+    found = sweeps.run(spec, folder, jobs or default_workers())
+    sweeps.write(spec, found, folder, stem)
+    rows = []
+    for name, configuration in found.configurations.items():
+        cell = found.filled.cell(name, sweeps.COLUMN)
+        scored = {"mean": cell.mean, "interval": cell.interval, "seeds": len(cell.values)}
+        state = {"chosen": name == found.best, "unfinished": found.unfinished.get(name, "")}
+        rows.append({"configuration": name, **configuration, **scored, **state})
+    return _frame(rows, "configuration")
 
 
 def settings(method: str = "") -> dict[str, Setting]:

@@ -216,6 +216,48 @@ def table(
 
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A sweep file.")],
+    to: Annotated[Path | None, place("Folder of the sweep; default: runs/NAME.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=1024, help="Runs at a time; 0: one for each core.")
+    ] = 0,
+) -> None:
+    """Try configurations of an experiment and choose the best on validation samples.
+
+    A sweep that was interrupted goes on with what is missing. The folder gets the table of all
+    configurations, pictures, and the chosen one as an experiment file, chosen.toml.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from deploy.report.table import terminal
+    from deploy.run.launch import default_workers
+    from deploy.study import sweep as sweeps
+
+    spec = sweeps.read(file)
+    folder = (to or Path("runs") / file.stem).resolve()
+    again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder)])
+    bar = Progress(TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), console=out)
+    with interruptible(again), bar:
+        task = bar.add_task("", total=0)
+
+        def more(cells: int) -> None:
+            bar.update(task, total=(bar.tasks[0].total or 0) + cells)
+
+        def ended(cell: Any, why: str) -> None:
+            bar.advance(task)
+            plain(f"{cell.row}, seed {cell.seed}{f': {why}' if why else ''}")
+
+        found = sweeps.run(spec, folder, jobs or default_workers(), more, ended)
+    out.print(*terminal(found.filled.table(), out.width), sep="\n")
+    for row, why in found.unfinished.items():
+        plain(f"{row}: {why}")
+    plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
+    written = sweeps.write(spec, found, folder, file.stem)
+    finish(written, best=found.best, unfinished=dict(found.unfinished))
+
+
+@app.command(cls=Answering, rich_help_panel=COMPARE)
 def claims(
     paper: Annotated[str, typer.Argument(help="Only show the claims of one paper: fedin, …")] = "",
     to: Annotated[Path, place("Folder of the summary, the plots and the JSON.")] = Path("claims"),

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from deploy.api import load as load
     from deploy.api import run as run
     from deploy.api import settings as settings
+    from deploy.api import sweep as sweep
 
-__all__ = ["Run", "Setting", "app_folder", "compare", "load", "run", "settings"]
+__all__ = ["Run", "Setting", "app_folder", "compare", "load", "run", "settings", "sweep"]
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE / "app" if (_HERE / "app").is_dir() else _HERE.parents[1]

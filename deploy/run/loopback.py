@@ -7,9 +7,7 @@ worker serves which client: client states are on disk, and every random stream h
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -263,14 +261,12 @@ def _begin_worker(
     shares: dict[str, float],
     line_end: connection.Connection | None,
 ) -> None:
-    """Set up a worker: ignore Ctrl-C, end with the parent, and limit the memory of each GPU.
+    """Set up a worker, and limit its memory of each GPU.
 
     ``line_end``: the pipe to which progress lines are written.
     """
     _run_config.update(run_config)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    preload.settle()
     if line_end is not None:
         os.set_blocking(line_end.fileno(), False)  # no worker waits for a full pipe
         progress.report_to(Reporter(partial(_send_line, line_end)))
@@ -284,14 +280,6 @@ def _begin_worker(
 def _send_line(line_end: connection.Connection, line: str) -> None:
     with suppress(OSError):  # a full pipe, or no parent: the line is lost
         line_end.send_bytes(line.encode()[:LINE])  # one write, so that lines of workers do not mix
-
-
-def _end_with_parent() -> None:
-    """Wait until the process that started the pool ends, even by SIGKILL, then exit."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker has a parent"
-    connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 def _serve_in_worker(content: bytes, envelopes: list[Envelope]) -> list[bytes]:

@@ -5,9 +5,11 @@ It imports the clients' modules in its own process, while this process imports t
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 
 from common.settings.version import ROOT
 
@@ -17,11 +19,33 @@ which takes seconds. The client half of a method takes milliseconds and is impor
 
 
 def begin() -> None:
-    """Start the fork server and its imports without waiting; do nothing if it runs already."""
+    """Start the fork server and its imports without waiting; do nothing if it runs already.
+
+    Ctrl-C does not reach the server nor its workers: whoever started them ends them.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with environment("PYTHONPATH", path):  # the only place where the server finds our modules
-        forkserver.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
+    try:
+        with environment("PYTHONPATH", path):  # the only place where the server finds our modules
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def settle() -> None:
+    """Make this process a worker: it ignores Ctrl-C and ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that started the pool ends, even by SIGKILL, then exit."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 @contextmanager

@@ -180,6 +180,8 @@ def load(experiment: Path) -> dict[str, Value]:
     table = read_toml(path)
     if "row" in table:
         raise ValueError(f"{path} is a table; run it with: fedmosaic table {experiment}")
+    if "space" in table:
+        raise ValueError(f"{path} is a sweep; run it with: fedmosaic sweep {experiment}")
     return flatten(table)
 
 

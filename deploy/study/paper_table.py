@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -57,7 +57,7 @@ class Line(BaseModel):
     """For a column: a row. A cell is the first round that reaches its last value, same seed."""
     rows: list[str] = []
     """For a column: its rows; other rows have no number in it. Empty: all."""
-    window: int = Field(1, ge=1)
+    window: Annotated[int, Field(ge=1)] = 1
     """Number of measurements whose mean must reach ``reach``; 1, a single one, as in papers."""
 
 
@@ -363,10 +363,15 @@ def run(
         if cell.fingerprint not in known:
             place = folder / records.RUNS / cell.fingerprint
             launch(cell, place)
-            shutil.rmtree(place / "state", ignore_errors=True)
-            shutil.rmtree(place / "uploads", ignore_errors=True)
-            (place / "checkpoint.safetensors").unlink(missing_ok=True)
+            clear(place)
             known = recorded([cell], folder)
+
+
+def clear(place: Path) -> None:
+    """Delete the client states and the checkpoint of a cell that has ended in ``place``."""
+    shutil.rmtree(place / "state", ignore_errors=True)
+    shutil.rmtree(place / "uploads", ignore_errors=True)
+    (place / "checkpoint.safetensors").unlink(missing_ok=True)
 
 
 def recorded(some: Iterable[CellRun], folder: Path) -> dict[str, Recorded]:

@@ -1,0 +1,525 @@
+"""``fedmosaic sweep``: choose settings by their scores on validation samples.
+
+A sweep file is an experiment, ``[base]``, and a ``[space]`` of values for some of its settings.
+Each configuration runs once for each seed. It is scored on validation samples, which are cut from
+the clients' training samples (``data.validation``), and never on a test set.
+
+A sweep is a table (``paper_table.py``) whose rows are configurations. It shares the table's cells,
+fingerprints and record, so that a sweep resumes, and ``fedmosaic table`` shows what it wrote.
+"""
+
+import itertools
+import json
+import math
+import multiprocessing
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, final
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from rich.console import Console
+
+from common.files import write_atomically
+from common.settings.extras import imported
+from common.settings.parse import to_toml
+from common.settings.section import Value
+from deploy.report import read as reading
+from deploy.report.style import frames, save, series, style
+from deploy.report.table import clean
+from deploy.run import preload
+from deploy.run.settings import checked, find, flatten, read_toml
+from deploy.study import paper_table as tables
+from deploy.study import records
+from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
+from deploy.study.records import Flat
+
+COLUMN = "validation"  #: the only column of a sweep's table
+CHOSEN = "chosen.toml"
+UNFINISHED = "unfinished.json"
+BATCH = 4
+"""Configurations that Optuna proposes at a time, whatever the number of processes."""
+PEERS, GRACE = 4, 0.25
+"""A run may end early after this share of its rounds, if as many others have finished."""
+
+Number = int | float
+Values = list[Value]
+Configuration = dict[str, Any]  #: values of the settings in the space, by key
+
+
+@final
+class Range(BaseModel):
+    """An interval of numbers; whole numbers if both ends are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: Number
+    high: Number
+    log: bool = False
+    """Whether the logarithm is uniform instead of the number."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Range":
+        if not self.low < self.high:
+            raise ValueError(f"low = {self.low} should be below high = {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {self.low} is not allowed with log; it should be above 0")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def draw(self, source: random.Random) -> Number:
+        """Return a number in the interval."""
+        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        if self.whole and not self.log:
+            return source.randint(int(self.low), int(self.high))
+        value = source.uniform(*ends)
+        value = float(f"{math.exp(value) if self.log else value:.4g}")
+        return round(value) if self.whole else value
+
+
+Choice = Annotated[
+    Annotated[Values, Tag("values"), Field(min_length=1)] | Annotated[Range, Tag("range")],
+    Discriminator(lambda value: "values" if isinstance(value, list) else "range"),
+]
+
+
+def _flat_space(space: object, prefix: str = "") -> object:
+    """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range."""
+    if not isinstance(space, Mapping):
+        return space
+    flat: dict[str, object] = {}
+    for key, value in space.items():
+        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
+            inner = _flat_space(value, f"{prefix}{key}.")
+            flat |= inner if isinstance(inner, dict) else {}
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+@final
+class SweepFile(BaseModel):
+    """The content of a sweep file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str = "Sweep"
+    seeds: list[int] = Field([1], min_length=1)
+    search: Literal["grid", "random", "optuna"] = "grid"
+    configurations: int = Field(8, ge=1)
+    """Number of configurations of ``random`` and ``optuna``."""
+    search_seed: int = Field(0, alias="search-seed")
+    prune: bool = False
+    """Whether a run ends early if its score is below the median of the others in that round."""
+    measure: str = tables.PRIMARY + "final"
+    unit: str = "%"
+    format: str = ".2f"
+    better: Literal["higher", "lower"] = "higher"
+    note: str = ""
+    base: dict[str, object] = {}
+    space: Annotated[
+        dict[str, Choice],
+        Field(min_length=1),
+        BeforeValidator(_flat_space),
+    ]
+
+    def fixed(self) -> Flat:
+        """Return the settings of ``[base]``, flat."""
+        return flatten(self.base)
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What a sweep has found so far.
+
+    ``filled``: the table of all configurations; ``best``: the row with the best mean over all
+    seeds; None if no configuration has finished. ``unfinished``: why a cell has no number, by row.
+    """
+
+    file: TableFile
+    filled: Comparison
+    configurations: Mapping[str, Configuration]
+    best: str | None
+    unfinished: Mapping[str, str]
+
+
+def read(source: Path | Mapping[str, object]) -> SweepFile:
+    """Read a sweep file, or a mapping with the same keys. Raises ``ValueError``, one line."""
+    where = Path("sweep") if isinstance(source, Mapping) else find(source)
+    content = dict(source) if isinstance(source, Mapping) else read_toml(where)
+    if "space" not in content:
+        raise ValueError(
+            f"{where} has no [space], so it is no sweep: name settings and their values"
+        )
+    file = checked(SweepFile, content, where)
+    fixed = file.fixed()
+    if not float(fixed.get("data.validation", 0)) > 0:
+        raise ValueError(
+            f"{where}: data.validation is {fixed.get('data.validation', 0)}; a sweep scores on "
+            "validation samples, so [base] needs a share of the training samples, such as 0.2"
+        )
+    if fixed.get("data.score-on", COLUMN) != COLUMN:
+        raise ValueError(f'{where}: data.score-on = "test" is not allowed in a sweep')
+    ranges = [key for key, values in file.space.items() if isinstance(values, Range)]
+    if file.search == "grid" and ranges:
+        raise ValueError(
+            f'{where}: space.{ranges[0]} is a range, and search = "grid" takes lists of values; '
+            "allowed for a range: random, optuna"
+        )
+    return file
+
+
+def name(configuration: Configuration) -> str:
+    """Return the name of a configuration's row: ``train.lr = 0.1, fedprox.mu = 0.01``."""
+    return ", ".join(f"{key} = {value}" for key, value in configuration.items())
+
+
+def as_table(file: SweepFile, configurations: Iterable[Configuration]) -> TableFile:
+    """Return the table file whose rows are ``configurations``."""
+    rows = [Line(name=name(one), set=dict(one)) for one in configurations]
+    base = {**file.fixed(), "data.score-on": COLUMN}
+    shared = file.model_dump(include={"title", "seeds", "measure", "unit", "format", "better"})
+    return TableFile(
+        **shared, note=file.note, base=dict(base), row=rows, column=[Line(name=COLUMN)]
+    )
+
+
+class Search(Protocol):
+    """Proposes configurations."""
+
+    def ask(self) -> list[Configuration]:
+        """Return the next configurations; none at the end."""
+
+    def tell(self, values: Sequence[float | None]) -> None:
+        """Take the mean of each configuration of the last ``ask``; None: it did not finish."""
+
+
+@final
+class Planned:
+    """All configurations at once: a grid, or random draws."""
+
+    def __init__(self, configurations: list[Configuration]) -> None:
+        self._left = configurations
+
+    def ask(self) -> list[Configuration]:
+        asked, self._left = self._left, []
+        return asked
+
+    def tell(self, values: Sequence[float | None]) -> None:
+        """Do nothing."""
+
+
+@final
+class Optuna:
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011)."""
+
+    def __init__(self, file: SweepFile) -> None:
+        optuna = imported("optuna")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=file.search_seed, constant_liar=True)
+        direction = "maximize" if file.better == "higher" else "minimize"
+        self._study = optuna.create_study(direction=direction, sampler=sampler)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._space = {
+            key: self._distribution(optuna.distributions, values)
+            for key, values in file.space.items()
+        }
+        self._left, self._trials = file.configurations, list[Any]()
+
+    @staticmethod
+    def _distribution(kinds: Any, values: Values | Range) -> Any:
+        if not isinstance(values, Range):
+            return kinds.CategoricalDistribution(values)
+        kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
+        return kind(values.low, values.high, log=values.log)
+
+    def ask(self) -> list[Configuration]:
+        self._trials = [self._study.ask(self._space) for _ in range(min(BATCH, self._left))]
+        self._left -= len(self._trials)
+        return [dict(trial.params) for trial in self._trials]
+
+    def tell(self, values: Sequence[float | None]) -> None:
+        for trial, value in zip(self._trials, values, strict=True):
+            failed = value is None or not math.isfinite(value)
+            self._study.tell(trial, *([None, self._failed] if failed else [value]))
+
+
+def search_of(file: SweepFile) -> Search:
+    """Return the search that a sweep file names."""
+    if file.search == "optuna":
+        return Optuna(file)
+    source = random.Random(file.search_seed)
+    if file.search == "random":
+        drawn = (
+            {
+                key: values.draw(source) if isinstance(values, Range) else source.choice(values)
+                for key, values in file.space.items()
+            }
+            for _ in range(100 * file.configurations)
+        )
+        distinct = {name(one): one for one in drawn}  # a small space has fewer
+        return Planned(list(distinct.values())[: file.configurations])
+    lists = [values for values in file.space.values() if isinstance(values, list)]
+    return Planned([dict(zip(file.space, some, strict=True)) for some in itertools.product(*lists)])
+
+
+def run(
+    file: SweepFile,
+    folder: Path,
+    jobs: int,
+    on_batch: Callable[[int], None] = lambda _: None,
+    on_cell: Callable[[CellRun, str], None] = lambda *_: None,
+) -> Result:
+    """Run a sweep in ``folder``, or what is missing there, and return what it found.
+
+    ``jobs``: runs at a time. ``on_batch`` gets the number of cells that follow, ``on_cell`` each
+    cell at its end with the reason why it did not finish, if so.
+
+    Raises ``ValueError``, one line, for settings that cannot run, before any of their batch does.
+    """
+    plan, configurations = search_of(file), dict[str, Configuration]()
+    unfinished = Unfinished(folder / UNFINISHED)
+    while asked := plan.ask():
+        configurations |= {name(one): one for one in asked}
+        whole = as_table(file, configurations.values())
+        rows = [name(one) for one in asked]
+        todo = tables.part(whole, rows, [], [])
+        tables.check(todo)
+        left = [cell for cell in tables.missing(todo, folder) if cell.fingerprint not in unfinished]
+        on_batch(len(left))
+        with closing(Pool(file, todo, folder, jobs, unfinished)) as pool:
+            for cell in pool.play(left):
+                on_cell(cell, unfinished.get(cell.fingerprint, ""))
+        plan.tell([_mean(tables.collect(whole, folder), row, len(file.seeds)) for row in rows])
+    return result(file, configurations, folder)
+
+
+def result(file: SweepFile, configurations: Mapping[str, Configuration], folder: Path) -> Result:
+    """Return what the record in ``folder`` says of these configurations."""
+    whole, unfinished = as_table(file, configurations.values()), Unfinished(folder / UNFINISHED)
+    filled = tables.collect(whole, folder)
+    means = {row: _mean(filled, row, len(file.seeds)) for row in filled.rows}
+    whole_ones = {row: mean for row, mean in means.items() if mean is not None}
+    top = max if file.better == "higher" else min
+    why = {
+        c.row: unfinished[c.fingerprint] for c in tables.cells(whole) if c.fingerprint in unfinished
+    }
+    best = top(whole_ones, key=whole_ones.__getitem__) if whole_ones else None
+    return Result(whole, filled, configurations, best, why)
+
+
+def _mean(filled: Comparison, row: str, seeds: int) -> float | None:
+    """Return a row's mean if all of its seeds have a finite number."""
+    values = filled.cell(row, COLUMN).values
+    whole = len(values) == seeds and all(map(math.isfinite, values))
+    return statistics.fmean(values) if whole else None
+
+
+@final
+class Unfinished(dict[str, str]):
+    """Why a cell did not finish, by its fingerprint; kept in a file, so that it is not repeated."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(json.loads(path.read_bytes()) if path.exists() else {})
+
+    def add(self, cell: CellRun, why: str) -> None:
+        """Note a cell in the file."""
+        self[cell.fingerprint] = why
+        write_atomically(self._path, json.dumps(self, indent=1).encode())
+
+
+@dataclass
+class Playing:
+    """A cell that runs in a process; ``line`` is where the process says why it failed."""
+
+    cell: CellRun
+    process: BaseProcess
+    line: Connection
+    stopped: str = ""
+
+
+@final
+@dataclass
+class Pool:
+    """Processes that play the cells of a sweep, one cell each."""
+
+    file: SweepFile
+    peers: Sequence[CellRun]
+    folder: Path
+    jobs: int
+    unfinished: Unfinished
+    _running: list[Playing] = field(default_factory=list)
+
+    def play(self, todo: Sequence[CellRun]) -> Iterator[CellRun]:
+        """Run the cells and yield each when it has ended."""
+        left = list(todo)
+        while left or self._running:
+            while left and len(self._running) < self.jobs:
+                self._running.append(self._start(left.pop(0)))
+            ended = wait([one.process.sentinel for one in self._running], timeout=1.0)
+            for one in [one for one in self._running if one.process.sentinel in ended]:
+                self._running.remove(one)
+                self._finish(one)
+                yield one.cell
+            if self.file.prune:
+                self._prune()
+
+    def close(self) -> None:
+        """End the processes that still run; their runs resume from their checkpoints."""
+        for one in self._running:
+            one.process.terminate()
+            one.process.join()
+
+    def _start(self, cell: CellRun) -> Playing:
+        preload.begin()
+        context = multiprocessing.get_context("forkserver")
+        line, end = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_play, args=(cell.flat, self._place(cell), self.folder / "learnt", end)
+        )
+        process.start()
+        end.close()
+        return Playing(cell, process, line)
+
+    def _place(self, cell: CellRun) -> Path:
+        return self.folder / records.RUNS / cell.fingerprint
+
+    def _finish(self, one: Playing) -> None:
+        one.process.join()
+        said = ""
+        with suppress(EOFError):
+            said = one.line.recv()
+        tables.clear(self._place(one.cell))
+        if one.cell.fingerprint not in tables.recorded([one.cell], self.folder):
+            why = one.stopped or said or f"its process ended with {one.process.exitcode}"
+            self.unfinished.add(one.cell, why)
+
+    def _prune(self) -> None:
+        """End runs whose score is below the median of the finished runs with the same seed."""
+        known = records.read(self.folder)
+        for one in self._running:
+            t, score = self._latest(one.cell)
+            finished = [
+                known[c.fingerprint]
+                for c in self.peers
+                if c.seed == one.cell.seed and c.fingerprint in known
+            ]
+            peers = [
+                value for it in finished for round_, value in it.course("primary") if round_ == t
+            ]
+            if t < GRACE * int(one.cell.flat["rounds"]) or len(peers) < PEERS or score is None:
+                continue
+            middle = statistics.median(peers)
+            if score < middle and not one.stopped:
+                one.stopped = f"ended in round {t}, {score:.1%}; the others' median is {middle:.1%}"
+                one.process.terminate()
+
+    def _latest(self, cell: CellRun) -> tuple[int, float | None]:
+        """Return the last scored round of a running cell, and its primary accuracy."""
+        place = self._place(cell)
+        if not (place / "journal.jsonl").exists():
+            return 0, None
+        scored = [
+            e for e in reading.read(place).entries if e.round and e.primary_accuracy is not None
+        ]
+        return (scored[-1].round, scored[-1].primary_accuracy) if scored else (0, None)
+
+
+def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
+    """Run one cell in this process, and send the reason if it fails."""
+    from deploy.run import launch
+
+    preload.settle()
+    try:
+        launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
+    except Exception as error:  # one configuration that cannot train ends no sweep
+        line.send(str(error).partition("\n")[0])
+
+
+def chosen(file: SweepFile, found: Result) -> str:
+    """Return the experiment file of the best configuration, which trains on all samples."""
+    assert found.best is not None
+    held = ("data.validation", "data.score-on")
+    flat = {key: value for key, value in file.fixed().items() if key not in held}
+    score = found.filled.ours(found.best, COLUMN)
+    tried = f"best of {len(found.configurations)} configurations on validation samples"
+    head = f"# {file.title}: {tried}, {score} {file.unit}\n"
+    return head + to_toml(flat | found.configurations[found.best])
+
+
+def as_toml(file: TableFile) -> str:
+    """Return a sweep's table as the text of a file for ``fedmosaic table``."""
+
+    def pairs(values: Mapping[str, object]) -> list[str]:
+        return [f"{json.dumps(k)} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items()]
+
+    keys = {"title", "seeds", "measure", "unit", "format", "better", "note"}
+    lines = [f"{pair}" for pair in pairs(file.model_dump(include=keys))]
+    lines += ["", "[base]", *pairs(file.base)]
+    for row in file.row:
+        lines += [
+            "",
+            "[[row]]",
+            *pairs({"name": row.name}),
+            f"set = {{ {', '.join(pairs(row.set))} }}",
+        ]
+    return "\n".join([*lines, "", "[[column]]", *pairs({"name": COLUMN}), ""])
+
+
+def write(file: SweepFile, found: Result, folder: Path, stem: str) -> list[Path]:
+    """Write the table and its file, a picture of the space, and the chosen configuration."""
+    written = tables.write(found.filled, found.file, folder, stem)
+    texts = {f"{stem}.toml": as_toml(found.file)}
+    if found.best is not None:
+        texts[CHOSEN] = chosen(file, found)
+    for file_name, text in texts.items():
+        write_atomically(folder / file_name, text.encode())
+    picture(found, list(file.space), folder / f"{stem}-space.png")
+    return [*written, folder / f"{stem}-space.png", *(folder / one for one in texts)]
+
+
+def picture(found: Result, keys: Sequence[str], path: Path) -> None:
+    """Draw a panel for each setting: the score of each configuration against its value."""
+    across = min(len(keys), 3)
+    down = -(-len(keys) // across)
+    with style():
+        figure, axes = frames((3.4 * across + 0.6, 2.9 * down + 0.4), down, across)
+        for place, key in zip(axes.flat, keys, strict=False):
+            values = [one[key] for one in found.configurations.values()]
+            numeric = all(type(value) in (int, float) for value in values)
+            for row, one in found.configurations.items():
+                cell, is_best = found.filled.cell(row, COLUMN), row == found.best
+                if cell.mean is not None:
+                    at = one[key] if numeric else str(one[key])
+                    colour = series(1 if is_best else 0)
+                    place.errorbar(
+                        at, cell.mean, yerr=cell.interval, fmt="D" if is_best else "o", color=colour
+                    )
+            if numeric and min(values) > 0 and max(values) >= 10 * min(values):
+                place.set_xscale("log")
+            place.set_xlabel(key)
+            place.set_ylabel(f"{found.filled.unit}")
+        for place in list(axes.flat)[len(keys) :]:
+            place.set_axis_off()
+        figure.suptitle(
+            clean(found.filled.title), fontsize=11.0, x=0.01, ha="left", fontweight="bold"
+        )
+        save(figure, path)

@@ -1,0 +1,227 @@
+"""``fedmosaic sweep``: configurations of an experiment, chosen on validation samples."""
+
+import json
+import random
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import fedmosaic
+import pytest
+
+from deploy.study import paper_table, records, sweep
+from deploy.study.paper_table import CellRun
+from tests.support.commandline import typed
+
+BASE: dict[str, object] = {
+    "method": "fedavg",
+    "clients": 2,
+    "rounds": 2,
+    "fleet": "mlp@0.25",
+    "data": {
+        "name": "toy",
+        "samples": 120,
+        "test-samples": 60,
+        "partition": "iid",
+        "validation": 0.25,
+    },
+    "train": {"epochs": 1},
+}
+RATES = {"train": {"lr": [0.000001, 0.1]}}
+
+
+def content(**changes: object) -> dict[str, object]:
+    """The keys of a sweep file: two rates and two seeds."""
+    return {"title": "Rates", "seeds": [1, 2], "base": BASE, "space": RATES, **changes}
+
+
+def file(**changes: object) -> sweep.SweepFile:
+    return sweep.read(content(**changes))
+
+
+def without(key: str) -> dict[str, object]:
+    return {name: value for name, value in content().items() if name != key}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A sweep by ``fedmosaic.sweep``: its folder and the data frame."""
+    folder = tmp_path_factory.mktemp("sweep")
+    return folder, fedmosaic.sweep(content(), out=folder, jobs=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (without("space"), "sweep has no [space]"),
+        (content(base={**BASE, "data": {"name": "toy"}}), "data.validation is 0; a sweep scores"),
+        (content(base={**BASE, "data.score-on": "test"}), 'data.score-on = "test" is not allowed'),
+        (content(space={"train.lr": {"low": 0.1, "high": 1.0}}), "space.train.lr is a range"),
+        (content(search="random", space={"a": {"low": 1, "high": 1}}), "should be below high = 1"),
+        (content(search="random", space={"a": {"low": 0, "high": 1, "log": True}}), "above 0"),
+        (content(space={"train.lr": []}), "space.train.lr"),
+        (content(space={}), "space"),
+        (content(serach="grid"), "key 'serach' is unknown"),
+        (content(search="best"), "'grid', 'random' or 'optuna'"),
+    ],
+)
+def test_a_mistake_is_one_line(changed: dict[str, object], line: str) -> None:
+    with pytest.raises(ValueError) as error:
+        sweep.read(changed)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_wrong_value_is_refused_before_any_run(tmp_path: Path) -> None:
+    wrong = file(space={"train.lr": [0.1, -1.0]})
+    with pytest.raises(ValueError, match=r"row 'train.lr = -1.0'.*train.lr"):
+        sweep.run(wrong, tmp_path, jobs=1)
+    assert not records.begun(tmp_path)
+
+
+def test_the_best_configuration_on_validation_samples_is_chosen(swept: tuple[Path, Any]) -> None:
+    folder, frame = swept
+    assert list(frame.index) == ["train.lr = 1e-06", "train.lr = 0.1"]
+    assert list(frame["train.lr"]) == [0.000001, 0.1] and list(frame["seeds"]) == [2, 2]
+    assert frame["mean"].iloc[0] < frame["mean"].iloc[1]
+    assert list(frame["chosen"]) == [False, True] and list(frame["unfinished"]) == ["", ""]
+    for cell in records.read(folder).values():
+        assert cell.summary["scored_on"] == "validation"
+    text = (folder / sweep.CHOSEN).read_text()
+    assert text.startswith("# Rates: best of 2 configurations on validation samples, ")
+    settings = tomllib.loads(text)
+    assert settings["train"] == {"lr": 0.1, "epochs": 1}
+    assert "validation" not in settings["data"] and "score-on" not in settings["data"]
+    for name in ("sweep.png", "sweep-space.png", "sweep.md", "sweep.json"):
+        assert (folder / name).stat().st_size > 0
+
+
+def test_its_table_is_one_for_fedmosaic_table_and_needs_no_run(swept: tuple[Path, Any]) -> None:
+    folder, frame = swept
+    table = paper_table.read(folder / "sweep.toml")
+    assert paper_table.missing(list(paper_table.cells(table)), folder) == []
+    filled = paper_table.collect(table, folder)
+    means = [filled.cell(row, sweep.COLUMN).mean for row in filled.rows]
+    assert means == list(frame["mean"])
+
+
+def test_a_complete_sweep_runs_nothing_again(swept: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = swept
+    played: list[CellRun] = []
+    found = sweep.run(file(), folder, jobs=1, on_cell=lambda cell, _: played.append(cell))
+    assert played == [] and found.best == "train.lr = 0.1"
+    path = tmp_path / "rates.toml"
+    path.write_text(sweep_toml())
+    done = typed("sweep", path, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "best on validation samples: train.lr = 0.1" in done.stdout
+    assert (folder / "rates-space.png").exists()
+
+
+def sweep_toml() -> str:
+    """``content()`` as a file."""
+    return f"""
+title = "Rates"
+seeds = [1, 2]
+[base]
+{chr(10).join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in file().fixed().items())}
+[space.train]
+lr = [0.000001, 0.1]
+"""
+
+
+def test_a_configuration_that_diverges_is_named_and_not_repeated(tmp_path: Path) -> None:
+    diverges = file(seeds=[1], space={"train.lr": [1e30, 0.1]})
+    said: list[tuple[str, str]] = []
+    found = sweep.run(diverges, tmp_path, 1, on_cell=lambda cell, why: said.append((cell.row, why)))
+    assert found.best == "train.lr = 0.1"
+    assert list(found.unfinished) == ["train.lr = 1e+30"]
+    assert [row for row, why in said if why] == ["train.lr = 1e+30"]
+    assert "\n" not in found.unfinished["train.lr = 1e+30"]
+    said.clear()
+    again = sweep.run(diverges, tmp_path, 1, on_cell=lambda cell, why: said.append((cell.row, why)))
+    assert said == [] and again.unfinished == found.unfinished
+
+
+def test_random_draws_are_distinct_lie_in_the_space_and_depend_on_the_seed_alone() -> None:
+    space = {"a": {"low": 1e-4, "high": 1.0, "log": True}, "b": {"low": 2, "high": 9}, "c": [1, 2]}
+
+    def drawn(seed: int) -> list[Mapping[str, Any]]:
+        changes = {"search": "random", "configurations": 40, "search-seed": seed, "space": space}
+        return sweep.search_of(file(**changes)).ask()
+
+    some = drawn(0)
+    assert len({sweep.name(one) for one in some}) == 40
+    assert all(1e-4 <= one["a"] <= 1 and 2 <= one["b"] <= 9 and one["c"] in (1, 2) for one in some)
+    assert all(type(one["b"]) is int for one in some)
+    assert 5 < sum(one["a"] < 0.01 for one in some) < 35, "the logarithm is uniform"
+    assert some == drawn(0) != drawn(1)
+    few = file(search="random", configurations=40, space={"c": [1, 2]})
+    assert len(sweep.search_of(few).ask()) == 2, "the space has no more"
+
+
+def test_optuna_proposes_by_what_it_was_told_and_the_same_again() -> None:
+    pytest.importorskip("optuna")
+    space = {"a": {"low": 0.0, "high": 1.0}, "b": ["x", "y"]}
+    spec = file(search="optuna", configurations=30, space=space)
+
+    def proposals(best: float) -> list[float]:
+        plan, asked = sweep.search_of(spec), []
+        while some := plan.ask():
+            assert len(some) <= sweep.BATCH
+            plan.tell(
+                [
+                    None if one["b"] == "y" and one["a"] > 0.9 else -abs(one["a"] - best)
+                    for one in some
+                ]
+            )
+            asked += [one["a"] for one in some]
+        return asked
+
+    low = proposals(0.1)
+    assert len(low) == 30 and low == proposals(0.1)
+    late_low, late_high = sorted(low[18:]), sorted(proposals(0.9)[18:])
+    assert late_low[len(late_low) // 2] < late_high[len(late_high) // 2]
+
+
+@dataclass
+class Process:
+    """A process that does nothing."""
+
+    ended: list[str] = field(default_factory=list)
+
+    def terminate(self) -> None:
+        self.ended.append("terminated")
+
+
+@pytest.mark.parametrize(("t", "score", "ends"), [(1, 0.0, True), (1, 1.0, False), (0, 0.0, False)])
+def test_a_run_below_the_median_of_the_others_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, score: float, ends: bool
+) -> None:
+    spec = file(seeds=[1], prune=True, space={"train.lr": [0.1, 0.2, 0.3, 0.4, 0.5]})
+    *others, last = todo = list(
+        paper_table.cells(sweep.as_table(spec, sweep.search_of(spec).ask()))
+    )
+    for cell, value in zip(others, (0.4, 0.5, 0.6, 0.7), strict=True):
+        curve = {"round": [0, 1, 2], "primary": [None, value, value]}
+        one = records.Recorded(
+            fingerprint=cell.fingerprint, settings={}, seed=1, summary={}, curve=curve
+        )
+        records.append(tmp_path, one)
+    pool = sweep.Pool(spec, todo, tmp_path, 1, sweep.Unfinished(tmp_path / sweep.UNFINISHED))
+    process = Process()
+    running = sweep.Playing(last, cast("Any", process), cast("Any", None))
+    pool._running.append(running)
+    monkeypatch.setattr(pool, "_latest", lambda cell: (t, score))
+    pool._prune()
+    assert process.ended == ["terminated"] * ends
+    assert running.stopped == (
+        "ended in round 1, 0.0%; the others' median is 55.0%" if ends else ""
+    )
+
+
+def test_a_range_draws_its_ends_in_the_long_run() -> None:
+    source = random.Random(1)
+    assert {sweep.Range(low=1, high=3).draw(source) for _ in range(60)} == {1, 2, 3}
+    assert {sweep.Range(low=1, high=3, log=True).draw(source) for _ in range(60)} == {1, 2, 3}
