@@ -114,6 +114,8 @@ class MethodStrategy(Strategy):
                 self._notice_collapse()
                 self._score_at_clients()
                 self._notice_end()
+                if self.entry.end and not self._due(self.config.score.every):
+                    self._score()  # the clients' scores end the run
         except DivergedRound as diverged:
             self._go_back(diverged)
         else:
@@ -279,7 +281,7 @@ class MethodStrategy(Strategy):
     def _score(self) -> None:
         """Score the server's model if a score is due; raise ``DivergedRound`` if it diverged."""
         entry, score = self.entry, self.config.score
-        if self._due(score.every):
+        if self._due(score.every) or entry.end:
             with _phase(entry, "score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.guess)

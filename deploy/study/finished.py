@@ -20,12 +20,11 @@ from common.data.dataset import Dataset
 from common.data.shares import for_testing
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
-from common.methods.fedper import PartlyShared
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.settings.config import Config
 from common.settings.parse import parse
 from common.settings.section import Value
-from common.training import device
+from common.training import device, tree
 from common.training.task import Task, global_spec
 from deploy.run.loopback import Loopback
 from deploy.run.settings import load_run
@@ -76,14 +75,15 @@ class Finished:
     def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
         """Return the server's model, trained or as initialised, in eval mode.
 
-        Raises ``ValueError`` with the path of a file of weights that cannot be read, and for a
-        method whose server has a part of a model only.
+        Raises ``ValueError`` with the path of a file of weights that cannot be read, or that is
+        not one network of the global architecture: a method may save a part of a network, several
+        networks or prototypes.
         """
-        path = self.folder / "model.safetensors"
-        if isinstance(self.config.method, PartlyShared):
-            raise ValueError(f"{path} has a part of a network, which each client completes")
+        path, spec = self.folder / "model.safetensors", global_spec(task)
         weights = model_file.load(path) if trained else None
-        return task.build(global_spec(task), weights, name=("init", "global")).eval()
+        if weights is not None:
+            tree.check_like(weights, task.expected(spec), f"{path}, as one network {spec},")
+        return task.build(spec, weights, name=("init", "global")).eval()
 
 
 def finished(folder: Path, needed: str = "model.safetensors") -> Finished:

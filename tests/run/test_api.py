@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from common.model_file import digest
 from common.settings.version import ROOT, VERSION
 from deploy import api
-from tests.support.tiny import TinyRun
+from tests.support.tiny import Run, TinyRun
 from tests.support.waiting import PATIENCE
 
 PACKAGE = {"PYTHONPATH": str(ROOT / "deploy")}
@@ -66,6 +67,22 @@ def test_a_run_is_an_object_with_tables_and_a_model(done: api.Run) -> None:
     assert digest(dict(model.state_dict())) == record.weights
     assert done.report() == done.folder / "report.html" and done.report().exists()
     assert repr(done).startswith("<Run fedorion: accuracy")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "lg-fedavg", "feature_dim": 16},
+        {"method": "fedproto", "feature_dim": 16},
+        {"method": "fedper"},
+        {"method": "fedavg", "average__across": "same"},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_a_file_that_is_not_one_network_is_refused(settings: dict[str, Any], played: Run) -> None:
+    run = api.load(played(**settings).folder)
+    with pytest.raises(ValueError, match=r"^.*model.safetensors, as one network .*$"):
+        run.model()
 
 
 def test_a_run_is_opened_again_compared_and_gone_on_with(done: api.Run, tmp_path: Path) -> None:

@@ -127,6 +127,18 @@ def test_a_target_is_of_the_score_that_counts(tmp_path: Path) -> None:
         play(flat(tmp_path, rounds=3, resume=True, **settings))
 
 
+def test_a_run_that_personal_scores_end_has_a_global_score_of_its_last_round(
+    tmp_path: Path,
+) -> None:
+    settings = {"score__primary": "personal", "score__every": 3, "score__clients_every": 1}
+    ends = {"score__target": 0.001, "score__stop": True}
+    run = play(flat(tmp_path, method="fedavg", rounds=4, **settings, **ends))
+    last = run.journal[-1]
+    assert (run.summary["ended"], last["round"]) == ("target", 1)
+    assert run.summary["accuracy"]["final"] == last["accuracy"] is not None
+    assert last["by_class"]["accuracy"] and last["primary"] == "personal"
+
+
 def test_clients_that_hide_their_counts_send_no_confusion(run: Run) -> None:
     hidden = run(method="local", share_counts=False)
     assert hidden.summary["primary"]["final"] > 0 and "by_class" not in hidden.summary["primary"]
