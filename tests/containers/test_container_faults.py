@@ -18,9 +18,8 @@ from deploy.report.table import markdown
 from tests.bench import faults
 from tests.support import compose
 from tests.support.clone import Clone
-from tests.support.engine import on_this_machine
+from tests.support.engine import on_this_machine, until
 from tests.support.faults import record
-from tests.support.waiting import until
 
 faulty = pytest.mark.faults
 ROUNDS = 40

@@ -15,7 +15,7 @@ from PIL import Image
 
 from deploy.machines.certificates import make
 from tests.support.clone import Clone, steps
-from tests.support.waiting import until
+from tests.support.engine import until
 
 pytestmark = pytest.mark.containers
 

@@ -22,10 +22,10 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-from tests.support import compose
-from tests.support.waiting import until
+from tests.support import compose, waiting
 
 DATA = compose.ROOT / ".containers"  #: images and caches of an engine that is started here
+until = functools.partial(waiting.until, longest=1.0)  #: each check starts docker
 LIMIT = 1800.0  #: seconds after which a command fails; a build on a busy machine takes a third
 PORT = 8765  #: of the folders of wheels, for builds; fixed, so that layers stay valid
 SIMPLE = "https://pypi.org/simple"
