@@ -130,22 +130,23 @@ def _started(variables: Mapping[str, str], folder: Path) -> Iterator[Engine]:
     command = ["setpriv", "--pdeathsig", "TERM", "dockerd", "--host", host]
     command += ["--data-root", str(DATA), "--exec-root", str(folder / "exec")]
     command += ["--pidfile", str(folder / "dockerd.pid")]
-    with network_as_before(), log.open("wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    own = Engine({**variables, "DOCKER_HOST": host}, own=True, project="fedmosaic")
-    try:
-        until("the engine", lambda: daemon.poll() is not None or _answers(own))
-        if daemon.poll() is not None:
-            last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-            raise Unavailable(f"dockerd does not start here: {last}")
-        yield own
-    finally:
-        daemon.send_signal(signal.SIGTERM)
+    with network_as_before():
+        with log.open("wb") as output:
+            daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        own = Engine({**variables, "DOCKER_HOST": host}, own=True, project="fedmosaic")
         try:
-            daemon.wait(60)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+            until("the engine", lambda: daemon.poll() is not None or _answers(own))
+            if daemon.poll() is not None:
+                last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
+                raise Unavailable(f"dockerd does not start here: {last}")
+            yield own
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(60)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
 
 
 @contextmanager
