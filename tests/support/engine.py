@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import compose, waiting
+from tests.support.waiting import T
 
 DATA = compose.ROOT / ".containers"  #: images and caches of an engine that is started here
-until = functools.partial(waiting.until, longest=1.0)  #: each check starts docker
 LIMIT = 1800.0  #: seconds after which a command fails; a build on a busy machine takes a third
 PORT = 8765  #: of the folders of wheels, for builds; fixed, so that layers stay valid
 SIMPLE = "https://pypi.org/simple"
@@ -35,6 +35,11 @@ CHAINS = {
     "filter": ("INPUT", "FORWARD", "OUTPUT"),
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
 }
+
+
+def until(what: str | Callable[[], str], check: Callable[[], T]) -> T:
+    """Wait as ``waiting.until`` does, but with a second between checks: each starts docker."""
+    return waiting.until(what, check, longest=1.0)
 
 
 class Unavailable(Exception):
