@@ -55,14 +55,14 @@ def main() -> None:
         found[f"round {method}"] = figures
 
     console.print(f"[bold]a node without work[/], MiB of proportional set size (aim: {idle.AIMS})")
-    found["idle"] = nodes = {name: idle.memory(name) for name in idle.AIMS}
-    table = Table("start", "without work", "before it gives up its warm process", box=None)
+    nodes = {name: idle.memory(name) | {"seconds": runs.one_reply(name)} for name in idle.AIMS}
+    found["idle"] = nodes
+    largest = "before it gives up its warm process"
+    table = Table("start", "without work", largest, "seconds to a reply", box=None)
     for name, node in nodes.items():
-        table.add_row(name, f"{node['idle']:.0f}", f"{node['largest']:.0f}")
+        figures = f"{node['idle']:.0f}", f"{node['largest']:.0f}", f"{node['seconds']:.1f}"
+        table.add_row(name, *figures)
     console.print(table)
-    cost = rounds["grpc"]["clients"] - rounds["grpc warm"]["clients"]
-    console.print(f"  a cold start costs {cost:.1f} s more in a round of four clients")
-    found["cold start"] = cost
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

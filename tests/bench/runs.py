@@ -68,3 +68,10 @@ def by_runtime(names: Sequence[str]) -> dict[str, Any]:
     return {
         name: seconds(SMALL, name.split(" ")[0], 2, warm=name.endswith("warm")) for name in names
     }
+
+
+def one_reply(start: str) -> float:
+    """Return the seconds until the only client has replied, with a ``start``: warm or cold."""
+    phases = seconds({**SMALL, "clients": 1}, "grpc", 1, warm=start == "warm")
+    reply: float = phases["clients"]
+    return reply

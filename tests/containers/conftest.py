@@ -21,12 +21,19 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def clone(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A clone in which the first steps of docs/docker.md were taken, up to the end of the run."""
+def built(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clone with the images of docs/docker.md."""
     clone = Clone(engine, tmp_path_factory.mktemp("clone"))
-    first, *_ = steps("From a clone to a finished run")
     try:
-        clone.said = clone.run(first, clone.folder).stdout
+        clone.run("docker compose build")
         yield clone
     finally:
         clone.run("docker compose --profile '*' down --volumes --timeout 5", check=False)
+
+
+@pytest.fixture(scope="session")
+def clone(built: Clone) -> Clone:
+    """The clone after the first steps of docs/docker.md, up to the end of the run."""
+    first, *_ = steps("From a clone to a finished run")
+    built.said = built.run(first, built.folder).stdout
+    return built

@@ -18,9 +18,8 @@ from deploy.report.table import markdown
 from tests.bench import faults
 from tests.support import compose
 from tests.support.clone import Clone
-from tests.support.engine import on_this_machine
+from tests.support.engine import on_this_machine, until
 from tests.support.faults import record
-from tests.support.waiting import until
 
 faulty = pytest.mark.faults
 ROUNDS = 40
@@ -76,6 +75,13 @@ class Federation:
         )
         return done.split()[0]
 
+    def memory(self, service: str) -> int:
+        """Return the bytes of a container that cannot be freed; cgroups are of version 1 or 2."""
+        read = "cat /sys/fs/cgroup/memory.stat /sys/fs/cgroup/memory/memory.stat || true"
+        lines = self.docker("exec", self.name(service), "sh", "-c", read).splitlines()
+        stat = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+        return stat.get("anon", stat.get("rss", 0)) + stat["shmem"]
+
     def start(self, run: str) -> None:
         self.compose("up -d --no-build", RUN=run)
 
@@ -104,10 +110,10 @@ class Federation:
 
 
 @pytest.fixture(scope="module")
-def federation(clone: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    if not on_this_machine(clone.engine):
+def federation(built: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    if not on_this_machine(built.engine):
         pytest.skip("the engine's processes are not on this machine")
-    clone.run("docker compose --profile '*' down --volumes --timeout 5")
+    built.run("docker compose --profile '*' down --volumes --timeout 5")
     work = tmp_path_factory.mktemp("faults")
     clock = compose.ROOT / "tests" / "support" / "clock"
     (work / "sitecustomize.py").write_text((clock / "sitecustomize.py").read_text())
@@ -116,7 +122,7 @@ def federation(clone: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         path.chmod(0o755)
     absent = {f"CLIENT_{k}": "0" for k in range(2, 6)}
     files = {"COMPOSE_FILE": f"compose.yml:{work}/extra.yml", "CLIENTS": "2", "SETTINGS": SETTINGS}
-    found = Federation(clone, work, {**files, **absent, "OTHER_IMAGE": clone.image(client=True)})
+    found = Federation(built, work, {**files, **absent, "OTHER_IMAGE": built.image(client=True)})
     found.compose("run --rm certs")
     try:
         found.start("undisturbed")
@@ -178,16 +184,14 @@ def test_the_docs_show_the_recorded_faults_of_containers() -> None:
 def test_a_restarted_serverapp_resumes_the_run(federation: Federation) -> None:
     fault = Fault(federation, "serverapp", "ServerApp's container restarted")
     federation.docker("restart", "--time", "1", federation.name("serverapp"))
-    fault.completed(
-        "`experiment` ends with the reason, starts again and resumes from the checkpoint"
-    )
+    fault.completed("the experiment's container ends with the reason, restarts and resumes the run")
 
 
 @faulty
 def test_a_restarted_superlink_loses_nothing(federation: Federation) -> None:
     fault = Fault(federation, "superlink", "SuperLink's container restarted")
     federation.docker("restart", "--time", "1", federation.name("superlink"))
-    fault.completed("everybody connects again, or `experiment` resumes from the checkpoint")
+    fault.completed("everybody connects again, or the run resumes from the checkpoint")
 
 
 @faulty
@@ -207,9 +211,11 @@ def test_a_killed_client_container_restarts_as_the_same_client(federation: Feder
 def test_a_clientapp_that_needs_more_memory_than_its_limit_is_named(federation: Federation) -> None:
     fault = Fault(federation, "memory", "ClientApp killed for memory (limit of its container)")
     name = federation.name("client-1")
-    read = "cat /sys/fs/cgroup/memory.current /sys/fs/cgroup/memory/memory.usage_in_bytes || true"
-    used = int(federation.docker("exec", name, "sh", "-c", read).split()[0])
-    limit = str(used + 2**24)  # runc refuses a limit that is exceeded already
+    until(
+        "the end of a message",
+        lambda: "flwr-clientapp" not in federation.docker("top", name, "-eo", "pid,comm"),
+    )
+    limit = str(federation.memory("client-1") + 2**23)  # enough for no ClientApp
     federation.docker("update", "--memory", limit, "--memory-swap", limit, name)
     try:
         fault.await_failure()
@@ -244,7 +250,7 @@ def test_a_client_cut_off_from_its_network_is_awaited(federation: Federation) ->
 
 @faulty
 def test_a_full_volume_stops_the_run_until_there_is_space(federation: Federation) -> None:
-    fault = Fault(federation, "full", "volume `runs` full")
+    fault = Fault(federation, "full", "volume runs full")
     server = federation.name("serverapp")
     fill = "dd if=/dev/zero of=/runs/filler bs=64k 2>/dev/null || true"
     federation.docker("exec", server, "sh", "-c", fill)
@@ -253,7 +259,7 @@ def test_a_full_volume_stops_the_run_until_there_is_space(federation: Federation
     federation.ended("full")
     federation.start("full")
     fault.completed(
-        "the run stops: No space left on device", "with space again, `up -d` completes it"
+        "the run stops: No space left on device", "with space again, up -d completes it"
     )
 
 

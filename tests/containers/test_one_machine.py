@@ -14,8 +14,7 @@ from PIL import Image
 
 from tests.bench import idle
 from tests.support.clone import Clone, steps
-from tests.support.engine import on_this_machine
-from tests.support.waiting import until
+from tests.support.engine import on_this_machine, until
 
 pytestmark = pytest.mark.containers
 
@@ -102,6 +101,32 @@ def test_a_client_sees_its_own_key_and_reaches_the_fleet_api_alone(clone: Clone)
         assert (tried.returncode == 0) is reached, (host, port, tried.stderr)
 
 
+def test_an_image_is_small_and_lists_its_packages(clone: Clone) -> None:
+    for client in (False, True):
+        image = clone.image(client)
+        text = clone.engine.run("run", "--rm", image, "cat", "/usr/share/sbom/fedmosaic.cdx.json")
+        bill = json.loads(text.stdout)
+        names = {part["name"] for part in bill["components"]}
+        assert bill["bomFormat"] == "CycloneDX" and {"torch", "flwr", "python", "libc6"} <= names
+        assert ("matplotlib" in names) is not client
+        assert clone.engine.inspect(image)["Size"] <= LARGEST
+
+
+def pss(clone: Clone, service: str) -> float:
+    """Return the proportional set size of all processes of a container in MiB."""
+    pids = clone.engine.run("top", clone.container(service), "-eo", "pid").stdout.split()[1:]
+    return idle.pss([int(pid) for pid in pids])
+
+
+def test_an_idle_client_takes_little_memory(clone: Clone) -> None:
+    if not on_this_machine(clone.engine):
+        pytest.skip("the engine's processes are not on this machine")
+    until(
+        lambda: f"less than {IDLE} MiB, not {pss(clone, 'client-0'):.0f}",
+        lambda: pss(clone, "client-0") <= IDLE,
+    )
+
+
 def test_another_experiment_and_settings_come_from_the_file_of_variables(clone: Clone) -> None:
     variables = "EXPERIMENT=fedorion_toy\nRUN=toy\nSETTINGS=rounds=2 train.lr=0.02\n"
     (clone.docker / ".env").write_text(variables)
@@ -145,32 +170,6 @@ def test_a_folder_of_images_is_learnt(clone: Clone, tmp_path: Path) -> None:
     clone.run(start.replace("data.name=folder data.dir=/data", settings))
     finished(clone)
     assert summary(clone, "images")["status"] == "completed"
-
-
-def test_an_image_is_small_and_lists_its_packages(clone: Clone) -> None:
-    for client in (False, True):
-        image = clone.image(client)
-        text = clone.engine.run("run", "--rm", image, "cat", "/usr/share/sbom/fedmosaic.cdx.json")
-        bill = json.loads(text.stdout)
-        names = {part["name"] for part in bill["components"]}
-        assert bill["bomFormat"] == "CycloneDX" and {"torch", "flwr", "python", "libc6"} <= names
-        assert ("matplotlib" in names) is not client
-        assert clone.engine.inspect(image)["Size"] <= LARGEST
-
-
-def pss(clone: Clone, service: str) -> float:
-    """Return the proportional set size of all processes of a container in MiB."""
-    pids = clone.engine.run("top", clone.container(service), "-eo", "pid").stdout.split()[1:]
-    return idle.pss([int(pid) for pid in pids])
-
-
-def test_an_idle_client_takes_little_memory(clone: Clone) -> None:
-    if not on_this_machine(clone.engine):
-        pytest.skip("the engine's processes are not on this machine")
-    until(
-        lambda: f"less than {IDLE} MiB, not {pss(clone, 'client-0'):.0f}",
-        lambda: pss(clone, "client-0") <= IDLE,
-    )
 
 
 def test_down_keeps_the_volumes_and_with_volumes_deletes_them(clone: Clone) -> None:

@@ -15,27 +15,31 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-from tests.support import compose
-from tests.support.waiting import until
+from tests.support import compose, waiting
+from tests.support.waiting import T
 
 DATA = compose.ROOT / ".containers"  #: images and caches of an engine that is started here
+LIMIT = 1800.0  #: seconds after which a command fails; a build on a busy machine takes a third
 PORT = 8765  #: of the folders of wheels, for builds; fixed, so that layers stay valid
 SIMPLE = "https://pypi.org/simple"
-RECIPE = """\
-FROM {raw}
-RUN apt-get update -q && apt-get install -qy --no-install-recommends python3-pip \\
-    && apt-get clean && rm -rf /var/lib/apt/lists/* /usr/lib/python3*/EXTERNALLY-MANAGED \\
-    && ln -s python3 /usr/bin/python
-COPY ca-certificates.crt /etc/ssl/certs/
-COPY pip.conf /etc/
-"""
+PATHS = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: chains of the tables in which dockerd writes rules
+CHAINS = {
+    "filter": ("INPUT", "FORWARD", "OUTPUT"),
+    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+}
+
+
+def until(what: str | Callable[[], str], check: Callable[[], T]) -> T:
+    """Wait as ``waiting.until`` does, but with a second between checks: each starts docker."""
+    return waiting.until(what, check, longest=1.0)
 
 
 class Unavailable(Exception):
@@ -77,13 +81,19 @@ class Engine:
         more: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **self.variables, **(more or {})}
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=env, input=text or "", cwd=folder
-        )
+        done = finished(command, env=env, input=text or "", cwd=folder)
         if check and done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
             raise AssertionError(f"{command[-1]} ended with {done.returncode}:\n{said}")
         return done
+
+
+def finished(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command with its output captured; fail with one line after ``LIMIT`` seconds."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, **options)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{command[-1]} did not end within {LIMIT:g} s") from None
 
 
 @contextmanager
@@ -116,28 +126,51 @@ def _started(variables: Mapping[str, str], folder: Path) -> Iterator[Engine]:
     """Start an engine with its socket in ``folder`` and its images in ``DATA``."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("no Docker engine answers, and only root on Linux can start one")
-    if missing := [name for name in ("dockerd", "iptables") if shutil.which(name) is None]:
+    needed = ("dockerd", "iptables", "ip")
+    if missing := [name for name in needed if shutil.which(name) is None]:
         raise Unavailable(f"no Docker engine answers, and {missing[0]} is not installed")
     host, log = f"unix://{folder}/docker.sock", folder / "dockerd.log"
     DATA.mkdir(exist_ok=True)
-    command = ["dockerd", "--data-root", str(DATA), "--exec-root", str(folder / "exec")]
-    command += ["--pidfile", str(folder / "dockerd.pid"), "--host", host]
-    with log.open("wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    own = Engine({**variables, "DOCKER_HOST": host}, own=True, project="fedmosaic")
-    try:
-        until("the engine", lambda: daemon.poll() is not None or _answers(own))
-        if daemon.poll() is not None:
-            last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-            raise Unavailable(f"dockerd does not start here: {last}")
-        yield own
-    finally:
-        daemon.send_signal(signal.SIGTERM)
+    # it ends with this process, however that ends
+    command = ["setpriv", "--pdeathsig", "TERM", "dockerd", "--host", host]
+    command += ["--data-root", str(DATA), "--exec-root", str(folder / "exec")]
+    command += ["--pidfile", str(folder / "dockerd.pid")]
+    with network_as_before():
+        with log.open("wb") as output:
+            daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        own = Engine({**variables, "DOCKER_HOST": host}, own=True, project="fedmosaic")
         try:
-            daemon.wait(60)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+            until("the engine", lambda: daemon.poll() is not None or _answers(own))
+            if daemon.poll() is not None:
+                last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
+                raise Unavailable(f"dockerd does not start here: {last}")
+            yield own
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(60)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+@contextmanager
+def network_as_before() -> Iterator[None]:
+    """Remove, at the end, what dockerd leaves: its bridge, its rules, and forwarding of packets."""
+    forwarding, bridge = Path("/proc/sys/net/ipv4/ip_forward"), Path("/sys/class/net/docker0")
+    forwards, present = forwarding.read_text(), bridge.exists()
+    rules = finished(["iptables-save"], check=True).stdout
+    for table, chains in CHAINS.items():
+        if f"*{table}\n" not in rules:
+            lines = [f"*{table}", *(f":{chain} ACCEPT" for chain in chains), "COMMIT"]
+            rules += "\n".join(lines) + "\n"
+    try:
+        yield
+    finally:
+        finished(["iptables-restore"], input=rules, check=True)
+        forwarding.write_text(forwards)
+        if bridge.exists() and not present:
+            finished(["ip", "link", "delete", "docker0"], check=True)
 
 
 def _with_base(engine: Engine, folder: Path) -> Iterator[Engine]:
@@ -200,8 +233,10 @@ def served(files: list[Path], address: str, folder: Path) -> Iterator[None]:
     handler = functools.partial(Quiet, directory=str(place))
     with http.server.ThreadingHTTPServer((address, PORT), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield
-        server.shutdown()
+        try:
+            yield
+        finally:
+            server.shutdown()
 
 
 def make_base(
@@ -211,41 +246,32 @@ def make_base(
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise Unavailable(f"{tag} cannot be pulled; root with debootstrap could make a stand-in")
     root = folder / "root"
-    command = ["debootstrap", "--variant=minbase", "bookworm", str(root), *mirror()]
-    command.insert(2, "--include=python3,python3-venv,ca-certificates")
-    done = subprocess.run(command, capture_output=True, text=True)
+    packages = "ca-certificates,python3,python3-pip,python3-venv"
+    command = ["debootstrap", "--variant=minbase", f"--include={packages}"]
+    done = finished([*command, "bookworm", str(root), *mirror()])
     if done.returncode:
         raise Unavailable(f"debootstrap: {(done.stdout.splitlines() or ['no output'])[-1]}")
-    for path in (
-        "var/cache/apt/archives",
-        "var/lib/apt/lists",
-        "usr/share/doc",
-        "usr/share/locale",
+    for path in (  # the base image lacks them too
+        *(root / "var/cache/apt/archives", root / "var/lib/apt/lists"),
+        *(root / "usr/share/doc", root / "usr/share/locale"),
     ):
-        shutil.rmtree(root / path)  # the base image lacks them too
-    change = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
-        raw = subprocess.run(
-            ["docker", "import", "--change", change, "-"],
-            env={**os.environ, **engine.variables},
-            stdin=packed.stdout,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    shutil.rmtree(root)
-    context = folder / "base"
-    context.mkdir()
-    authorities = settings.get("cert") or "/etc/ssl/certs/ca-certificates.crt"
-    shutil.copy(authorities, context / "ca-certificates.crt")
-    lines = ["[global]", "cert = /etc/ssl/certs/ca-certificates.crt"]
+        shutil.rmtree(path)
+    for mark in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
+        mark.unlink()
+    (root / "usr/bin/python").symlink_to("python3")
+    authorities = "etc/ssl/certs/ca-certificates.crt"
+    shutil.copy(settings.get("cert") or f"/{authorities}", root / authorities)
+    lines = ["[global]", f"cert = /{authorities}"]
     if index := settings.get("index-url"):
         lines.append(f"index-url = {index}")
     if wheels(settings):
         lines += [f"find-links = http://{gateway}:{PORT}/", f"trusted-host = {gateway}"]
-    (context / "pip.conf").write_text("\n".join(lines) + "\n")
-    (context / "Dockerfile").write_text(RECIPE.format(raw=raw))
-    engine.run("build", "--tag", tag, str(context))
+    (root / "etc/pip.conf").write_text("\n".join(lines) + "\n")
+    packed = folder / "root.tar"
+    finished(["tar", "-C", str(root), "-cf", str(packed), "."], check=True)
+    shutil.rmtree(root)
+    engine.run("import", "--change", f"ENV {PATHS}", str(packed), tag)
+    packed.unlink()
 
 
 def mirror() -> list[str]:
