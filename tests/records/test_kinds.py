@@ -29,6 +29,7 @@ KINDS = """
     fedkf: Down Memory State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
+    fedssa: State
     fedtgp: State
     fiarse: Down Up
     global_model: Weights
