@@ -12,6 +12,7 @@ KINDS = """
     agreement: State
     checkpoint: Checkpoint
     class_table: Down State Up
+    composite: Memory
     dafl: State
     depthfl: Down Memory State
     ditto: State

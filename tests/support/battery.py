@@ -95,6 +95,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedgh": {"feature_dim": 16, **under("fedgh", server_epochs=20, server_lr=0.1)},
     "lg-fedavg": {"feature_dim": 16},
     "fedssa": {"feature_dim": 16, "fedssa__stale": True},
+    "fedmrl": {"global_model": "cnn2@0.25"},
     "fd": {"fd__weights": "leave-one-out"},
     "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
     "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),
