@@ -12,6 +12,7 @@ from common.models.classifier import Classifier
 from common.models.composite import Composite
 from common.training import seeds
 from common.training.fit import Loss
+from common.training.tree import cut
 
 N = TypeVar("N", bound=Composite)
 
@@ -48,17 +49,21 @@ class CompositeClient(OwnModel[O, ModelRequest], ABC, Generic[O, N]):
         metrics = p.train(t, groups, self.loss(net))
         self.keep(t, net.own)
         p.save_state(t, JointState(joint=upload(net.joint)))
-        return ModelReply(metrics=metrics, w=upload(net.shared))
+        return ModelReply(metrics=metrics, w=cut(upload(net.shared), request.w))
 
     def composite(self, t: int, w: StateDict) -> N:
         """Return the predictor at the start of round t, with the shared weights ``w``."""
         p = self.participant
-        own, shared = self.local(t), p.model(p.global_spec, w)
+        own, shared = self.local(t), self.small(w)
         with seeds.scope(self.task.seed, "init", "joint", "client", p.k):
             net = self.compose(own, shared)
         if (state := p.load_state(t, JointState)) is not None:
             net.joint.load_state_dict(state.joint)
         return net.to(p.device)
+
+    def small(self, w: StateDict) -> Classifier:
+        """Return the shared network with the received weights ``w``."""
+        return self.participant.model(self.participant.global_spec, w)
 
     def own_model(self, t: int) -> None:
         """Return None: the client scores its own parts with the newest w."""

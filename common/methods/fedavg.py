@@ -104,7 +104,7 @@ class PartAveraging(Averaging):
 class PredictorPart(Averaging):
     """Options of methods whose mean w is a part of every client's predictor, and no model alone."""
 
-    uses = ("average",)
+    uses = ("average", "finetune")
     leaks = "only scores of clients' own models, which have no noise"
 
     def check(self, config: Config) -> None:

@@ -46,23 +46,27 @@ from common.settings.section import NonNegative
 from common.techniques.features import check_heads
 from common.training.task import Task, global_spec
 
-__all__ = ["Options", "Reply", "Request"]
+__all__ = ["Joined", "Options", "Reply", "Request"]
 
 
-@final
-class Options(PredictorPart):
-    """Options of FedMRL. Request: the small network w; reply: the trained copy w_k."""
-
-    auto = {"average.weights": "uniform"}
-
-    weight: NonNegative = 1.0
-    """λ, the weight of the loss of the small network's head."""
+class Joined(PredictorPart):
+    """Options of methods whose clients join w with networks of their own."""
 
     def check(self, config: Config) -> None:
         super().check(config)
         if config.score.bn == "recalibrated":
             why = f'method = "{config.run.method}": clients score networks of their own'
             raise not_allowed("score.bn", "recalibrated", why, "running", "batch")
+
+
+@final
+class Options(Joined):
+    """Options of FedMRL. Request: the small network w; reply: the trained copy w_k."""
+
+    auto = {"average.weights": "uniform"}
+
+    weight: NonNegative = 1.0
+    """λ, the weight of the loss of the small network's head."""
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)

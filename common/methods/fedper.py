@@ -45,7 +45,6 @@ __all__ = ["Options", "PartlyShared", "Reply", "Request"]
 class PartlyShared(PredictorPart, ABC):
     """Options of methods that average one part of a network and keep the rest at the clients."""
 
-    uses = ("average", "finetune")
     schemes = ("none", "same")
 
     @abstractmethod

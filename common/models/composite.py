@@ -49,3 +49,34 @@ class Small(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         return self.net.features(x)[:, : self.head.in_features]
+
+
+@final
+class Gate(nn.Sequential):
+    """Gate of pFedMoE: logits (n, 2) of both extractors for images (n, C, H, W).
+
+    ``inputs``: numbers of an image; ``hidden``: units of the hidden layer; ``normalise``: whether
+    the flat image is normalised by its mean and variance, with a learnt scale and shift.
+    """
+
+    def __init__(self, inputs: int, hidden: int, *, normalise: bool) -> None:
+        super().__init__(
+            nn.Flatten(),
+            nn.LayerNorm(inputs) if normalise else nn.Identity(),
+            nn.Linear(inputs, hidden),
+            nn.Sigmoid(),
+            nn.Linear(hidden, 2),
+        )
+
+
+@final
+class Gated(Composite):
+    """Features r = α₀ f_w(x) + α₁ f(x) with α = softmax(g(x)).
+
+    ``own`` has K features f and ``shared`` K features f_w; ``joint`` is the gate g, which maps
+    images (n, C, H, W) to logits (n, 2). pFedMoE (Yi et al., 2024).
+    """
+
+    def features(self, x: Tensor) -> Tensor:
+        shares: Tensor = self.joint(x).softmax(dim=1)
+        return shares[:, :1] * self.shared.features(x) + shares[:, 1:] * self.own.features(x)

@@ -96,6 +96,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lg-fedavg": {"feature_dim": 16},
     "fedssa": {"feature_dim": 16, "fedssa__stale": True},
     "fedmrl": {"global_model": "cnn2@0.25"},
+    "pfedmoe": {"feature_dim": 16, "pfedmoe__gate_norm": "layer"},
     "fd": {"fd__weights": "leave-one-out"},
     "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
     "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),
