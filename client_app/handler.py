@@ -226,7 +226,7 @@ class Handler(ABC, Generic[O, D]):
             net = self.own_model(request.t)
             if net is None:
                 assert request.w is not None, "a method with neither own nor global models"
-                net = self.shared(request.w, request.spec)
+                net = self.to_score(request, request.w)
             run = self.config.run
             with costs.counting(run.flops) as flops, costs.following(run.memory) as memory:
                 tuned, metrics = fine_tuned(p, request.t, net)

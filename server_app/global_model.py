@@ -2,7 +2,8 @@
 
 ``Averaged`` averages the models that clients trained; a method overrides the combination or a later
 step. The classes in ``aggregation/`` derive from it too and extend a method: they average across
-architectures, or over the cached uploads of all clients (OCA).
+architectures, or over the cached uploads of all clients (OCA). In ``PredictorPart`` the mean is no
+model by itself.
 """
 
 import math
@@ -270,3 +271,17 @@ class Averaged(GlobalModel[O, T], ABC):
     def taken(self, client: Client, t: int) -> Submodel:
         """Return the client's part of the widest network in round t, for ``across = "width"``."""
         return Submodel(self.trains(client))
+
+
+class PredictorPart(Averaged[O, T], ABC):
+    """Base class of methods whose mean w is a part of every client's predictor, and no model alone.
+
+    Clients complete w with their own parts when they score it.
+    """
+
+    def begin(self, clients: Sequence[Client]) -> None:
+        super().begin(clients)
+        self.options.check_fleet(self.task, tuple(self.architectures()))
+
+    def model(self) -> None:
+        return None

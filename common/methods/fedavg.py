@@ -101,6 +101,21 @@ class PartAveraging(Averaging):
             raise not_allowed("oca.aggregate", "on", why, "off")
 
 
+class PredictorPart(Averaging):
+    """Options of methods whose mean w is a part of every client's predictor, and no model alone."""
+
+    uses = ("average", "finetune")
+    leaks = "only scores of clients' own models, which have no noise"
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        why = f'method = "{config.run.method}", which has no whole model at the server'
+        if config.oca.aggregate == "on":
+            raise not_allowed("oca.aggregate", "on", why, "off")
+        if config.average.robust == "fltrust":
+            raise not_allowed("average.robust", "fltrust", f"{why} to train")
+
+
 class Copying(Averaging):
     """Options of FedAvg and of methods that change only the clients' loss."""
 

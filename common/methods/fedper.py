@@ -35,20 +35,17 @@ from pydantic import Field
 
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
-from common.methods.fedavg import Averaging
+from common.methods.fedavg import PredictorPart
 from common.models import parts
 from common.models.classifier import Classifier
-from common.settings.config import Config, not_allowed
 
 __all__ = ["Options", "PartlyShared", "Reply", "Request"]
 
 
-class PartlyShared(Averaging, ABC):
+class PartlyShared(PredictorPart, ABC):
     """Options of methods that average one part of a network and keep the rest at the clients."""
 
-    uses = ("average", "finetune")
     schemes = ("none", "same")
-    leaks = "only scores of clients' own models, which have no noise"
 
     @abstractmethod
     def private(self, net: Classifier) -> frozenset[str]:
@@ -63,14 +60,6 @@ class PartlyShared(Averaging, ABC):
     def warning(self, net: Classifier) -> str:
         """Return a line for the log if the method has no effect on ``net``; empty if it has."""
         return ""
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        why = f'method = "{config.run.method}", which has no whole model at the server'
-        if config.oca.aggregate == "on":
-            raise not_allowed("oca.aggregate", "on", why, "off")
-        if config.average.robust == "fltrust":
-            raise not_allowed("average.robust", "fltrust", f"{why} to train")
 
 
 class PrivateHead(PartlyShared, ABC):

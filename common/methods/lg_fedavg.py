@@ -37,19 +37,23 @@ from common.models.classifier import Classifier
 from common.techniques.features import check_heads, feature_width
 from common.training.task import Task
 
-__all__ = ["Options", "Reply", "Request", "shared"]
+__all__ = ["Options", "Reply", "Request", "SharedHead", "shared"]
 
 
-@final
-class Options(PartAveraging):
-    """Options of LG-FedAvg. Request: the head h; reply: the trained head h_k."""
-
-    leaks = "heads without noise"
+class SharedHead(PartAveraging):
+    """Options of methods that average heads, whole or in parts, of networks with the same K."""
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
         check_heads(task, specs)
         feature_width(task, specs)
+
+
+@final
+class Options(SharedHead):
+    """Options of LG-FedAvg. Request: the head h; reply: the trained head h_k."""
+
+    leaks = "heads without noise"
 
 
 def shared(net: Classifier) -> nn.Module:

@@ -12,6 +12,7 @@ KINDS = """
     agreement: State
     checkpoint: Checkpoint
     class_table: Down State Up
+    composite: Memory
     dafl: State
     depthfl: Down Memory State
     ditto: State
@@ -29,6 +30,7 @@ KINDS = """
     fedkf: Down Memory State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
+    fedssa: State
     fedtgp: State
     fiarse: Down Up
     global_model: Weights

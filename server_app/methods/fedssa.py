@@ -1,0 +1,43 @@
+"""FedSSA, server half: average the head rows of each class over the clients that hold it."""
+
+from collections.abc import Iterable
+from typing import final
+
+from common.exchange.records import Records, StateDict
+from common.methods.fedssa import Options, Reply, row, rows
+from common.models.classifier import Classifier
+from common.training import tree
+from server_app.head_mean import HeadMean
+from server_app.method import Client, Metrics, Replies
+
+
+@final
+class State(Records, kind="fedssa.State"):
+    head: StateDict
+    last: dict[int, StateDict]
+
+
+@final
+class FedSSA(HeadMean[Options]):
+    """Server with global_c ← mean of the rows c of the clients that hold class c."""
+
+    state_type = State
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.last: dict[int, StateDict] = {}  #: each client's newest rows, only with ``stale``
+
+    def parts(self, net: Classifier) -> StateDict:
+        return rows(net.head, range(self.task.num_classes))
+
+    def held(self, client: Client) -> Iterable[str]:
+        return map(row, client.info.classes)
+
+    def step(self, t: int, replies: Replies[Reply]) -> Metrics:
+        if not self.options.stale:
+            return super().step(t, replies)
+        if not self.last:  # the server's rows are still the first ones
+            self.last = {c.k: tree.cut(self.head, self.held(c)) for c in self.clients}
+        self.last |= {client.k: reply.w for client, reply in replies}
+        self.combine([(client, self.last[client.k]) for client in self.clients])
+        return {}

@@ -1,0 +1,170 @@
+"""FedMRL: the losses by hand, local training and FedAvg's mean at its edges, and the scores."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.bases.composite import JointState
+from client_app.bases.own_model import ClientState
+from client_app.methods.fedmrl import FedMRL
+from client_app.participant import Participant
+from common.exchange.protocol import ScoreRequest
+from common.exchange.records import Records, StateDict
+from common.models.classifier import Classifier
+from common.models.composite import Matryoshka, Small
+from common.settings.parse import parse
+from common.training.task import check_fleet
+from tests.support.halves import task
+from tests.support.scalar import kept
+from tests.support.tiny import Run, TinyRun, flat, play
+
+R = TypeVar("R", bound=Records)
+MRL: dict[str, Any] = {"method": "fedmrl", "global_model": "cnn2@0.25"}
+"""16 features of the small network, 32 of those of the fleet."""
+
+
+def state(run: TinyRun, k: int, kind: type[R]) -> R:
+    return kind.load(kept(run.folder, 2, k, kind.kind))
+
+
+def equal(a: StateDict, b: StateDict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Scale(Classifier):
+    """One feature, a times the image's number, and a head with the weights ``h``."""
+
+    def __init__(self, a: float, h: tuple[float, float]) -> None:
+        super().__init__()
+        self.a, self.head = nn.Parameter(torch.tensor(a)), nn.Linear(1, 2, bias=False)
+        self.head.weight = nn.Parameter(torch.tensor([[h[0]], [h[1]]]))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.a * x
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 0.5])
+def test_the_losses_and_a_step_by_hand(weight: float) -> None:
+    """K = d₁ = 1, A = [1, 2]: r = 1 · 3 x + 2 · 2 x = 7 for x = 1."""
+    joint = nn.Linear(2, 1, bias=False)
+    joint.weight = nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    net = Matryoshka(Scale(2.0, (0.5, 0.0)), Scale(3.0, (0.0, 0.1)), joint)
+    x, y = torch.ones(1, 1), torch.tensor([0])
+    half = FedMRL.__new__(FedMRL)
+    half.options = task(**MRL, fedmrl__weight=weight).config.method
+    loss = half.loss(net)(x, y)
+    own, small = math.log(1 + math.exp(-3.5)), math.log(1 + math.exp(0.7))
+    assert float(loss.detach()) == pytest.approx(own + weight * small, abs=1e-6)
+    loss.backward()
+    # the gradients of the logits' difference are −(1 − p_y)
+    q, s = 1 - math.exp(-own), 1 - math.exp(-small)
+    of_r = -q * 0.5 + weight * s * 0.1
+    expected = {"own.a": of_r * 2, "shared.a": of_r * 1, "joint.weight": (of_r * 3, of_r * 2)}
+    for name, value in expected.items():
+        grad = net.get_parameter(name).grad
+        assert grad is not None
+        torch.testing.assert_close(grad.flatten(), torch.tensor(value).float().flatten())
+    assert net(x).tolist() == [[3.5, 0.0]]
+    assert Small(net)(x)[0].tolist() == pytest.approx([0.0, 0.7])
+
+
+def test_with_the_identity_and_no_small_loss_it_is_local(
+    tmp_path: Path, played: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A_k = [0, 1] is held; the copy of w then has no gradient."""
+
+    drawn = FedMRL.compose
+
+    def fixed(self: FedMRL, own: Classifier, shared: Classifier) -> Matryoshka:
+        net = drawn(self, own, shared)
+        weight, bias = net.joint.parameters()
+        K, inputs = weight.shape
+        weight.data, bias.data = torch.eye(inputs)[-K:], torch.zeros(K)
+        net.joint.requires_grad_(False)
+        return net
+
+    local = played(method="local")
+    monkeypatch.setattr(FedMRL, "compose", fixed)
+    run = play(flat(tmp_path, **MRL, fedmrl__weight=0.0))
+    for k in range(4):
+        theirs = state(local, k, ClientState).local
+        for name, value in state(run, k, ClientState).local.items():  # gradients pass a slice
+            torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+    for one, two in zip(run.journal[1:], local.journal[1:], strict=True):
+        pairs = zip(one["scores"], two["scores"], strict=True)
+        assert all(a["accuracy"] == b["accuracy"] for a, b in pairs)
+
+
+def test_w_is_the_mean_of_the_copies_with_equal_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[StateDict] = []
+    honest: Callable[..., Any] = FedMRL.train
+
+    def train(self: FedMRL, request: Any) -> Any:
+        reply = honest(self, request)
+        sent.append(reply.w)
+        return reply
+
+    monkeypatch.setattr(FedMRL, "train", train)
+    uneven = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
+    run = play(flat(tmp_path, **MRL, **uneven, rounds=1))
+    assert len({client["n"] for client in run.journal[0]["clients"]}) > 1
+    for name, value in run.model.items():
+        if value.is_floating_point():
+            mean = torch.stack([w[name].double() for w in sent]).mean(0)
+            torch.testing.assert_close(value, mean.float(), rtol=0, atol=1e-7)
+
+
+def test_a_client_scores_its_parts_with_the_newest_w(played: Run) -> None:
+    run = played(**MRL)
+    drawn = []
+    for k, (score,) in enumerate(zip(run.journal[-1]["scores"], strict=True)):
+        p = Participant(parse(flat(run.folder / "other", **MRL)), {"partition-id": k}, "test")
+        net = FedMRL(p).compose(
+            p.model(p.spec, state(run, k, ClientState).local), p.model(p.global_spec, run.model)
+        )
+        drawn.append(net.joint.state_dict())
+        net.joint.load_state_dict(joint := state(run, k, JointState).joint)
+        assert joint["weight"].shape == (32, 48)
+        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
+        assert score["accuracies"] == {"small": p.accuracy(Small(net))}
+    assert run.summary["accuracy"] is None and run.journal[0]["primary"] == "personal"
+
+
+def test_before_its_first_round_a_client_scores_its_first_draw(tmp_path: Path) -> None:
+    p = Participant(parse(flat(tmp_path, **MRL)), {"partition-id": 0}, "test")
+    half, w = FedMRL(p), p.model(p.global_spec, part="any").state_dict()
+    own, small = (half.to_score(ScoreRequest(w=w, spec="", models={}), part) for part in (w, {}))
+    assert p.accuracy(own) is not None and isinstance(small, Small)
+    assert equal(own.state_dict(), half.composite(1, w).state_dict())
+
+
+def test_the_bytes_are_those_of_fedavg_with_the_small_network(played: Run) -> None:
+    quiet = {"rounds": 3, "score__every": 3, "global_model": "cnn2@0.25"}
+    mrl, fedavg = (played(**{**quiet, "method": method}) for method in ("fedmrl", "fedavg"))
+    for key in ("arrays_up", "arrays_down"):
+        assert mrl.journal[2]["bytes"][key] == fedavg.journal[2]["bytes"][key]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"global_model": "mlp@0.5"}, 'method = "fedmrl" needs networks with at least the feat'),
+        ({"fleet": "cnn4-exits2@0.5"}, 'method = "fedmrl" needs one head; cnn4-exits2@0.5 has'),
+        ({"score__bn": "recalibrated"}, 'score.bn = "recalibrated" is not allowed with'),
+        ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with'),
+        ({"average__robust": "fltrust", "data__public": 0.2}, 'average.robust = "fltrust" is not'),
+        ({"privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with'),
+        ({"average__across": "same"}, 'average.across = "same" is not allowed with'),
+    ],
+)
+def test_what_does_not_suit_it_is_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        check_fleet(task(**{**MRL, **changes}))
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

@@ -1,0 +1,238 @@
+"""FedSSA: the fusion of head rows and their mean by hand, LG-FedAvg at its edge, what travels."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.bases.own_model import ClientState
+from client_app.participant import Participant
+from common.exchange.protocol import ModelReply
+from common.exchange.records import StateDict
+from common.methods.fedssa import Options, fuse, row, rows
+from common.settings.parse import parse
+from common.training.task import check_fleet
+from server_app.method import Replies
+from tests.support.battery import Changing
+from tests.support.halves import client, server, task
+from tests.support.scalar import kept
+from tests.support.tiny import Run, TinyRun, flat, play
+
+SSA: dict[str, Any] = {"method": "fedssa", "feature_dim": 16}
+UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
+
+
+def states(run: TinyRun, t: int) -> list[StateDict]:
+    """Return the clients' models after round t."""
+    clients = range(len(run.journal[0]["clients"]))
+    return [ClientState.load(kept(run.folder, t, k, ClientState.kind)).local for k in clients]
+
+
+def head(*values: list[float]) -> nn.Linear:
+    """Return a head whose rows are ``values``: the weights of a class, and its bias."""
+    made, table = nn.Linear(len(values[0]) - 1, len(values)), torch.tensor(values)
+    made.load_state_dict({"weight": table[:, :-1], "bias": table[:, -1]})
+    return made
+
+
+# By hand.
+
+
+@pytest.mark.parametrize(
+    ("T", "weights"),
+    [
+        (2, {1: 0.5, 2: 0.353553, 3: 0.0, 4: 0.0}),
+        (45, {1: 0.5, 16: 0.433013, 31: 0.25, 46: 0.0}),
+        (0, {1: 0.0, 2: 0.0}),
+    ],
+)
+def test_the_weight_of_the_own_rows_falls_to_0_in_t_rounds(
+    T: int, weights: dict[int, float]
+) -> None:
+    options = Options(fusion_rounds=T)
+    for t, expected in weights.items():
+        assert options.mu_at(t) == pytest.approx(expected, abs=1e-6)
+
+
+def test_fused_rows_by_hand() -> None:
+    received = {row(c): torch.ones(3) for c in range(2)}
+    for t, expected in ((1, 2.0), (2, 1.707107), (3, 1.0)):
+        own = head([2.0, 2.0, 2.0], [7.0, 8.0, 9.0])
+        fuse(own, received, [0], Options().mu_at(t))
+        fused = rows(own, [0, 1])
+        assert fused["class 0"].tolist() == pytest.approx([expected] * 3, abs=1e-6)
+        assert fused["class 1"].tolist() == [7, 8, 9], "a row of a class that it does not hold"
+
+
+def reply(**given: Tensor) -> ModelReply:
+    return ModelReply(w={name.replace("_", " "): value for name, value in given.items()})
+
+
+def test_the_servers_rows_are_means_over_the_holders() -> None:
+    method = server(**SSA)
+    first = method.head["class 2"]
+    one = torch.ones(17)
+    replies = [
+        (client(0, n=30, classes=[0, 1]), reply(class_0=one, class_1=5 * one)),
+        (client(1, n=10, classes=[0]), reply(class_0=3 * one)),
+    ]
+    method.step(1, Replies.of(replies))
+    assert torch.equal(method.head["class 0"], 2 * one), "equal weights"
+    assert torch.equal(method.head["class 1"], 5 * one)
+    assert torch.equal(method.head["class 2"], first)
+
+
+def test_the_mean_by_samples_and_the_median_are_settings() -> None:
+    sent = [reply(class_0=value * torch.ones(17)) for value in (1.0, 3.0, 9.0)]
+    for changes, expected in (
+        ({"average__weights": "samples"}, (30 + 3 * 10 + 9 * 20) / 60),
+        ({"average__robust": "median"}, 3.0),
+    ):
+        method = server(**SSA, **changes)
+        clients = [client(k, n=n, classes=[0]) for k, n in enumerate((30, 10, 20))]
+        method.step(1, Replies.of(list(zip(clients, sent, strict=True))))
+        assert method.head["class 0"].tolist() == pytest.approx([expected] * 17)
+
+
+def test_the_change_of_each_sent_row_is_measured() -> None:
+    method = server(**SSA)
+    sent, row_0 = method.request(1), method.head["class 0"]
+    ((name, step),) = method.change(sent, reply(class_0=row_0 + 2))
+    assert name == "class 0" and step.tolist() == pytest.approx([2.0] * 17, abs=1e-6)
+
+
+def test_with_stale_the_mean_has_the_last_rows_of_every_client() -> None:
+    method, one = server(**SSA, fedssa__stale=True), torch.ones(17)
+    method.head = {row(c): 0 * one for c in range(3)}
+    clients = [client(k, classes=classes) for k, classes in enumerate(([0], [0, 1], [0, 2]))]
+    method.begin(clients)
+    method.step(1, Replies.of([(clients[0], reply(class_0=6 * one))]))
+    assert {name: float(value[0]) for name, value in method.head.items()} == {
+        **{"class 0": 2.0, "class 1": 0.0, "class 2": 0.0}
+    }
+    method.restore(dict(method.state()))
+    method.step(2, Replies.of([(clients[1], reply(class_0=3 * one, class_1=4 * one))]))
+    assert {name: float(value[0]) for name, value in method.head.items()} == {
+        **{"class 0": 3.0, "class 1": 4.0, "class 2": 0.0}
+    }
+
+
+def test_rows_grow_while_their_own_weight_is_positive() -> None:
+    """Without training, from a common h: 1.5 · 1.353553 · 1 = 2.030330 after three rounds."""
+    method, options = server(**SSA), Options()
+    h = torch.linspace(-1, 1, 3 * 17).reshape(3, 17)
+    heads = [head(*h.tolist()) for _ in range(2)]
+    method.head = rows(heads[0], range(3))
+    clients = [client(k) for k in range(2)]
+    for t in (1, 2, 3):
+        for own in heads:
+            fuse(own, method.request(t).w, range(3), options.mu_at(t))
+        sent = [ModelReply(w=rows(own, range(3))) for own in heads]
+        method.step(t, Replies.of(list(zip(clients, sent, strict=True))))
+    expected = 1.5 * (1 + 0.5 * math.cos(math.pi / 4)) * h
+    assert expected[0, 0] == pytest.approx(-2.030330)
+    torch.testing.assert_close(torch.stack([*method.head.values()]), expected)
+
+
+# Reductions, what travels and what is scored.
+
+
+def test_without_own_rows_and_with_all_classes_everywhere_it_is_lg_fedavg(played: Run) -> None:
+    common = {"feature_dim": 16, "rounds": 3}
+    ours = played(**common, method="fedssa", fedssa__mu=0.0)
+    theirs = played(**common, method="lg-fedavg", average__weights="uniform")
+    counts = [one["counts"] for one in ours.journal[0]["clients"]]
+    assert all(n for held in counts for n in held)
+    for t in (1, 2, 3):
+        for own, other in zip(states(ours, t), states(theirs, t), strict=True):
+            assert all(torch.equal(own[name], other[name]) for name in other)
+        assert ours.journal[t]["client_metrics"] == theirs.journal[t]["client_metrics"]
+    fused = played(**common, method="fedssa")
+    assert not torch.equal(states(fused, 1)[0]["head.weight"], states(ours, 1)[0]["head.weight"])
+
+
+def test_only_rows_of_held_classes_leave_a_client(played: Run) -> None:
+    """4 (K + 1) C bytes down to each of four clients, 4 (K + 1) for each held class up."""
+    run = played(**SSA, **UNEVEN, rounds=3, score__every=3)
+    held = [sum(n > 0 for n in one["counts"]) for one in run.journal[0]["clients"]]
+    assert min(held) < 3
+    moved = run.journal[2]["bytes"]
+    assert moved["arrays_down"] == 4 * (16 + 1) * 3 * 4
+    assert moved["arrays_up"] == 4 * (16 + 1) * sum(held)
+
+
+def test_rows_of_other_classes_stay_as_they_are(played: Run) -> None:
+    run = played(**SSA, **UNEVEN, rounds=1, train__lr=1e-9)
+    (k, counts), *_ = ((c["k"], c["counts"]) for c in run.journal[0]["clients"] if 0 in c["counts"])
+    config = parse(flat(run.folder / "other", **SSA, **UNEVEN))
+    p = Participant(config, {"partition-id": k}, "test")
+    first, after = p.model(p.spec).head.weight, states(run, 1)[k]["head.weight"]
+    for c, n in enumerate(counts):
+        assert torch.allclose(first[c], after[c], atol=1e-6) == (n == 0)
+
+
+def test_a_client_scores_its_own_model_after_its_training(run: Run) -> None:
+    played = run(**SSA, rounds=2)
+    scores = played.journal[-1]["scores"]
+    assert all(s["accuracy"] is not None and s["accuracy_global"] is None for s in scores)
+    assert played.summary["accuracy"] is None
+
+
+# Hostile clients, and federations that do not suit it.
+
+
+def put(name: str, value: Tensor) -> Any:
+    return lambda reply: {"w": {**reply.w, name: value}}
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    "a class of others": (put("class 2", torch.ones(17)), "1 unknown entries, first 'class 2'"),
+    "a class of its own left out": (
+        lambda reply: {"w": {"class 0": reply.w["class 0"]}},
+        "head lacks 1 entries, first 'class 1'",
+    ),
+    "a class that does not exist": (put("class 9", torch.ones(17)), "first 'class 9'"),
+    "too wide": (put("class 0", torch.ones(18)), "'class 0' is float32[18], expected float32[17]"),
+    "not finite": (put("class 0", torch.full((17,), math.nan)), "not finite"),
+    "infinite": (put("class 0", torch.full((17,), math.inf)), "not finite"),
+    "float64": (put("class 0", torch.ones(17, dtype=torch.float64)), "is float64[17]"),
+    "enormous": (put("class 0", torch.full((17,), 1e9)), "it has the number 1e+09"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_rows_that_cannot_be_are_refused_by_name(lie: str, tmp_path: Path) -> None:
+    change, reason = LIES[lie]
+    # client 1 has classes 0 and 1 alone
+    uneven = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 6}
+    settings = {**SSA, **uneven, "rounds": 1, "min_replies": 0.5, "clients": 3, "seed": 3}
+    run = play(flat(tmp_path, **settings), Changing.by(ModelReply, change))
+    census, entry = run.journal
+    assert census["clients"][1]["counts"] == [32, 14, 0]
+    (failure,) = entry["failures"]
+    assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
+    assert reason in failure["reason"], failure["reason"]
+    assert entry["replied"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"fleet": "cnn2@0.5,mlp@0.5"},
+            'method = "fedssa" needs a common number of features, but cnn2@0.5 has 32 and',
+        ),
+        ({"fleet": "cnn4-exits2@0.5"}, 'method = "fedssa" needs one head; cnn4-exits2@0.5 has'),
+        ({**SSA, "average__robust": "krum"}, 'average.robust = "krum" is not allowed with'),
+        ({**SSA, "oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with'),
+        ({**SSA, "privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with'),
+        ({**SSA, "fedssa__mu": -0.1}, "fedssa.mu = -0.1"),
+    ],
+)
+def test_what_does_not_suit_it_is_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        check_fleet(task(**{"method": "fedssa", **changes}))
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
