@@ -60,8 +60,8 @@ def main() -> None:
     largest = "before it gives up its warm process"
     table = Table("start", "without work", largest, "seconds to a reply", box=None)
     for name, node in nodes.items():
-        figures = f"{node['idle']:.0f}", f"{node['largest']:.0f}", f"{node['seconds']:.1f}"
-        table.add_row(name, *figures)
+        mib = f"{node['idle']:.0f}", f"{node['largest']:.0f}"
+        table.add_row(name, *mib, f"{node['seconds']:.1f}")
     console.print(table)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
