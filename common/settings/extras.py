@@ -15,6 +15,7 @@ EXTRAS: dict[str, str] = {
     "wandb": "track",
     "mlflow": "track",
     "dp_accounting": "privacy",
+    "prometheus_client": "metrics",
 }
 """Import name of a package to the extra in ``pyproject.toml`` that installs it."""
 
