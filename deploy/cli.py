@@ -6,6 +6,7 @@ Commands that need no torch do not import it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -64,6 +65,11 @@ app = typer.Typer(
 def only(line: str) -> Any:
     """Return the option that selects the cells of a ``line`` (row, column or seed) of a table."""
     return typer.Option(help=f"Only run the cells of this {line}; repeatable.")
+
+
+def tcp_port(text: str) -> Any:
+    """Return an option for a TCP port."""
+    return typer.Option(min=0, max=65535, help=text)
 
 
 def show_version(wanted: bool) -> None:
@@ -382,6 +388,45 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     answer([{**asdict(verdict), "proven": verdict.proven} for verdict in verdicts])
     if any(verdict.state == "damaged" for verdict in verdicts):
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=INSPECT)
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    host: Annotated[str, typer.Option(help="Address or name to listen on.")] = "127.0.0.1",
+    port: Annotated[int, tcp_port("Port of the page; 0: a free one.")] = 0,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Further name of this machine in a browser's address; repeatable."),
+    ] = None,
+    metrics: Annotated[int | None, tcp_port("Also serve metrics for Prometheus here.")] = None,
+    ca: machines.Ca = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for a run that has not begun.")
+    ] = False,
+) -> None:
+    """Serve the report of a run as a page that updates itself while the run goes on.
+
+    It ends at Ctrl-C, not with the run. With `--ca`, the metrics also have the expiry of the
+    certificates in that folder.
+    """
+    from deploy.report import live
+    from deploy.report.serve import Server, serve, until_interrupted
+
+    live.check(folder, wait=wait)
+    place, names = folder.resolve(), name or ()
+    with until_interrupted(), contextlib.ExitStack() as stack:
+        servers = [Server(host, port, {"/": live.LivePage(place).route}, names)]
+        plain(f"report: {stack.enter_context(servers[0]).url}/")
+        if metrics is not None:
+            from deploy.report.metrics import PATH, Metrics  # imports an extra
+
+            route = Metrics(place, ca and ca.expanduser().parent).route
+            servers.append(stack.enter_context(Server(host, metrics, {PATH: route}, names)))
+            plain(f"metrics: {servers[1].url}{PATH}")
+        if not servers[0].local:
+            red("warning:", f" whoever reaches {host} can read the results of the run")
+        serve(servers)
 
 
 @app.command(cls=Answering, rich_help_panel=INSPECT)

@@ -29,6 +29,8 @@ from tests.support.battery import changed_tensor, fail_client, failed, trained
 from tests.support.tiny import TinyRun, flat, play
 
 pytest.importorskip("dp_accounting")
+pytest.importorskip("prometheus_client")
+from deploy.report.metrics import Metrics
 
 CLIENTS = 6
 LATE = "no reply within 3600 s; a missing reply counts as a zero update"
@@ -89,7 +91,7 @@ def faulty(folder: Path, **changes: Any) -> TinyRun:
 
 
 def shown(folder: Path) -> str:
-    """Return what the displays, the reports and the console show of a run."""
+    """Return what the displays, the metrics and the console show of a run."""
     file = io.StringIO()
     console = Console(file=file, width=200)
     run = read(folder)
@@ -97,7 +99,7 @@ def shown(folder: Path) -> str:
         for entry in run.entries:
             display.on_round(entry)
     show_summary(run, console)
-    return file.getvalue()
+    return file.getvalue() + Metrics(folder).route.body().decode()
 
 
 def server_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

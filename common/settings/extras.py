@@ -16,6 +16,7 @@ EXTRAS: dict[str, str] = {
     "mlflow": "track",
     "dp_accounting": "privacy",
     "optuna": "sweep",
+    "prometheus_client": "metrics",
 }
 """Import name of a package to the extra in ``pyproject.toml`` that installs it."""
 

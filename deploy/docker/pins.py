@@ -1,9 +1,10 @@
 """Pin every package of the image and of a node by version and hash.
 
 ``python deploy/docker/pins.py`` writes four files to ``requirements/``: ``base.txt``,
-``report.txt`` (packages of the extra), ``torch.txt`` (torch, torchvision and their packages for
-Linux) and ``sbom.txt`` (packages that write the images' bill of materials). They are valid for
-Python 3.11 and newer on any platform. uv resolves them from the ranges in ``pyproject.toml``.
+``report.txt`` (packages of the server's extras), ``torch.txt`` (torch, torchvision and their
+packages for Linux) and ``sbom.txt`` (packages that write the images' bill of materials). They are
+valid for Python 3.11 and newer on any platform. uv resolves them from the ranges in
+``pyproject.toml``.
 Existing pins stay if the ranges allow it; ``--upgrade`` selects the newest version of every
 package.
 
@@ -21,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PINS = HERE / "requirements"
 PROJECT = HERE.parents[1] / "pyproject.toml"
+SERVER = ("report", "metrics")  #: extras of the server's image
 SBOM = "cyclonedx-python-lib>=11,<12"
 TORCH = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)$")
 CPU = {"torch", "torchvision"}  #: packages of ``TORCH`` without CUDA
@@ -75,7 +77,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         known, tool, written = (Path(folder) / name for name in ("pins.txt", "in.txt", "sbom.txt"))
         known.write_text("".join(path.read_text() for path in sorted(PINS.glob("[!s]*.txt"))))
-        both = resolved(PROJECT, known, "--extra", "report", *sys.argv[1:])
+        extras = [word for name in SERVER for word in ("--extra", name)]
+        both = resolved(PROJECT, known, *extras, *sys.argv[1:])
         base = resolved(PROJECT, known)
         tool.write_text(SBOM)
         if (PINS / "sbom.txt").exists():

@@ -1,1 +1,2 @@
-"""Reports about finished runs: curves, clients, partition, costs, failures; tables and listings."""
+"""Reports about runs: curves, clients, partition, costs, failures; live page, metrics; tables and
+listings."""

@@ -31,7 +31,8 @@ from common.journal import (
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
 
-FILES = ("journal.jsonl", "config.toml", "summary.json", "confusion.json")
+JOURNAL = "journal.jsonl"
+FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json")
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
 
@@ -52,6 +53,7 @@ class Reached(Part):
 class Summary(Part):
     """Fields of summary.json that are not in the journal or replace a missing config.toml."""
 
+    status: str | None = None  #: completed or stopped
     method: str | None = None
     dataset: str | None = None
     runtime: str | None = None
@@ -230,7 +232,7 @@ class Run:
     @property
     def private(self) -> bool:
         """Whether the journal omits failures, replies and bytes, because of [privacy]."""
-        return self.spent() is not None
+        return self.spent() is not None or self.table("privacy").get("mode", "off") != "off"
 
     def last_of(self, field: str) -> Any:
         """Return the newest value of a field that some entries leave empty; None if all do."""
@@ -305,11 +307,16 @@ def read(path: Path) -> Run:
     """
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
-    if not (path / "journal.jsonl").is_file():
+    if not (path / JOURNAL).is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
+    return _read(path, stamps(path))
+
+
+def stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return inode, size and time of each file of the run in ``path``, to notice changes."""
     files = [path / name for name in FILES]
     stats = [file.stat() for file in files if file.is_file()]
-    return _read(path, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats))
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
 
 
 def check_journals(folders: Iterable[Path]) -> None:

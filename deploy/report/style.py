@@ -9,7 +9,8 @@ Names in a plot come from clients; they stay text nodes of the XML tree. Matplot
 hover texts of an artist's marks in its ``gid``, as a JSON list.
 
 ``page.html.jinja`` and ``page.css`` contain all markup of a page. Jinja escapes every value except
-our own SVGs. The page's Content-Security-Policy forbids loading and running anything.
+our own SVGs. The page's Content-Security-Policy forbids loading and running anything but the script
+of a live page.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from deploy.report.serve import LOCKED
 from deploy.report.table import HERE, TEMPLATES, Table, html
 
 LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
@@ -298,8 +300,12 @@ class Page:
     sections: Sequence[Section | None] = ()  # None: without content
 
 
-def render(page: Page) -> str:
-    """Return the page as one self-contained HTML document."""
+def render(page: Page, script: str = "", policy: str = LOCKED) -> str:
+    """Return the page as one self-contained HTML document.
+
+    ``script``: our own JavaScript; ``policy``: Content-Security-Policy that allows it.
+    """
     sheet = css() + "\n" + (HERE / "page.css").read_text(encoding="utf-8")
     template = TEMPLATES.get_template("page.html.jinja")
-    return template.render(page=page, css=Markup(sheet), html=html, inline=inline)  # our own file
+    ours = {"css": Markup(sheet), "script": Markup(script), "policy": policy}  # our own files
+    return template.render(page=page, html=html, inline=inline, **ours)

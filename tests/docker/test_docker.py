@@ -19,7 +19,7 @@ from flwr.supercore.grpc_health import SimpleHealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from packaging.requirements import Requirement
 
-from deploy.docker.pins import PINS, read
+from deploy.docker.pins import PINS, SERVER, read
 from deploy.machines.certificates import make, make_key
 from tests.support import compose
 from tests.support.compose import ROOT
@@ -34,6 +34,7 @@ COMBINATIONS = [
     ["compose.client.yml"],
     ["compose.client.yml", "compose.client.gpu.yml"],
 ]
+MONITORED = "compose.metrics.yml"
 NESTED = "/serverapp/clients"  #: the public keys, in the ServerApp's folder
 KEYS = Path("/keys")  #: a client's folder of ca.crt and its key
 HOSPITAL = {
@@ -169,10 +170,11 @@ def test_the_pinned_versions_are_those_that_the_project_allows() -> None:
     }
     assert {"torch", "torchvision"} <= pins["torch.txt"].keys() and "flwr" in pins["base.txt"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in (*project["dependencies"], *project["optional-dependencies"]["report"]):
+    extras = [text for name in SERVER for text in project["optional-dependencies"][name]]
+    for text in (*project["dependencies"], *extras):
         requirement = Requirement(text)
         assert pinned[requirement.name] in requirement.specifier, text
-        extra = text in project["optional-dependencies"]["report"]
+        extra = text in extras
         assert extra or requirement.name not in pins["report.txt"], text
 
 
@@ -403,12 +405,43 @@ def test_the_gpu_override_takes_torch_with_cuda_and_gives_out_the_gpus() -> None
 
 
 @with_compose
+@pytest.mark.parametrize("base", ["compose.yml", "compose.insecure.yml"])
+def test_the_monitoring_override_reads_the_run_and_is_confined(base: str) -> None:
+    files = list(dict.fromkeys(("compose.yml", base, MONITORED)))
+    model = compose.model(files, profiles=["certs"])
+    added = model["services"].keys() - everything("compose.yml").keys()
+    assert added == {"watch", "prometheus", "grafana"}
+    assert "internal" not in model["networks"]["monitoring"]
+    for name in added:
+        said = model["services"][name]
+        assert list(said["networks"]) == ["monitoring"], "no API of Flower"
+        assert said["user"].partition(":")[0] not in ("", "0") and said["init"] is True, name
+        assert said["read_only"] is True and said["cap_drop"] == ["ALL"], name
+        assert said["security_opt"] == ["no-new-privileges:true"], name
+        assert said["restart"] == "unless-stopped" and said["healthcheck"]["test"], name
+        assert [port["host_ip"] for port in said["ports"]] == ["127.0.0.1"], name
+        for volume in said["volumes"]:
+            assert volume.get("read_only") or volume["source"] == name, volume
+            assert volume["type"] == "volume" or Path(volume["source"]).is_file(), volume
+        assert name == "watch" or re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", said["image"]), name
+    watch = model["services"]["watch"]
+    assert {v["source"]: v["target"] for v in watch["volumes"]} == {
+        "runs": "/runs",
+        "trust": "/certs",
+    }
+    (target,) = yaml.safe_load((compose.FOLDER / "monitoring/prometheus.yml").read_text())[
+        "scrape_configs"
+    ][0]["static_configs"][0]["targets"]
+    assert target == f"{option(watch, 'name')}:{option(watch, 'metrics')}"
+
+
+@with_compose
 def test_the_example_of_variables_names_all_of_them_with_their_values(tmp_path: Path) -> None:
     text = (compose.FOLDER / ".env.example").read_text()
     named = re.findall(r"^#([A-Z_0-9]+)=", text, re.MULTILINE)
     used = {
         variable
-        for name in ("compose.yml", "compose.gpu.yml", "compose.insecure.yml")
+        for name in ("compose.yml", "compose.gpu.yml", "compose.insecure.yml", MONITORED)
         for variable in re.findall(r"(?<!\$)\$\{([A-Z_0-9]+)", (compose.FOLDER / name).read_text())
     }
     assert sorted(named) == sorted(used | {"COMPOSE_FILE"})

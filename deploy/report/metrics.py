@@ -1,0 +1,161 @@
+"""Metrics of a run for Prometheus, read from the files in its folder at each scrape.
+
+Their only source is the journal, which omits what a private run withholds
+(``server_app/release.py``). For such a run, metrics without a value are left out instead of 0.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from common.exchange.seal.files import read_certificate
+from common.journal import Entry
+from deploy.report.read import JOURNAL, Run, read, total
+from deploy.report.serve import Route
+
+PATH = "/metrics"
+KIND = "text/plain; version=0.0.4; charset=utf-8"  #: Prometheus's text format
+CERTIFICATES = ("ca.crt", "server.crt", "serverapp.crt")
+REASONS = {
+    r"no reply within|not asked within|the reply stopped halfway": "late",
+    r"the message could not be delivered|Error: .* Unavailable": "unreachable",
+    r"another node answered|node \d+ claims|.* is not authentic": "not authentic",
+    r"left out (once|from now on)": "left out",
+    r"[\w ]+ refused: ": "refused",
+}
+"""Reasons of failures, as regular expressions, and the label of each. Reasons contain numbers and
+texts of clients, so they cannot be labels themselves."""
+OTHER = "client error"  #: label of all further reasons
+
+
+def reason_label(reason: str) -> str:
+    """Return the label of a failure's reason."""
+    matching = (label for pattern, label in REASONS.items() if re.match(pattern, reason))
+    return next(matching, OTHER)
+
+
+def gauge(name: str, text: str, *values: float | None) -> Iterator[Metric]:
+    """Yield the metric ``name`` with its value; nothing for None."""
+    for value in values:
+        if value is not None:
+            yield GaugeMetricFamily(f"fedmosaic_{name}", text, value)
+
+
+def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield the metric ``name`` with a value for each ``label``; nothing without values."""
+    family = GaugeMetricFamily(f"fedmosaic_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    yield from [family] if values else []
+
+
+def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield the counter ``name`` with a value for each ``label``; nothing without values."""
+    family = CounterMetricFamily(f"fedmosaic_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    yield from [family] if values else []
+
+
+def of_run(run: Run) -> Iterator[Metric]:
+    """Yield the metrics of a run with a journal."""
+    names = {key: run.setting(key) or "" for key in ("method", "dataset", "runtime", "seed")}
+    info = GaugeMetricFamily("fedmosaic_run_info", "Names of the run.", labels=["run", *names])
+    info.add_metric([run.path.name, *names.values()], 1)
+    yield info
+    ended = _ended(run.path)
+    completed = ended and run.summary is not None and run.summary.status == "completed"
+    yield from gauge("run_ended", "1 after the end of the run.", ended)
+    yield from gauge("run_completed", "1 if the run ended without an error.", completed)
+    yield from gauge("rounds", "Rounds of the run, from its settings.", run.rounds)
+    yield from gauge("round", "The last finished round; 0 is the census.", run.done)
+    written = (run.path / JOURNAL).stat().st_mtime
+    yield from gauge("last_round_timestamp_seconds", "Time of the last finished round.", written)
+    if run.entries:
+        yield from _of_last(run, run.entries[-1])
+    yield from _of_all(run)
+
+
+def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
+    """Yield the metrics of the last round, and the newest scores."""
+    yield from gauge("round_seconds", "Duration of the last finished round.", total(last))
+    scores: dict[str, float] = {}
+    for entry in run.entries:
+        scores |= {} if entry.accuracy is None else {"global": entry.accuracy}
+        scores |= {} if entry.personal is None else {"personal": entry.personal.accuracy}
+    yield from gauges("accuracy", "Newest accuracy, 0 to 1.", "score", scores)
+    best = run.best()[1] if run.accuracies() else None
+    yield from gauge("best_accuracy", "Best primary accuracy, 0 to 1.", best)
+    losses = [entry.loss for entry in run.entries if entry.loss is not None]
+    yield from gauge("loss", "Newest loss of the server's model.", *losses[-1:])
+    spent = run.spent()
+    yield from gauge("privacy_epsilon", "Privacy loss of one client.", spent and spent.epsilon)
+    yield from gauge("clients", "Clients in the census.", len(run.members))
+    if last.selected:
+        text = "Selected clients in the last finished round."
+        yield from gauge("clients_selected", text, len(last.selected))
+    if last.round and not run.private:
+        text = "Clients with a valid reply in the last finished round."
+        yield from gauge("clients_replied", text, len(last.replied))
+
+
+def _of_all(run: Run) -> Iterator[Metric]:
+    """Yield the sums over all rounds."""
+    phases = Counter[str]()
+    for entry in run.entries:
+        phases.update({name: s for name, s in entry.seconds.items() if name != "total"})
+    yield from counters("seconds", "Time by phase of the rounds.", "phase", phases)
+    if run.private:
+        return
+    sent = {way: run.cost(way) for way in ("down", "up")}
+    yield from counters("bytes", "Bytes to (down) and from (up) the clients.", "direction", sent)
+    failed = Counter(reason_label(failure.reason) for failure in run.failures())
+    zero = dict.fromkeys((*REASONS.values(), OTHER), 0)  # so that the first failure is an increase
+    yield from counters("failures", "Clients without a valid reply.", "reason", zero | failed)
+
+
+def _ended(folder: Path) -> bool:
+    """Return whether the summary is newer than the journal, which a resumed run continues."""
+    summary = folder / "summary.json"
+    return summary.exists() and summary.stat().st_mtime_ns >= (folder / JOURNAL).stat().st_mtime_ns
+
+
+def of_certificates(folder: Path) -> Iterator[Metric]:
+    """Yield when each certificate in ``folder`` expires; files that are missing are left out."""
+    until: dict[str, float] = {}
+    for name in CERTIFICATES:
+        with suppress(OSError, ValueError):
+            until[name] = read_certificate(folder / name).not_valid_after_utc.timestamp()
+    text = "Time at which a certificate expires."
+    yield from gauges("certificate_expiry_timestamp_seconds", text, "certificate", until)
+
+
+@final
+class Metrics(Collector):
+    """Metrics of the run in ``folder``, and of the certificates in ``trust`` (None: of none)."""
+
+    def __init__(self, folder: Path, trust: Path | None = None) -> None:
+        self._folder, self._trust = folder, trust
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    @property
+    def route(self) -> Route:
+        """The metrics as a route of a ``Server``."""
+        return Route(KIND, lambda: generate_latest(self._registry))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; without a readable run only those of certificates."""
+        metrics: list[Metric] = []
+        with suppress(OSError, ValueError):
+            metrics = list(of_run(read(self._folder)))
+        yield from gauge("run_found", "1 if the folder has a run.", bool(metrics))
+        yield from metrics
+        yield from of_certificates(self._trust) if self._trust is not None else ()

@@ -1,0 +1,174 @@
+"""``fedmosaic watch``: a page on this machine follows a run, and nothing else is served."""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.journal import VERSION, Entry
+from deploy.report.live import POLICY, SCRIPT, LivePage, check
+from deploy.report.serve import Server
+from tests.support.browser import PROGRAM, Browser
+from tests.support.commandline import command_line, typed
+from tests.support.run_folder import census, entry, finished, write_run
+from tests.support.waiting import until
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def ask(url: str, method: str = "GET", path: str = "/", **headers: str) -> Answer:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.headers), answer.read()
+
+
+def add(folder: Path, one: Entry) -> None:
+    with open(folder / "journal.jsonl", "a", encoding="utf-8") as file:
+        file.write(one.line() + "\n")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, Server]]:
+    """A run after its first round, and a server of its page."""
+    folder = write_run(tmp_path / "run", [census(), entry(1, 0.5)], rounds=5)
+    with Server("127.0.0.1", 0, {"/": LivePage(folder).route}, ["fed.example.org"]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, server
+        server.shutdown()
+
+
+def test_only_the_page_is_served_and_only_by_get_to_this_machines_names(
+    served: tuple[Path, Server],
+) -> None:
+    _, server = served
+    status, headers, page = ask(server.url)
+    assert status == 200 and server.local and b"unfinished: round 1 of 5" in page
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith(POLICY) and "frame-ancestors 'none'" in policy
+    assert f"<script>{SCRIPT}</script>" in page.decode() and page.count(b"<script") == 1
+    assert not re.search(r"(src|href)=\"(?!#)", page.decode()), "nothing is loaded"
+    again, _, nothing = ask(server.url, **{"If-None-Match": headers["ETag"]})
+    assert (again, nothing) == (304, b"")
+    for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
+        status, headers, _ = ask(server.url, method)
+        assert (status, headers["Allow"]) == (405, "GET")
+    for path in ("/journal.jsonl", "/../run/journal.jsonl", "/?x", "/metrics"):
+        assert ask(server.url, path=path)[0] == 404, path
+    names = {"127.0.0.1:1": 200, "[::1]": 200, "LOCALHOST": 200, "fed.example.org:8080": 200}
+    names |= {"evil.example": 403, "": 403, "127.0.0.1.evil.example:80": 403}
+    assert {name: ask(server.url, Host=name)[0] for name in names} == names
+
+
+def test_the_page_follows_the_files_and_drawing_takes_a_fifth_of_the_time(tmp_path: Path) -> None:
+    folder, now, spent = tmp_path / "run", [0.0], iter(range(0, 1000, 10))
+    live = LivePage(folder, clock=lambda: now[0], spent=lambda: next(spent))
+    assert b"waiting for the run" in live.page()  # drawing took 10 s of the processor
+    write_run(folder, [census()], rounds=5)
+    now[0] = 39.0
+    assert b"waiting for the run" in live.page()
+    now[0] = 41.0
+    assert b"unfinished: round 0 of 5" in live.page()
+    now[0] = 99.0
+    (folder / "journal.jsonl").write_text(f'{{"version": {VERSION + 1}, "round": 0}}\n')
+    page = live.page()
+    assert b"cannot be read" in page and f"reads version {VERSION}" in page.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "not a run's directory; it has no journal.jsonl"),
+        ("absent", "not a directory"),
+        ("run --port 70000", "70000 is not in the range 0<=x<=65535"),
+        ("run --host nowhere.invalid", "nowhere.invalid, port 0: "),
+        ("run --port TAKEN", "of 127.0.0.1 is in use; choose another one, or 0 for a free one"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: str, line: str, tmp_path: Path, served: tuple[Path, Server]
+) -> None:
+    name, *options = words.replace("TAKEN", served[1].url.rpartition(":")[2]).split(" ")
+    done = typed("watch", tmp_path / name, *options)
+    assert done.returncode > 0 and line in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_run_that_has_just_started_has_only_its_lock(tmp_path: Path) -> None:
+    (tmp_path / ".running").touch()
+    check(tmp_path)
+    check(tmp_path / "later", wait=True)
+    assert b"waiting for the run" in LivePage(tmp_path).page()
+
+
+@pytest.mark.full
+def test_a_run_on_digits_is_watched_between_two_rounds_and_after_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ["rounds=100000", "method=fedavg", "fleet=mlp@0.25", "clients=2", "train.epochs=1"]
+    options = [part for setting in settings for part in ("-s", setting)]
+    pipe = subprocess.PIPE
+    watch = subprocess.Popen(command_line("watch", folder, "--wait"), stdout=pipe, text=True)
+    line = command_line("run", "--out", folder, "--workers", "0", *options)
+    run = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert watch.stdout is not None
+        url = watch.stdout.readline().split()[1].rstrip("/")
+
+        def reached() -> int:
+            assert run.poll() is None or run.returncode == 130, run.returncode
+            found = re.search(rb"unfinished: round (\d+) of 100000", ask(url)[2])
+            return int(found[1]) if found else 0
+
+        first = until("a round", reached)
+        until("a later round", lambda: reached() > first)
+        run.send_signal(signal.SIGINT)
+        run.wait()
+        assert ask(url)[0] == 200, "it goes on after the run"
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == 0
+    finally:
+        for process in (run, watch):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_a_browser_shows_new_rounds_without_reloading(
+    served: tuple[Path, Server], tmp_path: Path
+) -> None:
+    folder, server = served
+    pictures = os.environ.get("PICTURES")  # a folder for a look at the page
+    rounds = "document.querySelector('.pill').textContent"
+    with Browser(server.url, tmp_path / "profile") as page:
+        status = "document.getElementById('live').textContent"
+        until("the script", lambda: page.value(status) == "This page follows the run.")
+        page.value("window.mark = 1; document.querySelector('details').open = true")
+        scores = [{"k": k, "n": 3, "accuracy": 0.5, "accuracy_global": 0.25} for k in (0, 1)]
+        add(folder, entry(2, 0.75, scores=scores))
+        until("round 2", lambda: page.value(rounds) == "unfinished: round 2 of 5")
+        headings = page.value("[...document.querySelectorAll('h2')].map(h => h.textContent)")
+        assert {"Learning", "Clients", "Fairness"} <= set(headings), "new sections are added"
+        order = re.findall(r'<h2 id="s\d+">([^<]*)<', ask(server.url)[2].decode())
+        assert headings == [text.replace("&#39;", "'") for text in order]
+        assert page.value("window.mark") == 1, "the page was not reloaded"
+        assert page.value("document.querySelector('details').open"), "an open table stays open"
+        for width in (1280, 375):
+            picture = Path(pictures) / f"live-{width}.png" if pictures else None
+            assert page.width(width, picture) <= width, "nothing is wider than the page"
+        assert page.errors == []
+        server.shutdown()
+        server.server_close()
+        until("the loss", lambda: "No connection" in page.value(status))
+        assert page.value(rounds) == "unfinished: round 2 of 5", "the last page stays"
+
+
+def test_a_finished_run_is_served_too(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    check(folder)
+    assert b'<span class="pill done">2 rounds</span>' in LivePage(folder).page()
