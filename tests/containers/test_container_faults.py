@@ -179,7 +179,7 @@ def test_a_restarted_serverapp_resumes_the_run(federation: Federation) -> None:
     fault = Fault(federation, "serverapp", "ServerApp's container restarted")
     federation.docker("restart", "--time", "1", federation.name("serverapp"))
     fault.completed(
-        "`experiment` ends with the reason, starts again and resumes from the checkpoint"
+        "the service experiment ends with the reason, starts again and resumes from the checkpoint"
     )
 
 
@@ -187,7 +187,9 @@ def test_a_restarted_serverapp_resumes_the_run(federation: Federation) -> None:
 def test_a_restarted_superlink_loses_nothing(federation: Federation) -> None:
     fault = Fault(federation, "superlink", "SuperLink's container restarted")
     federation.docker("restart", "--time", "1", federation.name("superlink"))
-    fault.completed("everybody connects again, or `experiment` resumes from the checkpoint")
+    fault.completed(
+        "all nodes connect again, or the service experiment resumes from the checkpoint"
+    )
 
 
 @faulty
