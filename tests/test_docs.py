@@ -28,6 +28,12 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_is_left_of_a_merge(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if re.match(r"(<{7}|={7}|>{7})( |$)", line)] == []
+
+
 @pytest.mark.parametrize("name", ["architecture", "glossary", "extending"])
 def test_every_path_and_name_of_the_code_exists(name: str) -> None:
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")

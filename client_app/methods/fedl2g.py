@@ -1,5 +1,6 @@
 """FedL2G, client half: train with guiding vectors, and send their gradient on the quiz set."""
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -71,7 +72,7 @@ class FedL2G(OwnModel[Options, TableRequest]):
 
 def meta_gradient(
     net: Classifier,
-    loss: Loss,
+    loss: Callable[[Classifier, Tensor], Loss],
     v: Tensor,
     batch: tuple[Tensor, Tensor],
     quiz: tuple[Tensor, Tensor],

@@ -73,6 +73,7 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
             test, of_test = validation, False
     if len(train) < LEAST:
         remedy = ": raise data.alpha or data.min-size, or take fewer clients"
+        remedy += " or a smaller data.validation" if data.validation else ""
         raise ValueError(
             f"client {k} has {len(train)} training samples, at least {LEAST} are needed"
             + ("" if data.partition in (NATURAL, OWN) else remedy)

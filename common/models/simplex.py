@@ -18,7 +18,8 @@ def simplex(classes: int, generator: torch.Generator) -> Tensor:
     drawn = torch.rand(classes, classes, generator=generator, dtype=torch.float64)
     P, _ = torch.linalg.qr(drawn)
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
-    return (math.sqrt(classes / (classes - 1)) * P @ centred).T.float().contiguous()
+    rows: Tensor = (math.sqrt(classes / (classes - 1)) * P @ centred).T.float().contiguous()
+    return rows
 
 
 @final

@@ -62,7 +62,8 @@ class StyleGAN(nn.Module):
         return v
 
     def synthesis(self, v: Tensor) -> Tensor:
-        x, colours = self.const.expand(len(v), -1, -1, -1), None
+        x: Tensor = self.const.expand(len(v), -1, -1, -1)
+        colours: Tensor | None = None
         for level in self.levels:
             if colours is not None:
                 x, colours = (F.interpolate(maps, scale_factor=2.0) for maps in (x, colours))

@@ -259,8 +259,8 @@ class Data(Section):
 
     @property
     def has_client_tests(self) -> bool:
-        """Whether clients have test samples."""
-        return self.test == "own" or self.test_fraction > 0
+        """Whether clients have samples for their scores."""
+        return self.test == "own" or self.test_fraction > 0 or self.score_on == "validation"
 
     @property
     def elsewhere(self) -> str:

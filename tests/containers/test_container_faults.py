@@ -184,14 +184,18 @@ def test_the_docs_show_the_recorded_faults_of_containers() -> None:
 def test_a_restarted_serverapp_resumes_the_run(federation: Federation) -> None:
     fault = Fault(federation, "serverapp", "ServerApp's container restarted")
     federation.docker("restart", "--time", "1", federation.name("serverapp"))
-    fault.completed("the experiment's container ends with the reason, restarts and resumes the run")
+    fault.completed(
+        "the service experiment ends with the reason, starts again and resumes from the checkpoint"
+    )
 
 
 @faulty
 def test_a_restarted_superlink_loses_nothing(federation: Federation) -> None:
     fault = Fault(federation, "superlink", "SuperLink's container restarted")
     federation.docker("restart", "--time", "1", federation.name("superlink"))
-    fault.completed("everybody connects again, or the run resumes from the checkpoint")
+    fault.completed(
+        "all nodes connect again, or the service experiment resumes from the checkpoint"
+    )
 
 
 @faulty

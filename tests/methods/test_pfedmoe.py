@@ -19,7 +19,6 @@ from common.models.classifier import Classifier
 from common.models.composite import Gate, Gated
 from common.settings.parse import parse
 from common.training.task import check_fleet
-from tests.methods.test_partly_shared import private
 from tests.support.battery import Changing
 from tests.support.halves import server, task
 from tests.support.scalar import kept
@@ -122,7 +121,7 @@ def test_with_the_shared_extractor_alone_it_is_fedper(
     mixture = run(**settings, method="pfedmoe")
     assert same(mixture.model, fedper.model)
     for k in mixture.journal[-1]["replied"]:
-        head = private(fedper, 3, k)
+        head = ClientState.load(kept(fedper.folder, 3, k, ClientState.kind)).w
         assert same({name: own_model(mixture, 3, k)[name] for name in head}, head)
     scores = [[s["accuracy"] for s in one.journal[-1]["scores"]] for one in (mixture, fedper)]
     assert scores[0] == scores[1]

@@ -163,6 +163,13 @@ def test_personal_scores_that_cannot_be_are_refused(changes: dict[str, Any], lin
         parse(flat(Path("nowhere"), score__primary="personal", **changes))
 
 
+def test_validation_samples_are_enough_for_personal_scores() -> None:
+    data = {"test_fraction": 0.0, "validation": 0.2, "score_on": "validation"}
+    given = {f"data__{name}": value for name, value in data.items()}
+    parsed = parse(flat(Path("nowhere"), method="fedavg", score__primary="personal", **given))
+    assert parsed.score.primary == "personal"
+
+
 def test_the_score_of_a_model_that_is_not_there_is_refused(run: Run) -> None:
     with pytest.raises(Stopped, match=r'"global" is not allowed with method = "local", which has'):
         run(method="local", score__primary="global")
