@@ -172,22 +172,26 @@ class Participant:
         times: int = 0,
         moments: Moments | None = None,
         phase: str = "",
+        skip: int = 0,
     ) -> dict[str, float]:
         """Minimise ``loss`` on the local samples in round t; return the scalars of ``fit``.
 
         ``extend`` maps the batches (x [b, C, H, W] float32 normalised, y [b]) to the arguments of
         ``loss``. ``after`` is called after each step. ``times``: number of epochs where
         ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``. ``phase``: name
-        of the random streams of a second training in the round.
+        of the random streams of a second training in the round. ``skip``: number of samples to
+        leave out, the first ones.
         """
         train, own = self.config.train, [phase] if phase else []
+        x, y = self.train_set
         one = self.task.batches(
-            *self.train_set,
+            x[skip:],
+            y[skip:],
             *own,
             self.k,
             t,
             drop_last=train.steps > 0 or train.drop_last,
-            order=None if train.shuffle else self._order,
+            order=None if train.shuffle else self._order[self._order >= skip] - skip,
         )
         some = progress.steps(one.take(train.steps), "step", train.steps)
         batches = some if train.steps else epochs(one, times or train.epochs)

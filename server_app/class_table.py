@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from common import progress
 from common.exchange.protocol import Request
@@ -13,7 +14,7 @@ from common.exchange.records import Records, StateDict
 from common.techniques.class_table import (
     ClassTable,
     PrototypeOptions,
-    TableOptions,
+    RowOptions,
     TableReply,
     TableRequest,
     check_table,
@@ -23,7 +24,7 @@ from common.training import optimise, seeds
 from common.training.fit import Loss, fit
 from server_app.method import Client, Method, Metrics, Models, Replies
 
-T = TypeVar("T", bound=TableOptions)
+T = TypeVar("T", bound=RowOptions)
 P = TypeVar("P", bound=PrototypeOptions)
 
 
@@ -76,29 +77,39 @@ class TableMean(Method[T, TableReply], ABC):
         self,
         t: int,
         replies: Replies[TableReply],
-        net: nn.Module,
+        parameters: ParamsT,
         loss: Loss,
         *,
         epochs: int,
         lr: float,
+        optimizer: str = "sgd",
+        size: int = 0,
+        least: int = 1,
+        clip: float = 0.0,
     ) -> float:
-        """Train ``net`` by SGD on all rows of the replies; return the mean loss.
+        """Train ``parameters`` on all rows of the replies; return the mean loss.
 
-        ``loss``: scalar function of rows [n, m] and their classes [n]. A batch has
-        ``train.batch-size`` rows, and every row occurs once in each of ``epochs`` ≥ 1.
+        ``loss``: scalar function of rows [n, m] and their classes [n]. A batch has ``size`` rows,
+        by default ``train.batch-size``, and every row occurs once in each of ``epochs`` ≥ 1, except
+        in batches of fewer than ``least`` rows. ``clip``: as for ``fit``.
         """
-        ys = [reply.counts.nonzero().flatten() for _, reply in replies]
-        rows = [reply.table[y] for (_, reply), y in zip(replies, ys, strict=True)]
-        x, y = torch.cat(rows).to(self.task.device), torch.cat(ys).to(self.task.device)
+        (x, y), size = self.pairs(replies), size or self.config.train.batch_size
         draw = seeds.stream(self.task.seed, "batches", "rows", t)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for _ in progress.steps(range(epochs), "epoch"):
                 for order in torch.randperm(len(y), generator=draw).split(size):
-                    yield x[order.to(x.device)], y[order.to(x.device)]
+                    if len(order) >= least:
+                        yield x[order.to(x.device)], y[order.to(x.device)]
 
-        size, sgd = self.config.train.batch_size, optimise.make(net.parameters(), "sgd", lr)
-        return fit(sgd, batches(), loss, precision=self.config.run.precision)["loss"]
+        made = optimise.make(parameters, optimizer, lr)
+        return fit(made, batches(), loss, clip=clip, precision=self.config.run.precision)["loss"]
+
+    def pairs(self, replies: Replies[TableReply]) -> tuple[Tensor, Tensor]:
+        """Return all rows [n, m] of the replies and their classes [n], on the server's device."""
+        ys = [reply.counts.nonzero().flatten() for _, reply in replies]
+        rows = [reply.table[y] for (_, reply), y in zip(replies, ys, strict=True)]
+        return torch.cat(rows).to(self.task.device), torch.cat(ys).to(self.task.device)
 
     def model(self) -> None:
         return None

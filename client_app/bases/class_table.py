@@ -18,11 +18,13 @@ from common.techniques.class_table import (
     ClassSums,
     LearnerOptions,
     PrototypeOptions,
+    RowOptions,
     TableOptions,
     TableReply,
     TableRequest,
 )
 
+R = TypeVar("R", bound=RowOptions)
 T = TypeVar("T", bound=TableOptions)
 G = TypeVar("G", bound=LearnerOptions)
 P = TypeVar("P", bound=PrototypeOptions)
@@ -30,7 +32,44 @@ Term = Callable[[Tensor, Tensor], Tensor]
 """Function from outputs [n, m] and labels [n] to a scalar, a term of the loss."""
 
 
-class TableClient(OwnModel[T, D], ABC):
+class TableSender(OwnModel[R, D], ABC):
+    """Client with a private model that sends a class table of its outputs."""
+
+    def outputs(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Return the outputs [n, m] whose means are the rows, for n samples."""
+        return logits if self.options.outputs == "logits" else features
+
+    def predictor(self, net: Classifier) -> Classifier:
+        """Return the classifier that the client scores; ``net``: its private model."""
+        return net
+
+    def table_reply(
+        self, net: Classifier, metrics: dict[str, float], sums: ClassSums | None = None
+    ) -> TableReply:
+        """Return the reply with the means of the outputs.
+
+        ``sums``: those of the training; None: of the trained model ``net``, on all training
+        samples without augmentation.
+        """
+        p = self.participant
+        sums = self._collected(net) if sums is None else sums
+        if self.options.whole_test:
+            metrics = {**metrics, "test_accuracy": p.test_accuracy(self.predictor(net))}
+        rows, present = sums.table()
+        counts = torch.tensor(p.counts) if self.options.by_counts else torch.ones(len(present))
+        return TableReply(metrics=metrics, table=rows, counts=(counts * present).long())
+
+    @torch.no_grad()
+    def _collected(self, net: Classifier) -> ClassSums:
+        net.eval()
+        sums = ClassSums(self.task.num_classes)
+        for x, y in self.task.in_order(*self.participant.train_set):
+            features = net.features(x)
+            sums.add(self.outputs(features, net.head(features)), y)
+        return sums
+
+
+class TableClient(TableSender[T, D], ABC):
     """Client with a private model that sends the class table of its features or logits."""
 
     def train(self, request: D) -> TableReply:
@@ -41,7 +80,7 @@ class TableClient(OwnModel[T, D], ABC):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             features = net.features(x)
             logits = net.head(features)
-            outputs = self._chosen(features, logits)
+            outputs = self.outputs(features, logits)
             if running:
                 sums.add(outputs, y)
             value = F.cross_entropy(logits, y)
@@ -49,13 +88,7 @@ class TableClient(OwnModel[T, D], ABC):
 
         metrics = p.train(request.t, net.parameters(), loss)
         self.keep(request.t, net)
-        if not running:
-            self._collect(net, sums)
-        if self.options.whole_test:
-            metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
-        rows, present = sums.table()
-        counts = torch.tensor(p.counts) if self.options.by_counts else torch.ones(len(present))
-        return TableReply(metrics=metrics, table=rows, counts=(counts * present).long())
+        return self.table_reply(net, metrics, sums if running else None)
 
     def start(self, request: D) -> Classifier:
         """Return the model from which the round starts: the private one."""
@@ -64,17 +97,6 @@ class TableClient(OwnModel[T, D], ABC):
     def term(self, request: D) -> Term | None:
         """Return the term that is added to the cross-entropy; None: there is none."""
         return None
-
-    def _chosen(self, features: Tensor, logits: Tensor) -> Tensor:
-        return logits if self.options.outputs == "logits" else features
-
-    @torch.no_grad()
-    def _collect(self, net: Classifier, sums: ClassSums) -> None:
-        """Add the outputs of all training samples, without augmentation, in evaluation mode."""
-        net.eval()
-        for x, y in self.task.in_order(*self.participant.train_set):
-            features = net.features(x)
-            sums.add(self._chosen(features, net.head(features)), y)
 
 
 class TableLearner(TableClient[G, TableRequest], ABC):

@@ -31,16 +31,11 @@ class ClassTable(NamedTuple):
     present: Tensor
 
 
-class TableOptions(OwnModels):
-    """Options of methods whose clients send a class table and keep their models."""
+class RowOptions(OwnModels):
+    """Options of methods whose clients send rows of numbers by class and keep their models."""
 
     outputs: ClassVar[Outputs] = "features"
-    """Outputs whose means are the rows."""
-    leaks = "means of single clients' outputs by class"
-
-    collect: Literal["running", "final"] = "running"
-    """Outputs of the rows: those of every training step, in train mode, or those of the trained
-    model for all training samples, in evaluation mode."""
+    """Outputs to which the rows belong."""
 
     @property
     def by_counts(self) -> bool:
@@ -60,6 +55,16 @@ class TableOptions(OwnModels):
         super().check_fleet(task, specs)
         check_heads(task, specs)
         self.width(task, specs)
+
+
+class TableOptions(RowOptions):
+    """Options of methods whose clients send the means of their outputs by class."""
+
+    leaks = "means of single clients' outputs by class"
+
+    collect: Literal["running", "final"] = "running"
+    """Outputs of the rows: those of every training step, in train mode, or those of the trained
+    model for all training samples, in evaluation mode."""
 
 
 class LearnerOptions(TableOptions):

@@ -60,6 +60,7 @@ EPOCHS = (
 FREE = frozenset(
     {
         *("out", "plugins", "track"),  # only the server and the launcher use them
+        "fedktl.generator",  # only the server reads it
         *("experiment", "device", "node.K.device"),  # have a pattern
         *("data.label-column", "data.owner-column", "data.digest"),
         *(f"{table}.optimizer" for table in ("train", "noise", "generator", "public")),

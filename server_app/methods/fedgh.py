@@ -44,7 +44,7 @@ class FedGH(TableMean[Options]):
         def loss(P: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(head(P), y)
 
-        trained = self.train_on_pairs(t, replies, head, loss, epochs=epochs, lr=lr)
+        trained = self.train_on_pairs(t, replies, head.parameters(), loss, epochs=epochs, lr=lr)
         self.head = tree.snapshot(head)
         return {"server_loss": trained}
 

@@ -42,7 +42,9 @@ class FedTGP(Prototypes[Options]):
                 return contrast(P, generator(), y, margin)
 
             epochs, lr = o.server_epochs, o.server_lr
-            trained = self.train_on_pairs(t, replies, generator, loss, epochs=epochs, lr=lr)
+            trained = self.train_on_pairs(
+                t, replies, generator.parameters(), loss, epochs=epochs, lr=lr
+            )
             metrics = {"server_loss": trained, "margin": margin}
         self.generator = tree.snapshot(generator)
         self.rows = self._prototypes(generator)

@@ -31,6 +31,7 @@ PIN = "ab" * 32
 SERVER_KEY = f"SHA256:{43 * 'A'}"
 SERVER_EPOCHS = {"noise.epochs", "ensemble.epochs", "co-boosting.epochs", "dense.epochs"}
 SERVER_EPOCHS |= {"fedgkt.server-epochs", "fedgh.server-epochs", "fedtgp.server-epochs"}
+SERVER_EPOCHS |= {"fedktl.server-epochs"}
 
 
 @pytest.fixture(scope="module")

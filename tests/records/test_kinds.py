@@ -28,6 +28,7 @@ KINDS = """
     fedin: Down State Up
     fedkd: Down Memory State Up
     fedkf: Down Memory State
+    fedktl: Down State
     fedmd: Answer Down Learnt Memory Started Up
     fedorion: State Up
     fedssa: State

@@ -97,6 +97,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedssa": {"feature_dim": 16, "fedssa__stale": True},
     "fedmrl": {"global_model": "cnn2@0.25"},
     "pfedmoe": {"feature_dim": 16, "pfedmoe__gate_norm": "layer"},
+    "fedl2g": {
+        **under("fedl2g", warm_up=1, weight=0.1),
+        **under("train", batch_size=8, epochs=8, lr=0.1),
+    },
+    "fedktl": {"fedktl__server_epochs": 5, **under("train", clip=5.0, epochs=4, lr=0.05)},
     "fd": {"fd__weights": "leave-one-out"},
     "fedftg": {**under("fedftg", iterations=2, generated=8), **SMALL},
     "fedftg-noise": under("noise", epochs=1, batches=4, batch_size=16),

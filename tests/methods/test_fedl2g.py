@@ -1,0 +1,185 @@
+"""FedL2G: the meta step by hand and by full differentiation, and local training at its edge."""
+
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from client_app.bases.own_model import ClientState
+from client_app.methods.fedl2g import FedL2G, meta_gradient
+from client_app.participant import Participant
+from client_app.store import Store
+from common.exchange.records import StateDict
+from common.models.classifier import Classifier
+from common.settings.parse import parse
+from common.techniques.class_table import TableReply, TableRequest
+from common.training.task import check_fleet
+from server_app.method import Replies
+from tests.support.halves import client, server, task
+from tests.support.tiny import Run, TinyRun, flat, play
+
+L2G: dict[str, Any] = {"method": "fedl2g", "fedl2g__warm_up": 1, "train__batch_size": 8}
+FEATURES = {**L2G, "fedl2g__guide": "features", "feature_dim": 16}
+
+
+def half(folder: Path, **changes: Any) -> FedL2G:
+    settings = flat(folder, **{**L2G, **changes})
+    return FedL2G(Participant(parse(settings), {"partition-id": 0}, "test"))
+
+
+def own_model(run: TinyRun, k: int, t: int = 99) -> StateDict | None:
+    state = Store(run.folder / "state", "test", k).load_state(t, ClientState)
+    return state and state.local
+
+
+class Weights(Classifier):
+    """Network whose weights are its logits, for every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = nn.Parameter(torch.zeros(2)), nn.Linear(1, 2).requires_grad_(False)
+        del self.head
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
+def test_the_meta_step_by_hand() -> None:
+    """w = (0, 0), y = 0, v_0 = (1, −1), η = 0.1: w' = (0.15, −0.15)."""
+    net, v = Weights(), torch.tensor([[1.0, -1.0], [5.0, 5.0]])
+    x, y = torch.ones(1, 1), torch.tensor([0])
+
+    def loss(net: Classifier, v: Tensor) -> Any:
+        return lambda x, y: F.cross_entropy(net(x), y) + F.mse_loss(net(x), v[y])
+
+    g = meta_gradient(net, loss, v, (x, y), (x, y), 0.1)
+    torch.testing.assert_close(g, torch.tensor([[-0.04256, 0.04256], [0, 0]]), rtol=0, atol=1e-5)
+    assert net.w.tolist() == [0, 0] and net.w.grad is None
+
+
+@pytest.mark.parametrize("settings", [L2G, FEATURES], ids=["logits", "features"])
+@pytest.mark.parametrize("fleet", ["mlp@0.25", "cnn2@0.25"])
+def test_the_meta_step_is_the_derivative_through_one_step(
+    fleet: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Networks with BatchNorm, by a graph through the whole step."""
+    ours = half(tmp_path, **settings, fleet=fleet)
+    p, net = ours.participant, ours.local(1).train()
+    x, y = p.train_set
+    (batch,) = p.task.batches(x, y, "any").take(1)
+    (quiz,) = p.task.in_order(x[:8], y[:8])
+    width = 3 if settings is L2G else 16
+    v = torch.randn(3, width, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    names, theta = zip(*net.named_parameters(), strict=True)
+    slopes = torch.autograd.grad(ours.loss(net, v)(*batch), theta, create_graph=True)
+    moved = {n: w - 0.3 * g for n, w, g in zip(names, theta, slopes, strict=True)}
+    after = F.cross_entropy(functional_call(net, moved, quiz[0]), quiz[1])
+    (expected,) = torch.autograd.grad(after, v)
+    before = [w.detach().clone() for w in theta]
+    g = meta_gradient(net, ours.loss, v.detach(), batch, quiz, 0.3)
+    assert float(expected.abs().max()) > 1e-4
+    torch.testing.assert_close(g, expected, rtol=1e-4, atol=1e-7)
+    assert all(torch.equal(a, b) for a, b in zip(before, theta, strict=True))
+
+
+def test_without_guidance_it_is_local_on_the_samples_outside_the_quiz_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = play(flat(tmp_path / "l2g", **{**L2G, "fedl2g__warm_up": 0}, fedl2g__weight=0.0))
+    train = partialmethod(Participant.train, skip=8)
+    monkeypatch.setattr(Participant, "train", train)
+    local = play(flat(tmp_path / "local", method="local", train__batch_size=8))
+    for k in range(4):
+        ours, theirs = own_model(run, k), own_model(local, k)
+        assert ours is not None and theirs is not None
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert run.journal[2]["client_metrics"] == local.journal[2]["client_metrics"]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_skipped_samples_have_no_part_in_training(shuffle: bool, tmp_path: Path) -> None:
+    p = half(tmp_path, train__shuffle=shuffle, train__epochs=2).participant
+    x, _ = p.train_set
+    seen: list[Tensor] = []
+    weight = nn.Parameter(torch.zeros(()))
+
+    def loss(images: Tensor, y: Tensor) -> Tensor:
+        seen.append(images)
+        return weight.square()
+
+    p.train(1, [weight], loss, skip=8)
+    (rest,) = p.task.in_order(x[8:], size=len(x))
+    rows = [tuple(row.tolist()) for row in torch.cat(seen).flatten(1)]
+    assert sorted(rows) == sorted(2 * [tuple(row.tolist()) for row in rest[0].flatten(1)])
+
+
+def test_in_the_warm_up_no_client_trains_and_the_vectors_learn(played: Run) -> None:
+    run = played(**L2G, rounds=2)
+    for k in range(4):
+        assert own_model(run, k, t=2) is None and own_model(run, k) is not None
+    assert "loss" not in run.journal[1]["client_metrics"]
+    assert run.journal[1]["metrics"]["gradient_norm"] > 0
+
+
+def test_a_reply_has_the_rows_of_the_batchs_classes(tmp_path: Path) -> None:
+    ours = half(
+        tmp_path, fedl2g__warm_up=5, data__partition="pathological", data__classes_per_client=2
+    )
+    reply = ours.train(TableRequest(rows=torch.ones(3, 3), present=torch.ones(3).bool(), t=1))
+    has = torch.tensor(ours.participant.counts) > 0
+    assert reply.counts.tolist() == has.long().tolist() and 0 < int(has.sum()) < 3
+    assert reply.table.any(1).tolist() == has.tolist()
+
+
+@pytest.mark.parametrize("clip", [100.0, 0.5])
+def test_the_servers_step_by_hand(clip: float) -> None:
+    """Two clients with class 0, one with class 1: the mean's rows are 3 at class 0, −4 at 1."""
+    method = server(**L2G, fedl2g__server_clip=clip)
+    method.begin([client(k) for k in range(2)])
+    method.rows = torch.zeros(3, 3)
+    tables = [torch.zeros(3, 3) for _ in range(2)]
+    tables[0][0, 0], tables[1][0, 0], tables[1][1, 2] = 2.0, 4.0, -4.0
+    counts = [torch.tensor([1, 0, 0]), torch.tensor([1, 1, 0])]
+    pairs = [
+        (client(k), TableReply(table=x, counts=c))
+        for k, (x, c) in enumerate(zip(tables, counts, strict=True))
+    ]
+    metrics = method.step(1, Replies.of(pairs))
+    assert metrics == {"present": 2.0, "gradient_norm": 5.0}
+    scale = min(1.0, clip / 5.0)
+    expected = torch.zeros(3, 3)
+    expected[0, 0], expected[1, 2] = -0.1 * scale * 3.0, 0.1 * scale * 4.0
+    torch.testing.assert_close(method.rows, expected)
+
+
+def test_the_first_vectors_are_normal_and_their_rate_depends_on_the_guide() -> None:
+    for settings, width, rate in ((L2G, 3, 0.1), (FEATURES, 16, 100.0)):
+        method = server(**settings)
+        method.begin([client(k, model="cnn2@0.5") for k in range(2)])
+        request = method.request(1)
+        assert request.rows.shape == (3, width) and request.present.all()
+        assert 0.5 < float(request.rows.std()) < 1.5
+        assert method.options.rate == rate
+    assert server(**L2G, fedl2g__server_lr=7.0).options.rate == 7
+
+
+def test_the_bytes_are_those_of_a_class_table(played: Run) -> None:
+    moved = played(**L2G, rounds=3, score__every=3).journal[2]["bytes"]
+    assert moved["arrays_up"] == 4 * (4 * 9 + 8 * 3)
+    assert moved["arrays_down"] == 4 * (4 * 9 + 3)
+
+
+def test_what_does_not_suit_it_is_one_line(tmp_path: Path) -> None:
+    many = {"fedl2g__quiz_batches": 9}
+    with pytest.raises(ValueError, match="client 0 has 24 samples, its quiz set takes 72: fedl2g"):
+        half(tmp_path, **many).admit()
+    with pytest.raises(ValueError, match="needs a common number of features"):
+        check_fleet(task(**{**FEATURES, "feature_dim": 0, "fleet": "cnn2@0.5,mlp@0.5"}))
