@@ -77,6 +77,12 @@ def test_the_table_of_shared_parts_has_each_method_once() -> None:
     assert sorted(listed) == sorted(names())
 
 
+def test_the_page_about_htfllib_has_each_of_its_methods_by_our_name() -> None:
+    page = (DOCS / "htfllib.md").read_text(encoding="utf-8")
+    ours = re.findall(r"^\| [^|]+ \| `([\w-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    assert len(ours) == len(set(ours)) == 12 and set(ours) <= {*names()}
+
+
 def public_names() -> dict[str, list[str]]:
     """Return the names of docs/extending.md that a plug-in may import, by module."""
     section = EXTENDING.split("### Public names\n")[1].split("\n##")[0]

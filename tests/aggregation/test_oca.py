@@ -8,7 +8,7 @@ import torch
 
 from common.exchange.records import StateDict
 from common.methods import names, options
-from common.methods.fedper import PartlyShared
+from common.methods.fedavg import PredictorPart
 from common.model_file import digest
 from common.settings.parse import defaults, parse
 from common.training import tree
@@ -192,7 +192,7 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", names())
 def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: str) -> None:
     given = {**OVERRIDES.get(method, {}), "method": method, "lwn__init": "average", **ON}
-    if issubclass(half(method), Averaged) and not issubclass(options(method), PartlyShared):
+    if issubclass(half(method), Averaged) and not issubclass(options(method), PredictorPart):
         assert isinstance(server(**given), Oca)
     else:
         line = '^oca.aggregate = "on" is not allowed with .*(averag|no whole model)'
