@@ -20,7 +20,6 @@ from common.data.dataset import Dataset
 from common.data.shares import for_testing
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
-from common.methods.fedavg import PredictorPart
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.settings.config import Config
 from common.settings.parse import parse
@@ -81,8 +80,6 @@ class Finished:
         networks or prototypes.
         """
         path, spec = self.folder / "model.safetensors", global_spec(task)
-        if isinstance(self.config.method, PredictorPart):
-            raise ValueError(f"{path} has a part of a network, which each client completes")
         weights = model_file.load(path) if trained else None
         if weights is not None:
             tree.check_like(weights, task.expected(spec), f"{path}, as one network {spec},")
