@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     timeout = IDLE
-    server: Server  # type: ignore[assignment]  # the only one that uses this handler
+    server: Server
     server_version, sys_version = "fedmosaic", ""
 
     def do_GET(self) -> None:
