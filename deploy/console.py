@@ -63,6 +63,10 @@ def place(text: str) -> Any:
     return typer.Option("--out", help=text)
 
 
+LogFormat = Annotated[str, typer.Option(help="Format of log lines: text or json.")]
+LogLevel = Annotated[
+    str, typer.Option(help="Least level of log lines: debug, info, warning or error.")
+]
 RayAddress = Annotated[
     str,
     typer.Option(
@@ -107,6 +111,17 @@ def finish(files: Iterable[Path], **result: object) -> None:
     for path in written:
         plain(str(path))
     answer({**result, "files": written})
+
+
+def log_as(form: str, level: str) -> None:
+    """Print log lines in this format, from this level on; the result of ``--json`` stays as it is.
+
+    Raises ``ValueError``, one line, for an unknown format or level.
+    """
+    from deploy import log_lines
+
+    log_lines.check(form, level)
+    log_lines.convert_output(form, level, errors_only=out.stderr)
 
 
 @contextmanager

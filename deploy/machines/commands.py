@@ -18,9 +18,12 @@ import typer
 from deploy.console import (
     INTERRUPTED,
     Experiment,
+    LogFormat,
+    LogLevel,
     Settings,
     WarmStart,
     answer,
+    log_as,
     out,
     plain,
     red,
@@ -234,8 +237,11 @@ def submit(
     if_any: Annotated[
         bool, typer.Option("--resume-if-any", help="Resume if out has a checkpoint, else start.")
     ] = False,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
 ) -> None:
     """Run an experiment on a SuperLink and the clients connected to it."""
+    log_as(log_format, log_level)
     from deploy.flower.bundle import digest
     from deploy.machines import submit as sending
     from deploy.run import progress
@@ -358,10 +364,14 @@ def node(
             "reports the error.",
         ),
     ] = 0,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
-    from deploy.machines.node import refused
+    from deploy.machines.node import REFUSED, refused
 
+    if REFUSED not in os.environ:  # otherwise the first start converts the lines of this one too
+        log_as(log_format, log_level)
     with refused(health, retry) if retry else contextlib.nullcontext():
         from deploy.flower.admission import await_admission, check_tls
         from deploy.flower.warm import hand_over, possible
@@ -394,9 +404,10 @@ def node(
             trust = Certificates(authority.parent, folder, authority)
         own = serving.settings(more or [])
         guard = serving.guards(pin, policy, own, sealed=trust is not None)
+        guard |= {"FLWR_LOG_LEVEL": "DEBUG"} if log_level == "debug" else {}
         line = serving.command(address(superlink), trust, k, clients, own, health)
         place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
-        if serving.REFUSED not in os.environ:  # the first start
+        if REFUSED not in os.environ:  # the first start
             plain(f"client {k} of {clients} for {superlink}")
         if not pin:
             plain(

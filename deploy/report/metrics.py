@@ -95,8 +95,8 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from gauge("best_accuracy", "Best primary accuracy, 0 to 1.", best)
     losses = [entry.loss for entry in run.entries if entry.loss is not None]
     yield from gauge("loss", "Newest loss of the server's model.", *losses[-1:])
-    spent = run.spent()
-    yield from gauge("privacy_epsilon", "Privacy loss of one client.", spent and spent.epsilon)
+    spent = [entry.privacy.epsilon for entry in run.entries if entry.privacy]
+    yield from gauge("privacy_epsilon", "Privacy loss ε of one client.", *spent[-1:])
     yield from gauge("clients", "Clients in the census.", len(run.members))
     if last.selected:
         text = "Selected clients in the last finished round."
@@ -108,9 +108,10 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
 
 def _of_all(run: Run) -> Iterator[Metric]:
     """Yield the sums over all rounds."""
-    phases = Counter[str]()
-    for entry in run.entries:
-        phases.update({name: s for name, s in entry.seconds.items() if name != "total"})
+    phases: dict[str, float] = {}
+    for name, seconds in (pair for entry in run.entries for pair in entry.seconds.items()):
+        phases[name] = phases.get(name, 0.0) + seconds
+    phases.pop("total", None)
     yield from counters("seconds", "Time by phase of the rounds.", "phase", phases)
     if run.private:
         return

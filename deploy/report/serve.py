@@ -105,9 +105,12 @@ def serve(servers: Sequence[Server]) -> None:
 @contextmanager
 def until_interrupted() -> Iterator[None]:
     """End the block at Ctrl-C or SIGTERM, without an error."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt):
-        yield
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @final

@@ -307,5 +307,5 @@ def render(page: Page, script: str = "", policy: str = LOCKED) -> str:
     """
     sheet = css() + "\n" + (HERE / "page.css").read_text(encoding="utf-8")
     template = TEMPLATES.get_template("page.html.jinja")
-    ours = {"css": Markup(sheet), "script": Markup(script), "policy": policy}  # our own files
+    ours = {"css": Markup(sheet), "script": Markup(script), "policy": Markup(policy)}
     return template.render(page=page, html=html, inline=inline, **ours)

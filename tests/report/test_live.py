@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -107,17 +108,20 @@ def test_a_run_that_has_just_started_has_only_its_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not find_spec("prometheus_client"), reason="pip install 'fedmosaic[metrics]'")
 def test_a_run_on_digits_is_watched_between_two_rounds_and_after_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = ["rounds=100000", "method=fedavg", "fleet=mlp@0.25", "clients=2", "train.epochs=1"]
     options = [part for setting in settings for part in ("-s", setting)]
     pipe = subprocess.PIPE
-    watch = subprocess.Popen(command_line("watch", folder, "--wait"), stdout=pipe, text=True)
+    follow = command_line("watch", folder, "--wait", "--metrics", 0)
+    watch = subprocess.Popen(follow, stdout=pipe, text=True)
     line = command_line("run", "--out", folder, "--workers", "0", *options)
     run = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         assert watch.stdout is not None
-        url = watch.stdout.readline().split()[1].rstrip("/")
+        url, metrics = (watch.stdout.readline().split()[1] for _ in range(2))
+        url, metrics = url.rstrip("/"), metrics.removesuffix("/metrics")
 
         def reached() -> int:
             assert run.poll() is None or run.returncode == 130, run.returncode
@@ -129,6 +133,9 @@ def test_a_run_on_digits_is_watched_between_two_rounds_and_after_its_end(tmp_pat
         run.send_signal(signal.SIGINT)
         run.wait()
         assert ask(url)[0] == 200, "it goes on after the run"
+        text = ask(metrics, path="/metrics")[2].decode()
+        assert float(re.findall(r"^fedmosaic_round (.*)", text, re.M)[0]) > first
+        assert ask(metrics)[0] == 404, "the page is on the other port"
         watch.send_signal(signal.SIGINT)
         assert watch.wait() == 0
     finally:

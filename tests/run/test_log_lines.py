@@ -1,0 +1,88 @@
+"""``--log-format`` and ``--log-level``: lines of Flower's programs and of ours."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from common.settings.version import ROOT
+from deploy.log_lines import converted
+from tests.support.commandline import fedmosaic, typed
+
+LINES = [
+    "\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode\n",
+    "DEBUG 2026-11-26 07:21:27,123:    debugging\n",
+    'WARNING :   it says "no"\n',
+    "\n",
+    "error: no key\n",
+    "Traceback (most recent call last):\n",
+    "  File 'x'\n",
+    "client 0 of 3 for fed.example.org:9092\n",
+]
+LEVELS = ["info", "debug", "warning", "error", "error", "error", "info"]
+MESSAGES = ["Starting Flower SuperNode", "debugging", 'it says "no"', "no key"]
+
+
+def test_each_line_becomes_an_object_with_the_level_that_it_names() -> None:
+    objects = [json.loads(line) for line in converted(LINES, "json", "debug")]
+    assert [one["level"] for one in objects] == LEVELS
+    assert [one["message"] for one in objects][:4] == MESSAGES
+    assert objects[5]["message"] == "  File 'x'", "indentation stays"
+    age = datetime.now(UTC) - datetime.fromisoformat(objects[0]["time"])
+    assert 0 <= age.total_seconds() < 3600
+
+
+@pytest.mark.parametrize(("level", "kept"), [("info", 6), ("warning", 4), ("error", 3)])
+def test_lines_below_the_level_are_left_out_in_both_formats(level: str, kept: int) -> None:
+    assert len(list(converted(LINES, "json", level))) == kept
+    text = list(converted(LINES, "text", level))
+    assert len(text) == kept and set(text) <= set(LINES)
+
+
+BECOMES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from deploy.log_lines import convert_output
+convert_output("json", "info")
+print("INFO :      before", flush=True)
+os.execvp("sh", ["sh", "-c", "echo 'ERROR :     after'; echo beside >&2; kill -TERM 0; exit 3"])
+"""
+
+
+def test_a_program_that_the_command_becomes_is_converted_up_to_its_last_line() -> None:
+    line = [sys.executable, "-c", BECOMES, str(ROOT)]
+    done = subprocess.run(line, capture_output=True, text=True, start_new_session=True)
+    objects = [json.loads(text) for text in done.stdout.splitlines()]
+    assert [(o["level"], o["message"]) for o in objects] == [
+        ("info", "before"),
+        ("error", "after"),
+        ("info", "beside"),
+    ]
+    assert done.returncode == -15 and done.stderr == ""
+
+
+def test_a_command_that_fails_prints_its_error_as_json_and_the_result_stays() -> None:
+    words = ["--superlink", "127.0.0.1:1", "--insecure", "--log-format", "json"]
+    done = fedmosaic("node", *words, "--clients", 1, "--k", 5)
+    (line,) = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(line)["level"] == "error"
+    assert json.loads(line)["message"].startswith("--k 5 is not allowed")
+    refused = fedmosaic("submit", *words, "-s", "rounds=0", "--json")
+    assert refused.returncode == 1 and refused.stdout == ""
+    assert json.loads(refused.stderr)["message"].startswith("rounds = 0 is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--log-format=xml", "--log-format xml is not allowed; it should be text, json"),
+        ("--log-level=loud", "--log-level loud is not allowed; it should be debug, info,"),
+    ],
+)
+def test_an_unknown_format_or_level_is_one_line(option: str, line: str) -> None:
+    done = typed("node", "--superlink", "a:1", "--insecure", "--clients", 1, "--k", 0, option)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {line}")
+    assert done.stderr.count("\n") == 1
