@@ -32,6 +32,7 @@ from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deploy.report.serve import LOCKED
 from deploy.report.table import HERE, TEMPLATES, Table, html
@@ -97,6 +98,15 @@ def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
     """Return a figure of ``size`` inches and its single pair of axes."""
     figure, axes = frames(size, 1, 1)
     return figure, axes[0, 0]
+
+
+def set_log(axes: Axes) -> None:
+    """Make the horizontal axis logarithmic, with plain numbers at its ticks."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from deploy.report.style import PAPER, frames, series, style
+from deploy.report.style import PAPER, frames, series, set_log, style
 from deploy.report.table import clean
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
@@ -99,11 +97,7 @@ def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
                     drawn[row] = place.errorbar(
                         spent[row], cell.mean, yerr=cell.interval, **mark, **LOOK
                     )
-            place.set_xscale("log")
-            low, high = place.get_xlim()
-            place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-            place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            place.xaxis.set_minor_formatter(NullFormatter())
+            set_log(place)
             place.set_title(clean(name), fontsize=10.0, loc="left")
             place.set_xlabel(cost)
             place.set_ylabel(filled.unit)

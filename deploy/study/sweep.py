@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from common.settings.extras import imported
 from common.settings.parse import to_toml
 from common.settings.section import Value
 from deploy.report import read as reading
-from deploy.report.style import frames, save, series, style
+from deploy.report.style import frames, save, series, set_log, style
 from deploy.report.table import clean
 from deploy.run import preload
 from deploy.run.settings import checked, find, flatten, read_toml
@@ -497,29 +498,27 @@ def write(file: SweepFile, found: Result, folder: Path, stem: str) -> list[Path]
 
 
 def picture(found: Result, keys: Sequence[str], path: Path) -> None:
-    """Draw a panel for each setting: the score of each configuration against its value."""
+    """Draw a panel for each setting: the mean score of each configuration against its value."""
     across = min(len(keys), 3)
     down = -(-len(keys) // across)
+    title = f"{clean(found.filled.title)}; the diamond is the chosen configuration"
     with style():
-        figure, axes = frames((3.4 * across + 0.6, 2.9 * down + 0.4), down, across)
+        figure, axes = frames((3.4 * across + 0.6, 2.9 * down + 0.6), down, across)
         for place, key in zip(axes.flat, keys, strict=False):
             values = [one[key] for one in found.configurations.values()]
             numeric = all(type(value) in (int, float) for value in values)
             for row, one in found.configurations.items():
-                cell, is_best = found.filled.cell(row, COLUMN), row == found.best
-                if cell.mean is not None:
+                mean, is_best = found.filled.cell(row, COLUMN).mean, row == found.best
+                if mean is not None:
+                    look = {"marker": "D" if is_best else "o", "color": series(int(is_best))}
                     at = one[key] if numeric else str(one[key])
-                    colour = series(1 if is_best else 0)
-                    place.errorbar(
-                        at, cell.mean, yerr=cell.interval, fmt="D" if is_best else "o", color=colour
-                    )
+                    place.plot(at, mean, zorder=2 + is_best, **look)
             if numeric and min(values) > 0 and max(values) >= 10 * min(values):
-                place.set_xscale("log")
+                set_log(place)
             place.set_xlabel(key)
-            place.set_ylabel(f"{found.filled.unit}")
+            place.set_ylabel(found.filled.unit)
         for place in list(axes.flat)[len(keys) :]:
             place.set_axis_off()
-        figure.suptitle(
-            clean(found.filled.title), fontsize=11.0, x=0.01, ha="left", fontweight="bold"
-        )
+        heading = textwrap.fill(title, 34 * across)
+        figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
         save(figure, path)
