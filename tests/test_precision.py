@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.bases.class_table import TableClient
+from client_app.bases.class_table import TableSender
 from client_app.methods.fedgkt import FedGKT as Speaker
 from common.models.batchnorm import measure
 from common.models.split import feature_shape
@@ -29,7 +29,7 @@ EXACT = {
         Task.logits,
         Speaker._features_and_logits,
         Answerer._logits,
-        TableClient._collect,
+        TableSender._collected,
         FedTGP._prototypes,
     )
 }
