@@ -12,9 +12,11 @@ from client_app.bases.class_table import TableSender
 from client_app.methods.fedgkt import FedGKT as Speaker
 from common.models.batchnorm import measure
 from common.models.split import feature_shape
+from common.models.stylegan import StyleGAN
 from common.techniques.ensemble import odin_score
 from common.training.task import Task, evaluate
 from server_app.methods.fedgkt import FedGKT as Answerer
+from server_app.methods.fedktl import FedKTL
 from server_app.methods.fedtgp import FedTGP
 from tests.support.battery import METHODS, config
 from tests.support.tiny import play
@@ -30,6 +32,8 @@ EXACT = {
         Speaker._features_and_logits,
         Answerer._logits,
         TableSender._collected,
+        FedKTL._means,
+        StyleGAN.pixels,
         FedTGP._prototypes,
     )
 }

@@ -12,7 +12,7 @@ from client_app.bases.own_model import OwnModel
 from common.methods.fedl2g import Options, TableReply, TableRequest
 from common.models.classifier import Classifier
 from common.training import seeds
-from common.training.fit import Loss
+from common.training.fit import Loss, Precision, forward
 
 
 @final
@@ -66,7 +66,8 @@ class FedL2G(OwnModel[Options, TableRequest]):
         ((images, labels),) = batches.take(1)
         (quiz,) = task.in_order(x[: self.quiz], y[: self.quiz], size=self.quiz)
         with seeds.scope(task.seed, "meta", p.k, t):
-            g = meta_gradient(net, self.loss, v, (images, labels), quiz, task.lr(t))
+            precision = task.config.run.precision
+            g = meta_gradient(net, self.loss, v, (images, labels), quiz, task.lr(t), precision)
         return g, labels
 
 
@@ -77,6 +78,7 @@ def meta_gradient(
     batch: tuple[Tensor, Tensor],
     quiz: tuple[Tensor, Tensor],
     lr: float,
+    precision: Precision = "fp32",
 ) -> Tensor:
     """Return ∂/∂v CE(f(θ'; x), y) on ``quiz``, θ' = θ − lr ∇_θ L(θ, v) on ``batch``.
 
@@ -85,10 +87,13 @@ def meta_gradient(
     """
     names, theta = zip(*net.named_parameters(), strict=True)
     v = v.clone().requires_grad_()
-    slopes = torch.autograd.grad(loss(net, v)(*batch), theta, create_graph=True)
-    moved = [(w - lr * g).detach().requires_grad_() for w, g in zip(theta, slopes, strict=True)]
     x, y = quiz
-    after = F.cross_entropy(functional_call(net, dict(zip(names, moved, strict=True)), x), y)
+    with forward(precision, x.device):
+        before = loss(net, v)(*batch)
+    slopes = torch.autograd.grad(before, theta, create_graph=True)
+    moved = [(w - lr * g).detach().requires_grad_() for w, g in zip(theta, slopes, strict=True)]
+    with forward(precision, x.device):
+        after = F.cross_entropy(functional_call(net, dict(zip(names, moved, strict=True)), x), y)
     q = torch.autograd.grad(after, moved)
     (g,) = torch.autograd.grad(slopes, v, [-lr * one for one in q])
     return g

@@ -98,7 +98,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedmrl": {"global_model": "cnn2@0.25"},
     "pfedmoe": {"feature_dim": 16, "pfedmoe__gate_norm": "layer"},
     "fedl2g": {
-        **under("fedl2g", warm_up=1, weight=0.1),
+        **under("fedl2g", warm_up=0, weight=0.1),
         **under("train", batch_size=8, epochs=8, lr=0.1),
     },
     "fedktl": {"fedktl__server_epochs": 5, **under("train", clip=5.0, epochs=4, lr=0.05)},
