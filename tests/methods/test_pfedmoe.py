@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client_app.bases.own_model import ClientState
+from client_app.bases.partly_shared import ClientState as PrivatePart
 from client_app.methods.pfedmoe import PFedMoE
 from client_app.participant import Participant
 from common.exchange.protocol import ModelReply
@@ -121,7 +122,7 @@ def test_with_the_shared_extractor_alone_it_is_fedper(
     mixture = run(**settings, method="pfedmoe")
     assert same(mixture.model, fedper.model)
     for k in mixture.journal[-1]["replied"]:
-        head = ClientState.load(kept(fedper.folder, 3, k, ClientState.kind)).w
+        head = PrivatePart.load(kept(fedper.folder, 3, k, PrivatePart.kind)).w
         assert same({name: own_model(mixture, 3, k)[name] for name in head}, head)
     scores = [[s["accuracy"] for s in one.journal[-1]["scores"]] for one in (mixture, fedper)]
     assert scores[0] == scores[1]
