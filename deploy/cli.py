@@ -242,7 +242,8 @@ def sweep(
 
     spec = sweeps.read(file)
     folder = (to or Path("runs") / file.stem).resolve()
-    again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder)])
+    at_once = ["--jobs", str(jobs)] if jobs else []
+    again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder), *at_once])
     bar = Progress(TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), console=out)
     with interruptible(again), bar:
         task = bar.add_task("", total=0)

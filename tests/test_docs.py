@@ -34,6 +34,11 @@ def test_no_line_is_left_of_a_merge(page: Path) -> None:
     assert [line for line in lines if re.match(r"(<{7}|={7}|>{7})( |$)", line)] == []
 
 
+def test_the_readme_has_the_number_of_methods() -> None:
+    (number,) = re.findall(r"(\d+) methods", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert int(number) == len(names())
+
+
 @pytest.mark.parametrize("name", ["architecture", "glossary", "extending"])
 def test_every_path_and_name_of_the_code_exists(name: str) -> None:
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")

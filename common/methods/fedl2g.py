@@ -42,6 +42,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
+from common.settings.config import Config
 from common.settings.section import AtLeastOne, NonNegative
 from common.techniques.class_table import RowOptions, TableReply, TableRequest
 from common.techniques.features import feature_width
@@ -68,6 +69,14 @@ class Options(RowOptions):
     """η_s, learning rate of the vectors; 0: 0.1 for logits, 100 for features."""
     server_clip: NonNegative = 100.0
     """Largest norm of the vectors' mean gradient; 0: no clipping."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.warm_up >= config.run.rounds:
+            raise ValueError(
+                f"fedl2g.warm-up = {self.warm_up} is not allowed: no client would train in "
+                f"rounds = {config.run.rounds}; it should be below that"
+            )
 
     @property
     def rate(self) -> float:

@@ -49,6 +49,9 @@ from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
 from deploy.study.records import Flat
 
 COLUMN = "validation"  #: the only column of a sweep's table
+HELD = ("data.validation", "data.score-on")  #: settings of a sweep that its result does not have
+SHARED = {"title", "seeds", "measure", "unit", "format", "better", "note"}
+"""Keys that a sweep file and its table have in common."""
 CHOSEN = "chosen.toml"
 UNFINISHED = "unfinished.json"
 BATCH = 4
@@ -134,11 +137,7 @@ class SweepFile(BaseModel):
     better: Literal["higher", "lower"] = "higher"
     note: str = ""
     base: dict[str, object] = {}
-    space: Annotated[
-        dict[str, Choice],
-        Field(min_length=1),
-        BeforeValidator(_flat_space),
-    ]
+    space: Annotated[dict[str, Choice], Field(min_length=1), BeforeValidator(_flat_space)]
 
     def fixed(self) -> Flat:
         """Return the settings of ``[base]``, flat."""
@@ -171,13 +170,20 @@ def read(source: Path | Mapping[str, object]) -> SweepFile:
         )
     file = checked(SweepFile, content, where)
     fixed = file.fixed()
-    if not float(fixed.get("data.validation", 0)) > 0:
+    if fixed.get("data.validation", 0) == 0:
         raise ValueError(
-            f"{where}: data.validation is {fixed.get('data.validation', 0)}; a sweep scores on "
-            "validation samples, so [base] needs a share of the training samples, such as 0.2"
+            f"{where}: data.validation is 0; a sweep scores on validation samples, so [base] needs "
+            "a share of the training samples, such as 0.2"
         )
-    if fixed.get("data.score-on", COLUMN) != COLUMN:
-        raise ValueError(f'{where}: data.score-on = "test" is not allowed in a sweep')
+    if (score_on := fixed.get("data.score-on", COLUMN)) != COLUMN:
+        raise ValueError(
+            f'{where}: data.score-on = "{score_on}" is not allowed in a sweep; allowed: {COLUMN}'
+        )
+    for key in (*HELD, "seed"):
+        if key in file.space:
+            raise ValueError(
+                f"{where}: {key} is not allowed in [space]; it is the same for all configurations"
+            )
     ranges = [key for key, values in file.space.items() if isinstance(values, Range)]
     if file.search == "grid" and ranges:
         raise ValueError(
@@ -195,10 +201,9 @@ def name(configuration: Configuration) -> str:
 def as_table(file: SweepFile, configurations: Iterable[Configuration]) -> TableFile:
     """Return the table file whose rows are ``configurations``."""
     rows = [Line(name=name(one), set=dict(one)) for one in configurations]
-    base = {**file.fixed(), "data.score-on": COLUMN}
-    shared = file.model_dump(include={"title", "seeds", "measure", "unit", "format", "better"})
+    base: dict[str, object] = {**file.fixed(), "data.score-on": COLUMN}
     return TableFile(
-        **shared, note=file.note, base=dict(base), row=rows, column=[Line(name=COLUMN)]
+        **file.model_dump(include=SHARED), base=base, row=rows, column=[Line(name=COLUMN)]
     )
 
 
@@ -295,6 +300,8 @@ def run(
 
     Raises ``ValueError``, one line, for settings that cannot run, before any of their batch does.
     """
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs} is not allowed; it should be at least 1")
     plan, configurations = search_of(file), dict[str, Configuration]()
     unfinished = Unfinished(folder / UNFINISHED)
     while asked := plan.ask():
@@ -339,7 +346,10 @@ class Unfinished(dict[str, str]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        super().__init__(json.loads(path.read_bytes()) if path.exists() else {})
+        try:
+            super().__init__(json.loads(path.read_bytes()) if path.exists() else {})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error}; delete it to try again") from error
 
     def add(self, cell: CellRun, why: str) -> None:
         """Note a cell in the file."""
@@ -458,8 +468,7 @@ def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
 def chosen(file: SweepFile, found: Result) -> str:
     """Return the experiment file of the best configuration, which trains on all samples."""
     assert found.best is not None
-    held = ("data.validation", "data.score-on")
-    flat = {key: value for key, value in file.fixed().items() if key not in held}
+    flat = {key: value for key, value in file.fixed().items() if key not in HELD}
     score = found.filled.ours(found.best, COLUMN)
     tried = f"best of {len(found.configurations)} configurations on validation samples"
     head = f"# {file.title}: {tried}, {score} {file.unit}\n"
@@ -472,9 +481,7 @@ def as_toml(file: TableFile) -> str:
     def pairs(values: Mapping[str, object]) -> list[str]:
         return [f"{json.dumps(k)} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items()]
 
-    keys = {"title", "seeds", "measure", "unit", "format", "better", "note"}
-    lines = [f"{pair}" for pair in pairs(file.model_dump(include=keys))]
-    lines += ["", "[base]", *pairs(file.base)]
+    lines = [*pairs(file.model_dump(include=SHARED)), "", "[base]", *pairs(file.base)]
     for row in file.row:
         lines += [
             "",

@@ -58,6 +58,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         (without("space"), "sweep has no [space]"),
         (content(base={**BASE, "data": {"name": "toy"}}), "data.validation is 0; a sweep scores"),
         (content(base={**BASE, "data.score-on": "test"}), 'data.score-on = "test" is not allowed'),
+        (content(space={"data.score-on": ["test"]}), "data.score-on is not allowed in [space]"),
+        (content(space={"seed": [1, 2]}), "seed is not allowed in [space]"),
         (content(space={"train.lr": {"low": 0.1, "high": 1.0}}), "space.train.lr is a range"),
         (content(search="random", space={"a": {"low": 1, "high": 1}}), "should be below high = 1"),
         (content(search="random", space={"a": {"low": 0, "high": 1, "log": True}}), "above 0"),
@@ -77,6 +79,8 @@ def test_a_wrong_value_is_refused_before_any_run(tmp_path: Path) -> None:
     wrong = file(space={"train.lr": [0.1, -1.0]})
     with pytest.raises(ValueError, match=r"row 'train.lr = -1.0'.*train.lr"):
         sweep.run(wrong, tmp_path, jobs=1)
+    with pytest.raises(ValueError, match="jobs = -1 is not allowed; it should be at least 1"):
+        fedmosaic.sweep(content(), out=tmp_path, jobs=-1)
     assert not records.begun(tmp_path)
 
 
@@ -142,6 +146,14 @@ def test_a_configuration_that_diverges_is_named_and_not_repeated(tmp_path: Path)
     said.clear()
     again = sweep.run(diverges, tmp_path, 1, on_cell=lambda cell, why: said.append((cell.row, why)))
     assert said == [] and again.unfinished == found.unfinished
+
+
+def test_a_damaged_file_of_reasons_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / sweep.UNFINISHED).write_text("{")
+    with pytest.raises(
+        ValueError, match=r"unfinished.json is damaged: .*; delete it to try again$"
+    ):
+        sweep.run(file(), tmp_path, jobs=1)
 
 
 def test_random_draws_are_distinct_lie_in_the_space_and_depend_on_the_seed_alone() -> None:
