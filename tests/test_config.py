@@ -152,7 +152,7 @@ def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(
 
 @pytest.mark.parametrize("method", methods.names())
 def test_no_auto_is_left_once_the_config_is_parsed(method: str) -> None:
-    config = parse(values(method=method, data__public=0.5))
+    config = parse(values(method=method, data__public=0.5, rounds=100))
     auto, found = methods.options(method).auto, 0
     for table, kind in {"run": Run, **SECTIONS}.items():
         for name, field in kind.model_fields.items():
