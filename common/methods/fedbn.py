@@ -18,7 +18,7 @@ Deviations:
 - The authors' code, PFLlib, FL-bench and Flower's baseline select entries with "bn" in their names,
   which misses BatchNorm layers of other names, such as ``downsample.1`` of a ResNet. Here the type
   of the layer decides; ``by-name = true`` is the released selection.
-- In PFLlib clients upload their BatchNorm layers, and nobody uses the mean. Here they do not leave
+- In PFLlib clients upload their BatchNorm layers, and the mean is not used. Here they do not leave
   the client, so a new client cannot start from their mean either.
 """
 
