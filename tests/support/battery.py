@@ -26,7 +26,11 @@ FAMILIES = (
     *("dl-mh", "fedmd", "dense", "fedgkt", EXAMPLE),
 )
 """One method of each family, which `make test` runs; `make test-all` runs the others."""
-RELATIVES = ("fd", "fedgh", "fedtgp", "fml")
+RELATIVES = (
+    *("fd", "fedgh", "fedtgp", "fml", "fedprox", "moon", "fedgkd", "fedntd", "qffl", "ditto"),
+    *("fedbn", "fedper", "fedrep", "fedssa", "dafl", "dl-sh", "ds-fl", "i-dl-mh", "fdmeta"),
+    *("fedrolex", "lwn", "fedftg-noise"),
+)
 """Methods on the bases of another one that `make test-all` runs: `make exhaustive` runs them."""
 
 PUBLIC = {
