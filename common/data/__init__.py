@@ -17,11 +17,13 @@ from torch import Tensor
 
 from common.data import decoded, external
 from common.data.arrays import load_leaf, load_npz
+from common.data.columns import load_client_csv, load_csv
 from common.data.dataset import Dataset, fitted, merged, resize, stratified
 from common.data.embedded import digits, points, toy, waves
 from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
 from common.data.kinds import Shape, describe
+from common.data.packaged import letters, satellite, smartwatch
 from common.data.partition import PARTITIONS
 from common.data.published import (
     CIFAR10,
@@ -70,8 +72,15 @@ DATASETS: dict[str, Source] = {
     ),
     "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
     "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
+    "csv": Source(load_csv, "train.csv and test.csv in data.dir: a table, or signals in windows"),
+    "client-csv": Source(load_client_csv, "CSV files in data.dir, one folder per client"),
     "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
     "toy": Source(lambda _: toy(), "random patterns with noise, generated", (1, 8, 8), 3),
+    "smartwatch": Source(
+        smartwatch, "exercises of ten people with a smartwatch; PyPI's seglearn", (6, 100), 7
+    ),
+    "letters": Source(letters, "table of letters (Frey 1991); Debian's r-cran-mlbench", (16,), 26),
+    "satellite": Source(satellite, "table of soils; Debian's r-cran-mlbench", (36,), 6),
     "waves": Source(lambda _: waves(), "signals of three frequencies, generated", (3, 128), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2,), 3),
 }
@@ -96,7 +105,7 @@ def source(name: str) -> Source:
 
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
-    *("label_column", "owner_column"),
+    *("label_column", "owner_column", "kind", "window", "stride"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -128,6 +137,11 @@ def _load(data: Data) -> Dataset:
         decoded.check_content(data)
     dataset = source(data.name).load(data)
     _check(data.name, dataset, every_class=data.partition != OWN)
+    if data.kind not in ("auto", dataset.kind.name):
+        raise ValueError(
+            f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
+            f"{describe(dataset.shape)}"
+        )
     if data.samples:
         rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
         dataset = dataset.trained_on(rows)

@@ -168,10 +168,13 @@ class Run(Section):
 
 @final
 class Data(Section):
-    """Settings of the images, their partition into clients, and their batches."""
+    """Settings of the samples, their partition into clients, and their batches."""
 
     name: str = "digits"
     """Data set: a name of ``fedmosaic list datasets``, or ``module:attribute``."""
+    kind: Literal["auto", "image", "signal", "table"] = "auto"
+    """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
+    can be more than one kind need it."""
     dir: str = ""
     """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
     ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
@@ -202,9 +205,14 @@ class Data(Section):
     """Classes of each client (``pathological``, ``flwr-pathological``), or shards of each client
     (``flwr-shard``)."""
     label_column: str = ""
-    """``hub``: column of the classes; empty: the only column with the feature type of a class."""
+    """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
+    feature type of a class."""
     owner_column: str = ""
-    """``hub``: column of the samples' owners; empty: samples have no owner."""
+    """``hub``, ``csv``: column of the samples' owners; empty: samples have no owner."""
+    window: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Length of signals in CSV files: consecutive rows in a window; 0: each row is a sample."""
+    stride: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Rows between the starts of two windows; 0: half a window."""
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the training set that becomes the unlabelled public set, or of the data set's
     separate public images, if it has any. Clients share the remaining samples. 0: no public set."""
