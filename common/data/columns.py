@@ -202,9 +202,11 @@ def _numbers(
 ) -> np.ndarray:
     """Return the ``chosen`` columns as float32 (rows, columns)."""
     try:
-        values = np.array([[float(row[i]) for i in chosen] for row in rows], dtype=np.float64)
-        if np.isfinite(values.astype(np.float32)).all():
-            return values.astype(np.float32).reshape(len(rows), len(chosen))
+        with np.errstate(over="ignore"):
+            exact = np.array([[float(row[i]) for i in chosen] for row in rows], dtype=np.float64)
+            values: np.ndarray = exact.astype(np.float32).reshape(len(rows), len(chosen))
+        if np.isfinite(values).all():
+            return values
     except (ValueError, OverflowError):
         pass
     for number, row in enumerate(rows, 1):

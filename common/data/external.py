@@ -83,7 +83,7 @@ def check(name: str, dataset: object) -> None:
             allowed = f"{kinds.LAYOUTS}, as {shape} in all parts"
             raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
         if y.ndim == 2 or y.is_floating_point():
-            what = "several labels per sample" if y.ndim == 2 else "regression"
+            what = "more than one label per sample" if y.ndim == 2 else "regression"
             raise ValueError(
                 f"{subject}: y{side} is {_describe(y)}; {what} is not supported, it should be one "
                 f"class per sample, int64 ({len(x)},)"

@@ -117,7 +117,7 @@ def test_a_run_on_signals_repeats_to_the_bit(fleet: str, tmp_path: Path) -> None
     ("change", "reason"),
     [
         (
-            lambda r: {"s_in": r.s_in[:, :, :-1]},
+            lambda r: {"s_in": r.s_in[:, :, :-1].clone()},
             r"s_in is float32.*, expected float32\['n', 8, 64\]",
         ),
         (
@@ -125,7 +125,7 @@ def test_a_run_on_signals_repeats_to_the_bit(fleet: str, tmp_path: Path) -> None
             r"s_in is float32.*, expected float32\['n', 8, 64\]",
         ),
         (
-            lambda r: {"s_in": r.s_in[:, :, 0], "s_out": r.s_out[:, :, 0]},
+            lambda r: {"s_in": r.s_in[:, :, 0].clone(), "s_out": r.s_out[:, :, 0].clone()},
             r"s_in is float32\[16, 8\]",
         ),
         (lambda r: {"s_out": r.s_out * torch.nan}, "not finite"),
