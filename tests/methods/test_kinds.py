@@ -33,7 +33,7 @@ FLEETS = {
     },
 }
 """Fleets by data set and method; the first entry is the global model."""
-LEARNING = {"train__epochs": 10, "rounds": 3, "train__lr": 0.05}
+LEARNING = {"data__samples": 0, "train__epochs": 5, "rounds": 3, "train__lr": 0.05}
 
 
 def on_kind(method: str, data: str, out: Path) -> dict[str, Any]:
