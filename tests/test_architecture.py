@@ -51,7 +51,7 @@ def graph() -> dict[str, set[str]]:
 
 
 COMPARES = re.compile(
-    r"\b(is|is not|==|!=|in) (kinds\.)?(IMAGE|SIGNAL|TABLE)\b|\.(ndim|dim\(\)) [=!<>]=? [345]"
+    r"\b(is|is not|==|!=|in) (kinds\.)?(IMAGE|SIGNAL|TABLE)\b|\.(ndim|dim\(\)) [=!<>]=? [45]"
     r"|len\((task|dataset|data|pool|self)\.shape\) [=!<>]|kind\.name [=!]="
 )
 AT_HOME = ("common/data/", "common/models/", "common/techniques/noise.py")
