@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from common.methods.fedin import Reply as FedINReply
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
 from tests.support.battery import Changing, config, tiers
+from tests.support.npz import write
 from tests.support.tiny import Run, TinyRun, flat, play
 
 ON_IMAGES = [name for name in names() if options(name).images]
@@ -111,6 +113,33 @@ def test_a_run_on_signals_repeats_to_the_bit(fleet: str, tmp_path: Path) -> None
     settings = {"method": "fedavg", "data__name": "waves", "fleet": fleet}
     first, second = (play(flat(tmp_path / name, **settings)) for name in "ab")
     assert equal(first, second)
+
+
+def arrays(folder: Path, shape: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(0)
+    for part in ("train", "test"):
+        y = np.arange(12) % 3
+        write(folder / part / "0.npz", {"x": draw.normal(size=(12, *shape)), "y": y})
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "other"),
+    [
+        ((3, 32), "signal", (3, 40)),
+        ((3, 32), "signal", (4, 32)),
+        ((5,), "table", (6,)),
+    ],
+)
+def test_a_client_with_samples_of_another_shape_is_refused_by_name_at_the_census(
+    shape: tuple[int, ...], kind: str, other: tuple[int, ...], tmp_path: Path
+) -> None:
+    for name in ("server", "0", "1", "2"):
+        arrays(tmp_path / name, other if name == "1" else shape)
+    data = {"data__name": "npz", "data__kind": kind, "data__dir": str(tmp_path / "{k}")}
+    rest = {"data__partition": "own", "data__samples": 0, "data__test_samples": 0, "clients": 3}
+    expected, actual = ("x".join(map(str, sizes)) for sizes in (shape, other))
+    with pytest.raises(Stopped, match=f"client 1 has task .* '{actual}/3/.* server '{expected}/3/"):
+        play(flat(tmp_path / "run", method="fedavg", fleet="mlp@0.1", **data, **rest))
 
 
 @pytest.mark.parametrize(
