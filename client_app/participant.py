@@ -73,7 +73,7 @@ class Participant:
 
     @cached_property
     def public(self) -> Tensor:
-        """Public images [N, C, H, W], uint8, in the same order on the server and all clients."""
+        """Public samples [N, C, ...], in the same order on the server and all clients."""
         public = divide(self._data, self.config.partition_seed).public
         if public is None:
             raise ValueError("there is no public set: set data.public, public-name or public-dir")
@@ -176,7 +176,7 @@ class Participant:
     ) -> dict[str, float]:
         """Minimise ``loss`` on the local samples in round t; return the scalars of ``fit``.
 
-        ``extend`` maps the batches (x [b, C, H, W] float32 normalised, y [b]) to the arguments of
+        ``extend`` maps the batches (x [b, C, ...] float32 normalised, y [b]) to the arguments of
         ``loss``. ``after`` is called after each step. ``times``: number of epochs where
         ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``. ``phase``: name
         of the random streams of a second training in the round. ``skip``: number of samples to
@@ -211,7 +211,7 @@ class Participant:
         name: str,
         moments: Moments | None = None,
     ) -> dict[str, float]:
-        """Minimise ``loss`` for ``times`` epochs on images x [n, C, H, W], targets y [n, ...].
+        """Minimise ``loss`` for ``times`` epochs on samples x [n, C, ...], targets y [n, ...].
 
         ``name``, k and t name the random streams. ``moments``: as for ``Task.fit``. Return the
         scalars of ``fit``.

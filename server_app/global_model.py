@@ -78,7 +78,7 @@ class GlobalModel(Method[O, U], ABC):
         return self.net
 
     def predicted(self, x: Tensor) -> Tensor:
-        """Return softmax f(w; x) [n, classes] for images x [n, C, H, W], on the CPU."""
+        """Return softmax f(w; x) [n, classes] for samples x [n, C, ...], on the CPU."""
         self.net.load_state_dict(self.w)
         return torch.softmax(self.task.logits(self.net, x), dim=1)
 

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,30 @@ def graph() -> dict[str, set[str]]:
                 name = name.rpartition(".")[0]
             found[module] |= {name} - {"", module}
     return found
+
+
+COMPARES = re.compile(
+    r"\b(is|is not|==|!=|in) (kinds\.)?(IMAGE|SIGNAL|TABLE)\b|\.(ndim|dim\(\)) [=!<>]=? [45]"
+    r"|len\((task|dataset|data|pool|self)\.shape\) [=!<>]|kind\.name [=!]="
+)
+AT_HOME = ("common/data/", "common/models/", "common/techniques/noise.py")
+
+
+def test_few_files_compare_the_kind_of_input() -> None:
+    """Everywhere else ``common/data/kinds.py`` answers, so that a new kind is one row there."""
+    comparing = [
+        path.relative_to(ROOT).as_posix()
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("*.py")
+        if COMPARES.search(path.read_text(encoding="utf-8"))
+    ]
+    outside = sorted(path for path in comparing if not path.startswith(AT_HOME))
+    assert outside == [
+        "common/methods/dense.py",
+        "common/training/task.py",
+        "deploy/study/pictures.py",
+    ]
+    assert len(outside) <= 8
 
 
 def circle(modules: dict[str, set[str]]) -> list[str]:

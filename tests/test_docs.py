@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.methods import names
+from common.methods import names, options
 from common.settings.version import ROOT
 from tests.support.battery import PLUGIN
 
@@ -80,6 +80,18 @@ def test_the_table_of_shared_parts_has_each_method_once() -> None:
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(listed) == sorted(names())
+
+
+def test_the_table_of_kinds_of_input_agrees_with_the_contracts() -> None:
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    section = page.split("## Kinds of input\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (yes|no) \| (yes|no) \| (.*) \|$", section, re.MULTILINE)
+    listed = {n: row for row in rows for n in re.findall(r"`([\w-]+)`", row[0])}
+    assert {*listed} <= {*names()} and len(listed) == sum(row[0].count("`") for row in rows) // 2
+    for name in names():
+        reason = options(name).images
+        assert listed.get(name, ("", "yes"))[1] == ("no" if reason else "yes")
+        assert not reason or listed[name][3] == reason
 
 
 def test_the_page_about_htfllib_has_each_of_its_methods_by_our_name() -> None:

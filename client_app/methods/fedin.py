@@ -142,10 +142,10 @@ class INTraining:
 
 
 def bounded(s: Tensor, o: Options, generator: torch.Generator) -> Tensor:
-    """Return features [n, c, h, w] clipped to norm ``clip``, with noise of deviation ``noise``."""
+    """Return features [n, c, ...] clipped to norm ``clip``, with noise of deviation ``noise``."""
     if o.clip:
         norms = s.flatten(1).norm(dim=1).clamp(min=o.clip)
-        s = s * (o.clip / norms).view(-1, 1, 1, 1)
+        s = s * (o.clip / norms).view(-1, *[1] * (s.dim() - 1))
     if o.noise:
         s = s + o.noise * torch.randn(s.shape, generator=generator)
     return s

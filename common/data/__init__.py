@@ -1,6 +1,6 @@
 """Data sets, their partitions over clients, and the public set.
 
-A public (proxy) set is unlabelled images that the server and all clients share. It is either held
+A public (proxy) set is unlabelled samples that the server and all clients share. It is either held
 out from the training set or another data set. Partitions divide the remaining samples, the pool;
 ``shares.py`` computes each client's share.
 """
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from common.data import decoded, external
 from common.data.arrays import load_leaf, load_npz
+from common.data.columns import load_client_csv, load_csv
 from common.data.dataset import Dataset, fitted, merged, resize, stratified
-from common.data.embedded import digits, points, toy
+from common.data.embedded import digits, points, toy, waves
 from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
+from common.data.kinds import Shape, describe
+from common.data.packaged import letters, satellite, smartwatch
 from common.data.partition import PARTITIONS
 from common.data.published import (
     CIFAR10,
@@ -40,11 +43,11 @@ __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 @final
 @dataclass(frozen=True)
 class Source:
-    """Loader of a data set; ``shape`` (C, H, W) and ``classes`` are None if they vary."""
+    """Loader of a data set; ``shape`` of a sample and ``classes`` are None if they vary."""
 
     load: Callable[[Data], Dataset]
     description: str
-    shape: tuple[int, int, int] | None = None
+    shape: Shape | None = None
     classes: int | None = None
 
 
@@ -69,9 +72,17 @@ DATASETS: dict[str, Source] = {
     ),
     "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
     "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
+    "csv": Source(load_csv, "train.csv and test.csv in data.dir: a table, or signals in windows"),
+    "client-csv": Source(load_client_csv, "CSV files in data.dir, one folder per client"),
     "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
     "toy": Source(lambda _: toy(), "random patterns with noise, generated", (1, 8, 8), 3),
-    "points": Source(lambda _: points(), "three spiral arms in the plane", (2, 1, 1), 3),
+    "smartwatch": Source(
+        smartwatch, "exercises of ten people with a smartwatch; PyPI's seglearn", (6, 100), 7
+    ),
+    "letters": Source(letters, "table of letters (Frey 1991); Debian's r-cran-mlbench", (16,), 26),
+    "satellite": Source(satellite, "table of soils; Debian's r-cran-mlbench", (36,), 6),
+    "waves": Source(lambda _: waves(), "signals of three frequencies, generated", (3, 128), 3),
+    "points": Source(lambda _: points(), "three spiral arms in the plane", (2,), 3),
 }
 
 
@@ -94,7 +105,7 @@ def source(name: str) -> Source:
 
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
-    *("label_column", "owner_column"),
+    *("label_column", "owner_column", "kind", "window", "stride"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -126,6 +137,11 @@ def _load(data: Data) -> Dataset:
         decoded.check_content(data)
     dataset = source(data.name).load(data)
     _check(data.name, dataset, every_class=data.partition != OWN)
+    if data.kind not in ("auto", dataset.kind.name):
+        raise ValueError(
+            f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
+            f"{describe(dataset.shape)}"
+        )
     if data.samples:
         rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
         dataset = dataset.trained_on(rows)
@@ -161,7 +177,7 @@ class Divided(NamedTuple):
     """Data set divided into the pool for the clients and the public set."""
 
     pool: Dataset  #: data set that the clients' shares are drawn from
-    public: Tensor | None  #: images (M, C, H, W), in the same order on server and clients
+    public: Tensor | None  #: samples (M, C, ...), in the same order on server and clients
     labels: Tensor | None  #: true classes (M,), for the labelled upper bound; None if unknown
 
 
@@ -221,7 +237,7 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
 
 @lru_cache(maxsize=4)
 def _fitted(
-    other: Dataset, data: Data, shape: tuple[int, int, int], classes: tuple[str, ...], seed: int
+    other: Dataset, data: Data, shape: Shape, classes: tuple[str, ...], seed: int
 ) -> tuple[Tensor, Tensor | None]:
     x, y = other.x, other.y
     if data.public_samples:
@@ -231,7 +247,8 @@ def _fitted(
         x = fitted(x, shape, f"data.public-name = {data.public_name!r}")
     elif other.shape != shape:
         raise ValueError(
-            f"data.public-dir = {data.public_dir!r} has images {other.shape}, the data set {shape}"
+            f"data.public-dir = {data.public_dir!r} has {describe(other.shape)}, the data set "
+            f"{describe(shape)}"
         )
     return x, y if other.classes == classes else None
 
@@ -249,7 +266,7 @@ def check_test_owners(data: Data, dataset: Dataset) -> None:
 def set_aside(dataset: Dataset, fraction: float, seed: int) -> Divided:
     """Move a random ``fraction`` of the training set to the public set, without labels.
 
-    The draw uses the stream "public" of ``seed``. Public images are uint8 (M, C, H, W) with
+    The draw uses the stream "public" of ``seed``. Public samples are (M, C, ...) with
     M = round(fraction · N), in the order of the training set. If the data set has public images
     (``x_public``), ``fraction`` refers to them, and the pool is the whole training set. DL-MH uses
     0.8 of the training set.

@@ -1,7 +1,8 @@
 """Clients' data in other projects' formats: PFLlib's .npz files and LEAF's JSON files.
 
-Arrays become images (N, C, H, W) and labels (N,). Bytes stay bytes, and floats are not rescaled,
-whatever their range.
+Arrays become images (N, C, H, W), signals (N, C, T) or tables (N, F), and labels (N,). Bytes of
+images stay bytes, and floats are not rescaled, whatever their range. An array that can be more than
+one kind is refused unless ``data.kind`` says what it is.
 """
 
 import json
@@ -23,6 +24,7 @@ from common.files import check_regular, in_order
 from common.settings.config import Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
+MOST_CHANNELS = 4  #: most channels of images that are not square, unless ``data.kind`` says so
 LONGEST = 200  #: most characters in a user's name
 DEEPEST = 64  #: most dimensions of an array of numpy
 NOBODY = -1  #: owner of test samples of a user without training samples
@@ -35,8 +37,8 @@ Samples = Sequence[tuple[str, int, Pair]]
 def load_npz(data: Data) -> Dataset:
     """Load all clients' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
-    ``train/K.npz`` and ``test/K.npz`` store under ``data`` a pickled dictionary of images ``x`` and
-    labels ``y``. Client K is owner K. ``config.json`` in ``data.dir`` can set ``num_classes``
+    ``train/K.npz`` and ``test/K.npz`` store under ``data`` a pickled dictionary of samples ``x``
+    and labels ``y``. Client K is owner K. ``config.json`` in ``data.dir`` can set ``num_classes``
     (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library"; HtFLlib).
     """
     root = decoded.data_folder(data, "npz")
@@ -48,13 +50,13 @@ def load_npz(data: Data) -> Dataset:
     def decode() -> dict[str, Tensor]:
         check_sizes(paths, "data")
         parts = (
-            [(str(path), k, _from_npz(path)) for k, path in paths.items()]
+            [(str(path), k, _from_npz(path, data.kind)) for k, path in paths.items()]
             for paths in files.values()
         )
         return tensors(*([(source, k, pair) for source, k, pair in part if pair] for part in parts))
 
     paths = [path for part in files.values() for path in part.values()]
-    samples = decoded.cached_files("npz", paths, decode)
+    samples = decoded.cached_files("npz", paths, decode, data.kind)
     return measured(root.name, _classes(samples, root / "config.json"), **samples)
 
 
@@ -67,11 +69,11 @@ def _numbered_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def _from_npz(path: Path) -> Pair | None:
-    """Return one client's images and labels, or None without samples."""
+def _from_npz(path: Path, kind: str) -> Pair | None:
+    """Return one client's samples and labels, or None without samples."""
     content = read_npz(path, "data")
     with _located_at(str(path)):
-        return pair(content)
+        return pair(content, kind)
 
 
 def load_leaf(data: Data) -> Dataset:
@@ -88,13 +90,16 @@ def load_leaf(data: Data) -> Dataset:
         if not paths:
             raise ValueError(f"{root / part}: no *.json files")
     train, test = files.values()
-    samples = decoded.cached_files("leaf", [*train, *test], lambda: _from_json(train, test))
+    files_ = [*train, *test]
+    samples = decoded.cached_files(
+        "leaf", files_, lambda: _from_json(train, test, kind=data.kind), data.kind
+    )
     return measured(root.name, _classes(samples), **samples)
 
 
-def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
+def _from_json(*parts: list[Path], kind: str) -> dict[str, Tensor]:
     """Return x, y and owner of the training and test parts."""
-    loaded = [[(path, _users(path)) for path in part] for part in parts]
+    loaded = [[(path, _users(path, kind)) for path in part] for part in parts]
     names = {user for _, users in loaded[0] for user in users}
     number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
     train, test = (
@@ -111,8 +116,8 @@ def _from_json(*parts: list[Path]) -> dict[str, Tensor]:
     return samples
 
 
-def _users(path: Path) -> dict[str, Pair]:
-    """Return the images and labels of each user with samples in one file."""
+def _users(path: Path, kind: str) -> dict[str, Pair]:
+    """Return the samples and labels of each user with samples in one file."""
     try:
         check_regular(path)
         content = json.loads(path.read_bytes())
@@ -135,7 +140,7 @@ def _users(path: Path) -> dict[str, Pair]:
             with _located_at(f"user {str(user)[:80]!r}"):
                 if len(str(user)) > LONGEST:
                     raise ValueError(f"a name of {len(str(user))} characters, more than {LONGEST}")
-                samples = pair(content["user_data"].get(str(user)))
+                samples = pair(content["user_data"].get(str(user)), kind)
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
             if samples:
@@ -157,10 +162,10 @@ def _located_at(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from None
 
 
-def pair(content: object) -> Pair | None:
-    """Return images and labels of a dictionary with ``x`` and ``y``, or None without samples.
+def pair(content: object, kind: str = "auto") -> Pair | None:
+    """Return samples and labels of a dictionary with ``x`` and ``y``, or None without samples.
 
-    Raises ``ValueError``, one line, for anything else.
+    ``kind``: the value of ``data.kind``. Raises ``ValueError``, one line, for anything else.
     """
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         has = ", ".join(map(repr, content)) if isinstance(content, dict) else type(content).__name__
@@ -168,8 +173,8 @@ def pair(content: object) -> Pair | None:
     x, y = content["x"], content["y"]
     if _empty(x) and _empty(y):
         return None
-    pictures = images(x)
-    return pictures, labels(y, len(pictures))
+    arrays = samples(x, kind)
+    return arrays, labels(y, len(arrays))
 
 
 def _empty(values: object) -> bool:
@@ -178,13 +183,64 @@ def _empty(values: object) -> bool:
     return bool(values == [])
 
 
-def images(values: object) -> np.ndarray:
-    """Convert (N, H, W, C), (N, C, H, W), (N, H, W) or square (N, H·W) to images (N, C, H, W).
+def samples(values: object, kind: str) -> np.ndarray:
+    """Convert an array of numbers to samples of ``kind``, a value of ``data.kind``.
 
-    Integers from 0 to 255 become uint8, other numbers float32. Lists of arrays and arrays of
-    arrays are allowed. Raises ``ValueError``, one line, for other values.
+    Lists of arrays and arrays of arrays are allowed. With ``auto`` the array must be one of images
+    without doubt. Raises ``ValueError``, one line, for other values.
     """
     x = _array(values)
+    if kind == "signal":
+        return _floats(_signals(x))
+    if kind == "table":
+        if x.ndim != 2 or not x.shape[1]:
+            raise ValueError(f"x has the shape {x.shape}; rows of a table have the shape (N, F)")
+        return _floats(x)
+    if kind == "auto" and x.ndim in (2, 3, 4) and not _surely_images(x.shape):
+        raise ValueError(
+            f"x has the shape {x.shape}, which can be images, signals or a table; set data.kind to "
+            "'image', 'signal' or 'table'"
+        )
+    return _images(x)
+
+
+def _surely_images(shape: tuple[int, ...]) -> bool:
+    """Return whether an array is one of images: square, or of few channels and several rows.
+
+    PFLlib stores its sensor data (HAR, PAMAP2) as (N, 9, 1, 128) and (N, 9, 3, 256).
+    """
+    if len(shape) == 4:
+        last = shape[3] in CHANNELS and shape[1] not in CHANNELS
+        channels, height, width = (shape[3], *shape[1:3]) if last else shape[1:]
+        return height == width or (channels <= MOST_CHANNELS and height > 1)
+    return len(shape) == 3 and shape[1] == shape[2]
+
+
+def _signals(x: np.ndarray) -> np.ndarray:
+    """Convert (N, C, T), (N, C, R, T) or (N, T) to signals (N, C, T); R rows become channels."""
+    if x.ndim == 2:
+        x = x[:, None]
+    elif x.ndim == 4:
+        x = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[3])
+    if x.ndim != 3 or 0 in x.shape[1:]:
+        raise ValueError(f"x has the shape {x.shape}; it should be a shape of signals, (N, C, T)")
+    return x
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    """Return finite numbers as float32."""
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    if not np.isfinite(x).all():
+        raise ValueError("x holds numbers that are not finite")
+    return x
+
+
+def _images(x: np.ndarray) -> np.ndarray:
+    """Convert (N, H, W, C), (N, C, H, W), (N, H, W) or square (N, H·W) to images (N, C, H, W).
+
+    Integers from 0 to 255 become uint8, other numbers float32.
+    """
     if x.ndim == 2:
         side = math.isqrt(x.shape[1])
         if side * side != x.shape[1]:
@@ -198,19 +254,24 @@ def images(values: object) -> np.ndarray:
         raise ValueError(f"x has the shape {x.shape}; it should be a shape of images")
     if x.dtype.kind in "biu" and (not x.size or (x.min() >= 0 and x.max() <= 255)):
         return np.ascontiguousarray(x, dtype=np.uint8)
-    with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(x, dtype=np.float32)
-    if not np.isfinite(x).all():
-        raise ValueError("x holds numbers that are not finite")
-    return x
+    return _floats(x)
 
 
 def labels(values: object, samples: int) -> np.ndarray:
     """Return labels int64 (N,) from 0 on; raise ``ValueError``, one line, for other values."""
     y = _array(values)
+    if y.ndim == 2 and y.shape[1] > 1 and len(y) == samples:
+        raise ValueError(
+            f"y has the shape {y.shape}: several labels per sample are not supported, it should "
+            f"have one class per sample, the shape ({samples},)"
+        )
     if y.shape != (samples,):
         raise ValueError(f"y has the shape {y.shape}, but there are {samples} samples")
-    if samples and ((y != np.floor(y)).any() or y.min() < 0):
+    if samples and (y != np.floor(y)).any():
+        raise ValueError(
+            "y has values that are not classes 0, 1, 2, …; regression is not supported"
+        )
+    if samples and y.min() < 0:
         raise ValueError("y has values that are not classes 0, 1, 2, …")
     if samples:
         check_classes(y.max().item(), "y")
@@ -257,7 +318,7 @@ def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
         for name, _, (x, _) in part:
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
                 raise ValueError(
-                    f"{name}: images are {x.dtype} {x.shape[1:]}, "
+                    f"{name}: samples are {x.dtype} {x.shape[1:]}, "
                     f"those of {first} {like.dtype} {like.shape[1:]}"
                 )
         x, y = (np.concatenate(side) for side in zip(*(pair for *_, pair in part), strict=True))

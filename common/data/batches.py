@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.data.kinds import per_channel, positions
+
 
 @final
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ def check_augment(augment: str, x: Tensor) -> None:
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return (x / 255 − mean) / std per channel for bytes (n, C, H, W); floats skip the / 255."""
+    """Return (x / 255 − mean) / std per channel for bytes (n, C, ...); floats skip the / 255."""
     values = x.to(torch.float32, copy=True)
     if x.dtype == torch.uint8:
         values.div_(255)
-    return values.sub_(_channels(mean, values)).div_(_channels(std, values))
+    return values.sub_(per_channel(mean, values)).div_(per_channel(std, values))
 
 
 def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str) -> Tensor:
-    """Normalise x (n, C, H, W) to float32 with statistics of the data set or the batch (``how``).
+    """Normalise x (n, C, ...) to float32 with statistics of the data set or the batch (``how``).
 
-    "batch" is FedORION's: mean and sample standard deviation per channel over the n images. A
+    "batch" is FedORION's: mean and sample standard deviation per channel over the n samples. A
     deviation below 1e-6 counts as 1.
     """
     if how == "dataset":
@@ -60,7 +62,7 @@ def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str
     values = normalise(x, (0.0,) * x.shape[1], (1.0,) * x.shape[1])
     if values.numel() == x.shape[1]:
         return values.zero_()
-    deviation, centre = torch.std_mean(values, (0, 2, 3), keepdim=True)
+    deviation, centre = torch.std_mean(values, positions(values), keepdim=True)
     deviation = torch.where(deviation < 1e-6, torch.ones_like(deviation), deviation)
     return values.sub_(centre).div_(deviation)
 
@@ -71,7 +73,7 @@ class Batches:
 
     ``order``: rows (n,) for every epoch instead of a new order; no order is drawn then.
 
-    Yields (float32 (b, C, H, W) normalised, int64 (b,)) on ``device``. A last batch of one sample
+    Yields (float32 (b, C, ...) normalised, int64 (b,)) on ``device``. A last batch of one sample
     is omitted (BatchNorm would fail) unless it is the only one or ``batch_size`` is 1.
     ``drop_last`` omits every short last batch, but never the only one.
     Epochs draw from ``generator`` (CPU) in sequence: a new generator with the same seed repeats
@@ -198,7 +200,3 @@ def lengths(n: int, size: int, drop_last: bool = False) -> tuple[int, ...]:
     full, rest = divmod(n, size)
     skip = full > 0 and (drop_last or rest == 1)
     return (size,) * full + ((rest,) if rest and not skip else ())
-
-
-def _channels(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device).view(-1, 1, 1)

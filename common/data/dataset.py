@@ -1,4 +1,4 @@
-"""Data sets in memory: images as bytes, labels, and the statistics for normalisation.
+"""Data sets in memory: samples, labels, and the statistics for normalisation.
 
 Complete data sets fit in memory as uint8, so there is no streaming: a client's share is a gather
 of rows.
@@ -7,7 +7,7 @@ of rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.data import kinds
+from common.data.kinds import IMAGE, Kind, Shape
 from common.training.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
@@ -31,11 +33,12 @@ CHUNK = 4096  #: images converted to floating point at a time; bounds memory, no
 class Dataset:
     """Training and test samples of one task.
 
-    ``x`` and ``x_test`` are uint8 (N, C, H, W) images, or float32 (N, C, H, W) points, which are
-    never divided by 255. ``y`` and ``y_test`` are int64 (N,) in 0..num_classes - 1. ``mean`` and
-    ``std`` are per channel in units of [0, 1] (in units of the points for float32).
-    ``x_public`` contains images that the data set reserves besides training and testing (CINIC-10's
-    ``valid``), and ``y_public`` their classes, which only upper bounds use; usually both are None.
+    ``x`` and ``x_test`` are uint8 or float32 images (N, C, H, W), float32 signals (N, C, T) or
+    float32 tables (N, F). Floats are never divided by 255. ``y`` and ``y_test`` are int64 (N,) in
+    0..num_classes - 1. ``mean`` and ``std`` are per channel (per column of a table), for bytes in
+    units of [0, 1]. ``x_public`` contains samples that the data set reserves besides training and
+    testing (CINIC-10's ``valid``), and ``y_public`` their classes, which only upper bounds use;
+    usually both are None.
 
     ``owner`` (N,) and ``owner_test`` (N_test,) are the samples' owners, int64 in 0..owners - 1.
     Both are None for data without owners; ``owner_test`` alone is None if test samples have none.
@@ -56,10 +59,14 @@ class Dataset:
     owner_test: Tensor | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape (C, H, W) of one sample."""
-        _, c, h, w = self.x.shape
-        return c, h, w
+    def shape(self) -> Shape:
+        """Shape of one sample: (C, H, W), (C, T) or (F,)."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the samples."""
+        return kinds.of(self.shape)
 
     @property
     def num_classes(self) -> int:
@@ -115,9 +122,9 @@ def merged(dataset: Dataset) -> Dataset:
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and population standard deviation per channel, over samples and pixels.
+    """Return mean and population standard deviation per channel, over samples and positions.
 
-    ``x`` is (N, C, H, W); bytes count in units of [0, 1]. A constant channel has the standard
+    ``x`` is (N, C, ...); bytes count in units of [0, 1]. A constant channel has the standard
     deviation 1.
     """
     if x.dtype == torch.uint8:  # a histogram is exact and needs one pass
@@ -129,8 +136,8 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
         mean = weights @ levels
         variance = (weights * (levels - mean[:, None]).square()).sum(1)
     else:
-        mean = x.double().mean((0, 2, 3))
-        variance = x.double().var((0, 2, 3), correction=0)
+        mean = x.double().mean(kinds.positions(x))
+        variance = x.double().var(kinds.positions(x), correction=0)
     std = torch.where(variance > 1e-12, variance.sqrt(), torch.ones_like(variance))
     return tuple(mean.tolist()), tuple(std.tolist())
 
@@ -139,49 +146,50 @@ def resize(x: Tensor, size: int) -> Tensor:
     """Resize bytes (N, C, H, W) to (N, C, size, size), bilinear, antialiased when shrinking."""
     if x.dtype != torch.uint8:
         raise ValueError(
-            "data.image-size is for images of bytes: floats and points cannot be resized"
+            "data.image-size is for images of bytes: floats, signals and tables cannot be resized"
         )
     if x.shape[-2:] == (size, size):
         return x
     return converted(x, (x.shape[1], size, size), lambda images: interpolated(images, (size, size)))
 
 
-def fitted(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
+def fitted(x: Tensor, shape: Shape, what: str) -> Tensor:
     """Convert images x uint8 (N, c, h, w) to uint8 (N, C, H, W) of ``shape``.
 
     Colour becomes grey by ``LUMA``; grey becomes colour with three equal channels. Resizing is
-    bilinear, antialiased when shrinking. Images of that shape are returned unchanged.
+    bilinear, antialiased when shrinking. Samples of that shape are returned unchanged.
 
-    Raises a one-line ``ValueError`` that starts with ``what`` for points, and for a number of
-    channels that cannot be converted.
+    Raises a one-line ``ValueError`` that starts with ``what`` for samples that are not images of
+    bytes, and for a number of channels that cannot be converted.
     """
     if tuple(x.shape[1:]) == shape:
         return x
     channels, target = x.shape[1], shape[0]
-    if x.dtype != torch.uint8 or (channels != target and {channels, target} != {1, 3}):
+    images = kinds.of(shape) is IMAGE and x.dtype == torch.uint8
+    if not images or (channels != target and {channels, target} != {1, 3}):
         raise ValueError(
             f"{what} has {str(x.dtype).removeprefix('torch.')} samples {tuple(x.shape[1:])}, the "
             f"data set {shape}; grey and colour images (1 or 3 channels of bytes) can be fitted"
         )
 
+    _, *size = shape
+
     def convert(images: Tensor) -> Tensor:
         if channels > target:
             images = (images * torch.tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
-        if images.shape[-2:] != shape[1:]:
-            images = interpolated(images, shape[1:])
+        if list(images.shape[-2:]) != size:
+            images = interpolated(images, size)
         return images.expand(-1, target, -1, -1)
 
     return converted(x, shape, convert)
 
 
-def interpolated(images: Tensor, size: tuple[int, int]) -> Tensor:
+def interpolated(images: Tensor, size: Sequence[int]) -> Tensor:
     """Resize floats (n, C, H, W) to ``size``, bilinear, antialiased when shrinking."""
-    return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+    return F.interpolate(images, list(size), mode="bilinear", align_corners=False, antialias=True)
 
 
-def converted(
-    x: Tensor, shape: tuple[int, int, int], convert: Callable[[Tensor], Tensor]
-) -> Tensor:
+def converted(x: Tensor, shape: Shape, convert: Callable[[Tensor], Tensor]) -> Tensor:
     """Convert bytes (N, ...) to bytes (N, *shape) by way of floats, ``CHUNK`` images at a time."""
     out = torch.empty((len(x), *shape), dtype=torch.uint8)
     for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
@@ -239,7 +247,7 @@ def check_classes(label: float, where: str) -> None:
 
 
 def image_digests(x: Tensor) -> list[bytes]:
-    """Return a digest of each image of x (N, C, H, W), for comparisons between data sets.
+    """Return a digest of each sample of x (N, C, ...), for comparisons between data sets.
 
     Floats that are bytes, or bytes divided by 255, have the digests of these bytes.
     """

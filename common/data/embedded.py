@@ -78,8 +78,30 @@ def toy(
     return measured("toy", names, x=x, y=y, x_test=x_test, y_test=y_test)
 
 
+def waves() -> Dataset:
+    """Return signals (N, 3, 128) of three classes, which differ in frequency, of six owners.
+
+    Each channel is a sine with a random phase and noise. Every owner has its own amplitude for each
+    channel, as sensors of several people do. Labels alternate, so that the classes are balanced.
+    """
+    draw = rng(0, "waves")
+    amplitude = draw.uniform(0.5, 2.0, (6, 3, 1))
+
+    def sample(n: int, suffix: str) -> dict[str, Tensor]:
+        y, owner = np.arange(n) % 3, np.arange(n) // 3 % 6
+        periods = np.array([3.0, 5.0, 8.0])[y] * draw.uniform(0.8, 1.2, n)
+        phase = draw.uniform(0, 2 * math.pi, (n, 3, 1))
+        angle = 2 * math.pi * periods[:, None, None] * np.arange(128) / 128 + phase
+        x = amplitude[owner] * np.sin(angle) + draw.normal(0, 0.5, (n, 3, 128))
+        tensors = {"x": x.astype(np.float32), "y": y, "owner": owner}
+        return {f"{name}{suffix}": torch.from_numpy(value) for name, value in tensors.items()}
+
+    names = ("slow", "middle", "fast")
+    return measured("waves", names, **sample(360, ""), **sample(126, "_test"))
+
+
 def points() -> Dataset:
-    """Return float32 points (N, 2, 1, 1) of three spiral arms, one per class, in [-1.2, 1.2]².
+    """Return a table (N, 2) of points of three spiral arms, one per class, in [-1.2, 1.2]².
 
     FedORION, Figure 1, draws decision boundaries for two features and three classes as well.
     """
@@ -90,7 +112,7 @@ def points() -> Dataset:
         radius = np.sqrt(draw.uniform(0.01, 1.0, n))
         angle = 2 * math.pi * (y / 3 + 0.6 * radius) + draw.normal(0, 0.12, n)
         x = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-        return torch.from_numpy(x.astype(np.float32)[:, :, None, None]), torch.from_numpy(y)
+        return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
 
     x, y = sample(600)
     x_test, y_test = sample(300)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.data import kinds
 from common.data.dataset import Dataset
 from common.errors import at, line
 from common.settings.config import Data
@@ -78,10 +79,15 @@ def check(name: str, dataset: object) -> None:
         ("", dataset.x, dataset.y, dataset.owner),
         ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
     ):
-        kind = x.dtype in (torch.uint8, torch.float32) and x.dtype == dataset.x.dtype
-        if not (kind and x.ndim == 4 and x.shape[1:] == shape):
-            images = f"uint8 or float32 (N, C, H, W), as {shape} in all parts"
-            raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {images}")
+        if not (kinds.is_valid(x) and x.shape[1:] == shape and x.dtype == dataset.x.dtype):
+            allowed = f"{kinds.LAYOUTS}, as {shape} in all parts"
+            raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
+        if y.ndim == 2 or y.is_floating_point():
+            what = "more than one label per sample" if y.ndim == 2 else "regression"
+            raise ValueError(
+                f"{subject}: y{side} is {_describe(y)}; {what} is not supported, it should be one "
+                f"class per sample, int64 ({len(x)},)"
+            )
         for field, values, most in ((f"y{side}", y, top), (f"owner{side}", owner, math.inf)):
             if values is None:
                 continue
@@ -95,7 +101,7 @@ def check(name: str, dataset: object) -> None:
     if not len(dataset.mean) == len(dataset.std) == shape[0]:
         raise ValueError(
             f"{subject}: mean and std have {len(dataset.mean)} and {len(dataset.std)} numbers; "
-            f"it should be one for each of {shape[0]} channels"
+            f"it should be one for each of {shape[0]} channels or columns"
         )
 
 

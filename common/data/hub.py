@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.data import decoded
+from common.data.arrays import samples
 from common.data.dataset import Dataset, check_classes, halved, measured
 from common.data.folder import GREY, as_bytes
 from common.files import check_regular, in_order
@@ -28,17 +29,20 @@ from common.settings.extras import imported
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
 """Exceptions of the decoder for files that are no images."""
+NUMBERS = ("int", "uint", "float")  #: beginnings of the names of numeric types
 
 
 def load_hub(data: Data) -> Dataset:
-    """Load the image column and the class column, which are recognised by their feature types.
+    """Load the columns of samples and classes, which are recognised by their feature types.
 
+    Samples are images; without an image column the arrays of the only column of lists, whose kind
+    ``data.kind`` says, or the rows of a table of all columns of numbers.
     ``data.label_column`` selects one of several class columns, ``data.owner_column`` the column of
     owners. The data set has the name of the folder.
     """
     root = decoded.data_folder(data, "hub")
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    options = (data.label_column, data.owner_column, str(data.image_size))
+    options = (data.label_column, data.owner_column, str(data.image_size), data.kind)
     tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options)
     names = tuple(bytes(tensors.pop("classes").tolist()).decode().split("\n"))
     if "x_test" not in tensors:
@@ -61,7 +65,6 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
             raise ValueError(f"{root}: no split {missing[0]!r}; it has {', '.join(loaded)}")
         parts = {"": loaded["train"], "_test": loaded["test"]}
     features = parts[""].features
-    image = _column(root, features, datasets.Image, "image")
     label = data.label_column or _column(root, features, datasets.ClassLabel, "label")
     if not isinstance(features.get(label), datasets.ClassLabel):
         there = _describe(features)
@@ -74,7 +77,8 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         raise ValueError(
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
-    columns = list(filter(None, (image, label, owner)))
+    inputs = _inputs(root, features, {label, owner})
+    columns = list(filter(None, (*inputs, label, owner)))
     for suffix, part in parts.items():
         for column in columns:
             kind = part.features.get(column)
@@ -87,7 +91,10 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         if None in labels:
             raise ValueError(f"{root}: sample {labels.index(None)} has no {label!r}")
         tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
-    tensors |= _images(root, parts, image, data.image_size)
+    if isinstance(features[inputs[0]], datasets.Image):
+        tensors |= _images(root, parts, inputs[0], data.image_size)
+    else:
+        tensors |= _numbers(root, parts, inputs, data.kind)
     if owner:
         tensors |= _owners(parts, owner)
     return tensors
@@ -131,6 +138,49 @@ def _column(root: Path, features: Any, kind: type, role: str) -> str:
             f"there are {_describe(features)}"
         )
     return names[0]
+
+
+def _inputs(root: Path, features: Any, others: set[str]) -> list[str]:
+    """Return the columns of the samples: images, else lists of numbers, else all numbers."""
+    datasets = imported("datasets")
+    single = (datasets.Value, datasets.ClassLabel)
+    lists = [
+        name
+        for name, feature in features.items()
+        if not isinstance(feature, (*single, datasets.Image)) and name not in others
+    ]
+    numbers = [
+        name
+        for name, feature in features.items()
+        if isinstance(feature, datasets.Value)
+        and feature.dtype.startswith(NUMBERS)
+        and name not in others
+    ]
+    images = any(isinstance(feature, datasets.Image) for feature in features.values())
+    if images or not (lists or numbers):
+        return [_column(root, features, datasets.Image, "image")]
+    if len(lists) > 1:
+        raise ValueError(
+            f"{root}: {len(lists)} columns of lists, one is needed; there are {_describe(features)}"
+        )
+    return lists or numbers
+
+
+def _numbers(root: Path, parts: dict[str, Any], columns: list[str], kind: str) -> dict[str, Tensor]:
+    """Return the samples of each part: a column of lists, or rows of several columns."""
+    tensors = {}
+    for suffix, part in parts.items():
+        values: Any = [list(part[column]) for column in columns]
+        table = isinstance(values[0][0], (int, float)) if values[0] else True
+        try:
+            rows = [list(row) for row in zip(*values, strict=True)] if table else values[0]
+            x = samples(rows, "table" if table and kind == "auto" else kind)
+        except ValueError as error:
+            raise ValueError(f"{root}: {error}") from None
+        tensors[f"x{suffix}"] = torch.from_numpy(x)
+    if len({tuple(x.shape[1:]) for x in tensors.values()}) > 1:
+        raise ValueError(f"{root}: samples of the two splits differ in shape")
+    return tensors
 
 
 def _describe(features: Any) -> str:

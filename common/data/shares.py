@@ -43,12 +43,12 @@ class Share(NamedTuple):
 
     @property
     def train_set(self) -> tuple[Tensor, Tensor]:
-        """Training samples x (n, C, H, W) and y (n,)."""
+        """Training samples x (n, C, ...) and y (n,)."""
         return self.pool.x[self.train], self.pool.y[self.train]
 
     @property
     def test_set(self) -> tuple[Tensor, Tensor]:
-        """Test samples x (n_test, C, H, W) and y (n_test,)."""
+        """Test samples x (n_test, C, ...) and y (n_test,)."""
         pool = self.pool
         x, y = (pool.x_test, pool.y_test) if self.of_test else (pool.x, pool.y)
         return x[self.test], y[self.test]

@@ -59,6 +59,12 @@ def read_npz(path: Path, key: str) -> Any:
             return _read(file)
 
 
+def read_npy(path: Path) -> Any:
+    """Return the object that ``numpy.save`` pickled; raise ``ValueError`` as ``read_npz`` does."""
+    with _one_line(path), open(path, "rb") as file:
+        return _read(file)
+
+
 def check_sizes(paths: Iterable[Path], key: str) -> None:
     """Raise ``ValueError``, one line, if the content of ``key`` in all files is too large."""
     content, files = 0, 0
@@ -100,7 +106,7 @@ def _one_line(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from None
     except DAMAGE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: damaged or no .npz file ({reason[:200]})") from None
+        raise ValueError(f"{path}: damaged or no {path.suffix} file ({reason[:200]})") from None
 
 
 def _read(file: IO[bytes]) -> Any:

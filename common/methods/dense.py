@@ -53,10 +53,12 @@ from typing import Annotated, ClassVar, Literal, final
 
 from pydantic import Field
 
+from common.data.kinds import IMAGE, describe
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Request as Request
-from common.settings.config import MethodOptions
+from common.settings.config import MethodOptions, not_allowed
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
+from common.training.task import Task
 
 
 class OneShot(MethodOptions):
@@ -111,6 +113,18 @@ class OneShot(MethodOptions):
 
     released_augment: ClassVar[str] = "flip"
     """Augmentation of the released code's pool for data sets other than CIFAR."""
+
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        table = task.config.run.method
+        for key, value, allowed in (
+            ("augment", self.augment, "none"),
+            ("pool-augment", self.pool_augment, "augment"),
+            ("pool-dtype", self.pool_dtype, "float32"),
+        ):
+            if task.kind is not IMAGE and value != allowed:
+                why = describe(task.shape)
+                raise not_allowed(f"{table}.{key}", value, f"{why}, only with images", allowed)
 
     def student_augment(self, data: str) -> str:
         """Return the augmentation of the student's images; ``data``: the data set's name."""

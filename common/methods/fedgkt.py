@@ -66,6 +66,6 @@ class Request(protocol.Request, kind="fedgkt.Down"):
 class Reply(protocol.Reply, kind="fedgkt.Up"):
     """Reply with features, logits and labels of all samples of the client."""
 
-    h: Float[Tensor, "n c h w"]  #: H
+    h: Float[Tensor, "n c *positions"]  #: H
     z: Float[Tensor, "n C"]  #: z_c
     y: Int64[Tensor, " n"]

@@ -110,13 +110,13 @@ class Options(Averaging):
 class Request(protocol.ModelRequest, kind="fedin.Down"):
     """Request with ``w``, the mean w̄ for the client's architecture, and S."""
 
-    s_in: Float[Tensor, "n c h w"] | None  #: feature inputs of S; None: no IN training
-    s_out: Float[Tensor, "n c2 h2 w2"] | None  #: feature outputs of S
+    s_in: Float[Tensor, "n c *positions"] | None  #: feature inputs of S; None: no IN training
+    s_out: Float[Tensor, "n c2 *positions2"] | None  #: feature outputs of S
 
 
 @final
 class Reply(protocol.ModelReply, kind="fedin.Up"):
     """Reply with w_k and the features of the client's last full batch."""
 
-    s_in: Float[Tensor, "n c h w"] | None  #: feature inputs
-    s_out: Float[Tensor, "n c2 h2 w2"] | None  #: feature outputs
+    s_in: Float[Tensor, "n c *positions"] | None  #: feature inputs
+    s_out: Float[Tensor, "n c2 *positions2"] | None  #: feature outputs

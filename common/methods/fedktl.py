@@ -62,6 +62,7 @@ class Options(RowOptions):
     """Options of FedKTL. Request: generated images with their vectors; reply: class means."""
 
     leaks = "class means of single clients' projections"
+    images = "its server generates images with a StyleGAN"
     outputs: ClassVar[Outputs] = "logits"
 
     generator: str = ""

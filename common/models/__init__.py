@@ -1,5 +1,7 @@
 """Architectures by name, their parts and weights: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
+Each architecture takes images, signals or tables; perceptrons and plug-ins take any of them.
+
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
 the channels everywhere (at least 4 in a layer). ``resnet18@0.25-up`` rounds them up instead, also
 to fewer than 4. External networks (``torchvision:NAME``, ``timm:NAME``, plug-ins) have no factor.
@@ -14,11 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
 
+from common.data import kinds
+from common.data.kinds import IMAGE, KINDS, TABLE, Kind
 from common.models import external
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
@@ -30,14 +34,24 @@ from common.models.convolutional import (
     ShuffleNetV2,
     WideResNet,
 )
-from common.models.exits import Exits, Kind
+from common.models.exits import Exits
+from common.models.exits import Kind as ExitKind
 from common.models.layers import RoundedUp, Shape, single, sixteen
-from common.models.small import CNN, MLP, FedAvgCNN, LeNet5
+from common.models.signals import (
+    HARCNN,
+    PATCH,
+    Recurrent,
+    ResNet1d,
+    Transformer,
+    shortest,
+)
+from common.models.small import CNN, MLP, FedAvgCNN, LeNet5, TableMLP
 from common.models.weights import load_published
 from common.settings import plugins
 from common.training import seeds
 
 WIDEST = 16.0  #: the largest width factor
+MOST_NAMED = 6  #: networks that an error message names
 UP = "-up"  #: suffix of a width factor that rounds channels up
 
 
@@ -49,13 +63,14 @@ class Architecture:
     build: Callable[..., Classifier]  #: takes input shape, classes, width factor; keyword: stem
     params: int  #: trainable parameters for 10 classes and the default input
     source: str
-    input: Shape = (3, 32, 32)  #: default (C, H, W)
-    #: smallest side in pixels for each stem, the default one first
+    input: Shape = (3, 32, 32)  #: default shape of a sample
+    #: smallest side in pixels, or number of steps, for each stem, the default one first
     stems: Mapping[str, int] = field(default_factory=lambda: {"own": 4})
     pretrained: str = ""  #: torchvision's name of the network if it has ImageNet weights
     scales: bool = True  #: whether it accepts a width factor
     nests: bool = True  #: whether a narrow network's channels are the first of a wider one's
     check: Callable[[Shape, int], object] | None = None  #: trial run of an external network
+    kinds: tuple[Kind, ...] = (IMAGE,)  #: kinds of input that it takes
 
     @property
     def stem(self) -> str:
@@ -72,6 +87,9 @@ class Architecture:
 # it three times after a cifar stem (8 pixels) and five times with their own stem, but the later
 # halvings keep a single pixel. A comment marks rows where a layer fails below the limit.
 _BOTH = {"imagenet": 8, "cifar": 8}
+# Gates, heads, splits, concatenations and padded shortcuts shift channels by offsets that depend on
+# the width, so that the channels of a narrow network are not the first ones of a wide one.
+_MOVING = (ShuffleNetV2, CifarDenseNet, DenseNet121, Recurrent, Transformer)
 
 
 def _row(
@@ -86,10 +104,12 @@ def _row(
 ) -> Architecture:
     """Return a row of ``MODELS``; ``side``: the smallest side, in total or for each stem."""
     stems = {"own": side} if isinstance(side, int) else side
-    # splits, concatenations and padded shortcuts shift channels by offsets that depend on the width
-    moves = kind in (ShuffleNetV2, CifarDenseNet, DenseNet121) or "shortcut" in options
+    moves = kind in _MOVING or "shortcut" in options
+    takes = KINDS if kind is MLP else (kinds.of(input),)
     build = partial(kind, **options)
-    return Architecture(build, params, source, input, stems, pretrained, nests=not moves)
+    return Architecture(
+        build, params, source, input, stems, pretrained, nests=not moves, kinds=takes
+    )
 
 
 def _densenet(depth: int, bc: bool, params: int, source: str) -> Architecture:
@@ -100,6 +120,16 @@ def _shufflenet(width: int, params: int, source: str, pretrained: str) -> Archit
     """Return a row; ``width``: channels of the first of three stages, doubled in each stage."""
     widths = (24, width, 2 * width, 4 * width, 1024)
     return _row(ShuffleNetV2, params, source, _BOTH, pretrained=pretrained, widths=widths)
+
+
+def _har_cnn(depth: int, params: int, stride: int = 1) -> Architecture:
+    kernel = 5 if depth == 3 else 9
+    options: dict[str, Any] = {"depth": depth, "kernel": kernel, "stride": stride}
+    return _row(HARCNN, params, _SEN, shortest(**options), input=(9, 128), **options)
+
+
+def _recurrent(cell: type[nn.GRU] | type[nn.LSTM], layers: int, params: int) -> Architecture:
+    return _row(Recurrent, params, _OURS, 1, input=(9, 128), cell=cell, layers=layers)
 
 
 def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
@@ -118,6 +148,10 @@ _FIGURE_1 = "FedORION, Figure 1 (sizes ours)"
 _FEDIN = "FedIN, Table VI"
 _HTFL = "HtFLlib: the first stages of resnet10"
 _CPUS = "ours, for CPUs"
+_SEN = "HtFLlib: HtFE-sen, the HAR-CNNs"
+_WANG = "ours, for CPUs; Wang et al., Time series classification"
+_OURS = "ours, for signals on CPUs"
+_TABLES = "ours, for tables on CPUs"
 
 MODELS: dict[str, Architecture] = {
     "wrn-40-1": _row(WideResNet, 563_930, f"FedORION; {_ZAGORUYKO}", depth=40, widen=1),
@@ -172,9 +206,29 @@ MODELS: dict[str, Architecture] = {
     "cnn3": _row(CNN, 56_554, _CPUS, input=(1, 8, 8), depth=3),
     "cnn4": _row(CNN, 93_546, _CPUS, input=(1, 8, 8), depth=4),
     "cnn5": _row(CNN, 130_538, _CPUS, input=(1, 8, 8), depth=5),
-    "points-mlp-1": _row(MLP, 130, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8,)),
-    "points-mlp-2": _row(MLP, 218, _FIGURE_1, 1, input=(2, 1, 1), hidden=(8, 8)),
-    "points-mlp-3": _row(MLP, 410, _FIGURE_1, 1, input=(2, 1, 1), hidden=(16, 8, 8)),
+    "points-mlp-1": _row(MLP, 130, _FIGURE_1, 1, input=(2,), hidden=(8,)),
+    "points-mlp-2": _row(MLP, 218, _FIGURE_1, 1, input=(2,), hidden=(8, 8)),
+    "points-mlp-3": _row(MLP, 410, _FIGURE_1, 1, input=(2,), hidden=(16, 8, 8)),
+    "har-cnn": _har_cnn(2, 2_256_010),
+    "har-cnn-s2": _har_cnn(2, 879_754, stride=2),
+    "har-cnn-s3": _har_cnn(2, 683_146, stride=3),
+    "har-cnn1": _har_cnn(1, 2_499_658),
+    "har-cnn1-s2": _har_cnn(1, 1_516_618, stride=2),
+    "har-cnn1-s3": _har_cnn(1, 1_188_938, stride=3),
+    "har-cnn3": _har_cnn(3, 2_156_682),
+    "har-cnn3-s2": _har_cnn(3, 714_890, stride=2),
+    "resnet1d-8": _row(ResNet1d, 113_194, _WANG, 2, input=(9, 128), depth=8),
+    "resnet1d-14": _row(ResNet1d, 243_114, _WANG, 2, input=(9, 128), depth=14),
+    "resnet1d-20": _row(ResNet1d, 373_034, _WANG, 2, input=(9, 128), depth=20),
+    "gru": _recurrent(nn.GRU, 1, 15_050),
+    "gru2": _recurrent(nn.GRU, 2, 40_010),
+    "lstm": _recurrent(nn.LSTM, 1, 19_850),
+    "lstm2": _recurrent(nn.LSTM, 2, 53_130),
+    "transformer1d-2": _row(Transformer, 72_266, _OURS, PATCH, input=(9, 128), depth=2),
+    "transformer1d-4": _row(Transformer, 139_210, _OURS, PATCH, input=(9, 128), depth=4),
+    "table-mlp2": _row(TableMLP, 6_026, _TABLES, 1, input=(16,), depth=2),
+    "table-mlp3": _row(TableMLP, 10_250, _TABLES, 1, input=(16,), depth=3),
+    "table-mlp4": _row(TableMLP, 14_474, _TABLES, 1, input=(16,), depth=4),
 }
 
 
@@ -213,7 +267,7 @@ def architecture(name: str) -> Architecture:
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
         build, published = external.of_family(family, network)
-        return _external(build, build, pretrained=published)
+        return _external(build, build, pretrained=published, takes=(IMAGE,))
     plugin = plugins.find("models", name)
     if plugin is None:
         families = (f"{family}:NAME" for family in plugins.FAMILIES)
@@ -249,12 +303,14 @@ def exits(spec: str) -> tuple[str, int]:
 def _with_exits(name: str, base: str, depth: int) -> Architecture:
     """Return ``base`` cut to ``depth`` stages with exits; ``ValueError`` if it has fewer."""
     row = MODELS[base]
-    kind: Kind = "linear" if "-linear" in name else "bottleneck"
+    kind: ExitKind = "linear" if "-linear" in name else "bottleneck"
     options = {} if row.stem == "own" else {"stem": row.stem}
     with torch.device("meta"), seeds.scope(0, "exits"):
         most = len(_stages(row.build(row.input, 2, 1.0, **options)))
+    if kind == "bottleneck" and row.kinds == (TABLE,):
+        raise ValueError(f"model {name!r}: tables have no maps for exits; use {base}-linear{depth}")
     if depth > most:
-        hint = f"{base}-exits{most} at most" if most else "use resnet10 to resnet34, cnn2 to cnn5"
+        hint = f"{base}-exits{most} at most" if most else f"use {_WITH_STAGES}"
         raise ValueError(f"model {name!r}: {base} has {most} stages for exits; {hint}")
 
     def build(shape: Shape, classes: int, factor: float, **options: str) -> Classifier:
@@ -262,14 +318,19 @@ def _with_exits(name: str, base: str, depth: int) -> Architecture:
         assert isinstance(net, Split)
         return Exits(net, _stages(net), depth, kind)
 
-    return Architecture(build, 0, f"{row.source}; DepthFL", row.input, row.stems)
+    return Architecture(build, 0, f"{row.source}; DepthFL", row.input, row.stems, kinds=row.kinds)
+
+
+_WITH_STAGES = "resnet10 to resnet34, cnn2 to cnn5, resnet1d-8 to -20, table-mlp2 to -mlp4"
 
 
 def _stages(net: Classifier) -> list[nn.Module]:
     """Return the stages that can have an exit; most architectures have none."""
     if isinstance(net, ResNet):
         return [stage for stage in (net.layer1, net.layer2, net.layer3, net.layer4) if len(stage)]
-    return list(net.layer1) if isinstance(net, CNN) else []
+    if isinstance(net, ResNet1d):
+        return [net.layer1, net.layer2, net.layer3]
+    return list(net.layer1) if isinstance(net, CNN | TableMLP) else []
 
 
 def _external(
@@ -278,9 +339,10 @@ def _external(
     *,
     pretrained: str = "",
     scales: bool = False,
+    takes: tuple[Kind, ...] = KINDS,
 ) -> Architecture:
     return Architecture(
-        build, 0, model.name, (0, 0, 0), {"own": 1}, pretrained, scales, False, model.check
+        build, 0, model.name, (), {"own": 1}, pretrained, scales, False, model.check, takes
     )
 
 
@@ -296,13 +358,14 @@ def check(
     row = architecture(name)
     if classes < 2:
         raise ValueError(f"model {spec!r}: {classes} classes; at least 2 are needed")
+    _check_kind(spec, row, shape)
     chosen = _stem(row, stem)
     least = row.stems[chosen]
-    if min(shape[1:]) < least:
-        size = "×".join(map(str, shape[1:]))
+    if min(shape[1:], default=least) < least:
+        size, sides = "×".join(map(str, shape[1:])), "×".join([str(least)] * len(shape[1:]))
         kind = "" if chosen == "own" else f" (stem {chosen})"
         raise ValueError(
-            f"model {spec!r}{kind}: input {size} is too small, it takes {least}×{least} or more"
+            f"model {spec!r}{kind}: input {size} is too small, it takes {sides} or more"
         )
     if pretrained and not published(spec):
         known = ", ".join(k for k, row in MODELS.items() if row.pretrained)
@@ -311,6 +374,18 @@ def check(
         )
     if row.check:
         row.check(shape, classes)
+
+
+def _check_kind(spec: str, row: Architecture, shape: Shape) -> None:
+    """Raise ``ValueError``, one line, unless ``row`` takes samples of this kind."""
+    kind = kinds.of(shape)
+    if kind not in row.kinds:
+        takes = " and ".join(f"{kind.name}s" for kind in row.kinds)
+        fitting = [name for name, row in MODELS.items() if kind in row.kinds]
+        raise ValueError(
+            f"model {spec!r} takes {takes}, but the data are {kind.describe(shape)}; fedmosaic "
+            f"list models has networks for {kind.name}s, such as {', '.join(fitting[:MOST_NAMED])}"
+        )
 
 
 def published(spec: str) -> bool:
@@ -331,7 +406,9 @@ def build(
     name: tuple[str | int, ...] = ("init",),
     pretrained: bool = False,
 ) -> Classifier:
-    """Return the network ``spec`` for images (C, H, W), in train mode, on torch's default device.
+    """Return the network ``spec`` for samples of ``shape``, in train mode.
+
+    It is on torch's default device.
 
     The initial weights depend only on ``seed`` and ``name``; the global random state does not
     change. ``stem`` (``auto``, ``cifar``, ``imagenet``) is ignored by architectures with a single

@@ -24,10 +24,10 @@ class Classifier(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """Return the head's inputs, features (n, d), for images (n, C, H, W)."""
+        """Return the head's inputs, features (n, d), for samples (n, C, ...)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (n, classes) for images (n, C, H, W)."""
+        """Return logits (n, classes) for samples (n, C, ...)."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -114,14 +114,14 @@ class Split(Classifier):
 
     @abstractmethod
     def extractor(self, x: Tensor) -> Tensor:
-        """Return s_in (n, c, h, w) for images (n, C, H, W)."""
+        """Return s_in (n, c, ...) for samples (n, C, ...)."""
 
     @abstractmethod
     def intermediate(self, s_in: Tensor) -> Tensor:
-        """Return s_out (n, c', h', w') for s_in (n, c, h, w)."""
+        """Return s_out (n, c', ...) for s_in (n, c, ...)."""
 
     def classifier(self, s_out: Tensor) -> Tensor:
-        """Return logits (n, classes) for s_out (n, c', h', w')."""
+        """Return logits (n, classes) for s_out (n, c', ...)."""
         logits: Tensor = self.head(pooled(s_out))
         return logits
 
@@ -137,5 +137,10 @@ class Split(Classifier):
 
 
 def pooled(maps: Tensor) -> Tensor:
-    """Return the mean (n, c) of every feature map of ``maps`` (n, c, h, w)."""
-    return F.adaptive_avg_pool2d(maps, 1).flatten(1)
+    """Return the mean (n, c) of every feature map of ``maps`` (n, c, ...).
+
+    Maps have two axes (images), one (signals) or none (tables).
+    """
+    if maps.ndim == 4:
+        return F.adaptive_avg_pool2d(maps, 1).flatten(1)
+    return maps.flatten(2).mean(2) if maps.ndim == 3 else maps

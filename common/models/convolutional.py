@@ -4,6 +4,7 @@ ShuffleNetV2 and DenseNet-121.
 ResNets of the ImageNet family have torchvision's state-dict keys, except that ``fc`` is ``head``.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Literal, final
 
@@ -43,15 +44,24 @@ class Padding(nn.Module):
 
 @final
 class Block(nn.Module):
-    """Residual block: conv - norm - ReLU - conv - norm, plus the shortcut, then ReLU."""
+    """Residual block: conv - norm - ReLU - conv - norm, plus the shortcut, then ReLU.
+
+    ``convolution``: its class, for images or for signals.
+    """
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, norm: Norm, shortcut: Shortcut
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        norm: Norm,
+        shortcut: Shortcut,
+        convolution: Callable[..., nn.Module] = nn.Conv2d,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv1 = convolution(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.conv2 = convolution(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = norm(outputs)
         self.downsample: nn.Module
         if stride == 1 and inputs == outputs:
@@ -59,8 +69,8 @@ class Block(nn.Module):
         elif shortcut == "padding":
             self.downsample = Padding(inputs, outputs, stride)
         else:
-            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(convolution, norm(outputs))
+            first = convolution(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(first, norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.bn1(self.conv1(x)))

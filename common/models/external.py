@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from common.data.kinds import describe
 from common.errors import at, line
 from common.models.classifier import Classifier
 from common.models.layers import Shape
@@ -63,7 +64,7 @@ class ExternalModel:
         """Return the name of the last linear layer; the result of a trial run is cached.
 
         Raises ``ValueError``, one line, for a network that cannot be built, does not accept the
-        images or does not end with a linear layer.
+        samples or does not end with a linear layer.
         """
         return _last(self, shape, classes)
 
@@ -91,7 +92,7 @@ class ExternalModel:
         return net
 
     def _trial(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
-        """Return a new network's output for two images, and the linear layer that computed it."""
+        """Return a new network's output for two samples, and the linear layer that computed it."""
         called: list[tuple[str, object]] = []
         with torch.device(device), seeds.scope(0, "probe"), torch.no_grad():
             net = self._build(shape, classes).train()
@@ -105,9 +106,8 @@ class ExternalModel:
             except Exception as error:  # whatever the plug-in's author did
                 if device == "meta" and not self.light:  # its code may depend on values
                     return self._trial(shape, classes, "cpu")
-                size = "×".join(map(str, shape))
                 raise self.refusal(
-                    f"it does not take images {size}: {line(error, typed=True)}"
+                    f"it does not take {describe(shape)}: {line(error, typed=True)}"
                 ) from error
         return out, next((name for name, output in reversed(called) if output is out), "")
 
@@ -119,8 +119,9 @@ def _last(model: ExternalModel, shape: Shape, classes: int) -> str:
         raise model.refusal("its output is not that of a linear layer, so it has no head")
     assert isinstance(out, Tensor)
     if out.ndim != 2 or len(out) != 2:
-        size, actual = "×".join(map(str, shape)), tuple(out.shape)
-        raise model.refusal(f"two images {size} give {actual}; it should be (2, logits)")
+        raise model.refusal(
+            f"two {describe(shape)} give {tuple(out.shape)}; it should be (2, logits)"
+        )
     return last
 
 

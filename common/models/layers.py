@@ -6,8 +6,9 @@ from typing import Literal, final
 
 from torch import nn
 
-Shape = tuple[int, int, int]  #: (C, H, W) of an image
-Norm = Callable[[int], nn.Module]  #: channels to a layer over (n, channels, h, w)
+from common.data.kinds import Shape as Shape
+
+Norm = Callable[[int], nn.Module]  #: channels to a layer over (n, channels, ...)
 
 Stem = Literal["imagenet", "cifar"]
 """First layers of an ImageNet network. ``imagenet`` keeps the published architecture, which reduces
@@ -80,20 +81,20 @@ def stages(
 
 
 def he_convolutions(model: nn.Module) -> None:
-    """Draw the weights of convolutions from N(0, 2 / (k² c_out)); nothing else changes."""
+    """Draw the weights of convolutions from N(0, 2 / (k c_out)), k weights in a kernel."""
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def he_fan_out(model: nn.Module) -> None:
-    """Initialise convolutions ~ N(0, 2 / (k² c_out)), norms with 1 and 0, linear biases with 0.
+    """Initialise convolutions ~ N(0, 2 / (k c_out)), norms with 1 and 0, linear biases with 0.
 
     He et al., "Delving deep into rectifiers", equation 14, as in FedKF, FedDF and Wide ResNet.
     """
     he_convolutions(model)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
             nn.init.ones_(module.weight)

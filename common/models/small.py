@@ -1,4 +1,4 @@
-"""Small networks: perceptrons, CNNs for CPUs, and LeNet-5."""
+"""Small networks: perceptrons for any input, CNNs for CPUs, and LeNet-5."""
 
 import math
 from typing import ClassVar, final
@@ -17,7 +17,7 @@ SIDE = 32  #: pixels that LeNet-5's three 5×5 convolutions and two poolings red
 class MLP(Classifier):
     """Perceptron with hidden layers of the given widths; the last hidden layer gives the features.
 
-    It serves small images (two hidden layers) and FedORION's toy data of 2-D points. ReLU and then
+    It serves inputs of any kind, such as FedORION's toy data of 2-D points. ReLU and then
     BatchNorm follow every layer but the last, as in FedORION, Figure 1.
     """
 
@@ -36,6 +36,45 @@ class MLP(Classifier):
     def features(self, x: Tensor) -> Tensor:
         features: Tensor = self.layers(x.flatten(1))
         return features
+
+
+@final
+class Dense(nn.Module):
+    """Linear layer, BatchNorm, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(inputs, outputs, bias=False)
+        self.bn = nn.BatchNorm1d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(self.fc(x)))
+
+
+@final
+class TableMLP(Split):
+    """Perceptron for tables of ``depth`` hidden layers, all 64 wide.
+
+    s_in and s_out are the outputs (n, 64) of the first and the last hidden layer, so that networks
+    of all depths have a common split. A deeper network has all state-dict keys of a shallower one.
+    """
+
+    intermediate_prefixes: ClassVar[tuple[str, ...]] = ("layer1.",)
+
+    def __init__(self, shape: Shape, classes: int, factor: float, *, depth: int) -> None:
+        super().__init__()
+        width = scale(64, factor)
+        self.stem = Dense(shape[0], width)
+        self.layer1 = nn.Sequential(*(Dense(width, width) for _ in range(depth - 1)))
+        self.head = nn.Linear(width, classes)
+
+    def extractor(self, x: Tensor) -> Tensor:
+        s_in: Tensor = self.stem(x)
+        return s_in
+
+    def intermediate(self, s_in: Tensor) -> Tensor:
+        s_out: Tensor = self.layer1(s_in)
+        return s_out
 
 
 @final

@@ -49,6 +49,7 @@ MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
 _LARGE = (f"torchvision:resnet{depth}" for depth in (50, 101, 152))
 _RESNETS = ",".join(("resnet18", "resnet34", *_LARGE))
+_HAR = [f"har-cnn{layers}{stride}" for layers in ("", "1") for stride in ("", "-s2", "-s3")]
 _TRANSFORMERS = "torchvision:vit_b_16,torchvision:vit_b_32"
 FLEETS: dict[str, str] = {
     "hom": "wrn-40-1",
@@ -60,12 +61,16 @@ FLEETS: dict[str, str] = {
     "htfe4": "fedavg-cnn,torchvision:googlenet,mobilenetv2,resnet18",
     "htfe8": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS}",
     "htfe9": f"resnet10-cut1,resnet10-cut2,resnet10-cut3,resnet10,{_RESNETS}",
+    "htfe-sen2": ",".join(_HAR[:2]),
+    "htfe-sen3": ",".join(_HAR[:3]),
+    "htfe-sen5": ",".join((*_HAR[:4], "har-cnn3")),
+    "htfe-sen8": ",".join((*_HAR, "har-cnn3", "har-cnn3-s2")),
     "htm10": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS},{_TRANSFORMERS}",
 }
 """Presets of the papers' fleets, by name: ``fleet = "h-het"`` selects its list. The first three are
 FedORION's homogeneous, less and more heterogeneous fleets (section 4.2.1 and the released code);
-``fedin`` has FedIN's five depths (section IV). The last six are HtFLlib's model groups for images
-(``system/main.py``), which have ``stem = "imagenet"``."""
+``fedin`` has FedIN's five depths (section IV). The others are HtFLlib's model groups
+(``system/main.py``), for images with ``stem = "imagenet"``, and for sensors (``htfe-sen``)."""
 
 
 def entries(fleet: str) -> tuple[str, ...]:
@@ -163,10 +168,13 @@ class Run(Section):
 
 @final
 class Data(Section):
-    """Settings of the images, their partition into clients, and their batches."""
+    """Settings of the samples, their partition into clients, and their batches."""
 
     name: str = "digits"
     """Data set: a name of ``fedmosaic list datasets``, or ``module:attribute``."""
+    kind: Literal["auto", "image", "signal", "table"] = "auto"
+    """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
+    can be more than one kind need it."""
     dir: str = ""
     """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
     ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
@@ -197,9 +205,14 @@ class Data(Section):
     """Classes of each client (``pathological``, ``flwr-pathological``), or shards of each client
     (``flwr-shard``)."""
     label_column: str = ""
-    """``hub``: column of the classes; empty: the only column with the feature type of a class."""
+    """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
+    feature type of a class."""
     owner_column: str = ""
-    """``hub``: column of the samples' owners; empty: samples have no owner."""
+    """``hub``, ``csv``: column of the samples' owners; empty: samples have no owner."""
+    window: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Length of signals in CSV files: consecutive rows in a window; 0: each row is a sample."""
+    stride: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Rows between the starts of two windows; 0: half a window."""
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the training set that becomes the unlabelled public set, or of the data set's
     separate public images, if it has any. Clients share the remaining samples. 0: no public set."""
@@ -390,6 +403,9 @@ class MethodOptions(Section):
 
     projects: ClassVar[bool] = True
     """Whether the networks' heads may read a projection of the features, or a common width."""
+
+    images: ClassVar[str] = ""
+    """Reason for which the method takes images only; empty: it takes every kind of input."""
 
     leaks: ClassVar[str] = "uploads that its author does not say are only averaged"
     """Data other than a mean that a client sends or the server uses. It is the reason for which

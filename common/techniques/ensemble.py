@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import progress
+from common.data.kinds import per_channel
 
 EDGE = 1 / 510
 """Least distance of a confidence from 0 and 1 before its logit: half a step of 8 bits."""
@@ -72,9 +73,9 @@ def odin_score(
 ) -> Tensor:
     """Return max softmax(f(x')/T), x' = x − ε sign(−∇_x log max softmax(f(x)/T)); [n] in (0, 1].
 
-    ``x``: normalised images [n, C, H, W]; ``std``: the standard deviations of that normalisation,
-    so that ε is in units of pixels in [0, 1]. The network is in evaluation mode; its parameters and
-    gradients do not change. Liang et al., "Enhancing the Reliability of
+    ``x``: normalised samples [n, C, ...]; ``std``: the standard deviations of that normalisation,
+    so that ε is in units of the data (of pixels in [0, 1] for bytes). The network is in evaluation
+    mode; its parameters and gradients do not change. Liang et al., "Enhancing the Reliability of
     Out-of-distribution Image Detection in Neural Networks", ICLR 2018, equations 1 to 3; the paper
     has T = 1000, ε = 0.0014.
     """
@@ -83,7 +84,7 @@ def odin_score(
         logits = net(x) / T
         loss = F.cross_entropy(logits, logits.argmax(1), reduction="sum")
         (gradient,) = torch.autograd.grad(loss, x)
-    scale = torch.tensor(std, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+    scale = per_channel(std, x)
     with torch.no_grad():
         moved = x - epsilon * gradient.sign() / scale
         return torch.softmax(net(moved) / T, dim=1).amax(1)

@@ -1,8 +1,8 @@
-"""Noise images on which a server distils its clients' models without a data set.
+"""Noise on which a server distils its clients' models without a data set.
 
 A kind is a function ``kind(n, shape, generator)`` that yields an endless sequence of batches
-(n, C, H, W), float32, drawn from the generator on its device. All kinds have mean 0 and variance 1,
-like the normalised images on which the networks are trained.
+(n, *shape), float32, drawn from the generator on its device. All kinds have mean 0 and variance 1,
+like the normalised samples on which the networks are trained.
 """
 
 import math
@@ -12,6 +12,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from common.data import kinds
+from common.data.kinds import IMAGE, Shape
 
 LEAVES = 64  #: leaves in an image; the background, one more leaf, covers 2 % of it
 SMALLEST, LARGEST = 1 / 16, 1 / 2  #: radii of leaves in units of the longer side
@@ -24,13 +27,13 @@ SLOPE = 0.2
 GRAIN = 0.2  #: strength of the pixel noise
 
 
-def gaussian(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
+def gaussian(n: int, shape: Shape, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield N(0, 1), not standardised (Raikwar and Mishra 2022; FedORION, Algorithm 1)."""
     while True:
         yield torch.randn((n, *shape), generator=generator, device=generator.device)
 
 
-def uniform(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
+def uniform(n: int, shape: Shape, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield U(−√3, √3), of variance 1 (FedDF's code distils on uniform images too)."""
     side = math.sqrt(3)
     while True:
@@ -44,9 +47,7 @@ def standard(x: Tensor) -> Tensor:
     return (x - mean) / torch.where(deviation < 1e-6, torch.ones_like(deviation), deviation)
 
 
-def dead_leaves(
-    n: int, shape: tuple[int, int, int], generator: torch.Generator
-) -> Iterator[Tensor]:
+def dead_leaves(n: int, shape: Shape, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield images of random shapes that lie on top of one another, standardised.
 
     Leaves have uniform positions and one uniform colour each. Their radii r have density ∝ r⁻³,
@@ -97,7 +98,7 @@ def _paint(front: Tensor, depth: Tensor, dx2: Tensor, dy2: Tensor, squared: Tens
         torch.minimum(front, nearest, out=front)
 
 
-def stylegan(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Iterator[Tensor]:
+def stylegan(n: int, shape: Shape, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield images of an untrained StyleGAN, a new network for each batch, standardised.
 
     Random weights of the architecture (Karras et al. 2020, StyleGAN2) give images with structure
@@ -109,7 +110,7 @@ def stylegan(n: int, shape: tuple[int, int, int], generator: torch.Generator) ->
         yield standard(images(n, shape, generator))
 
 
-def images(n: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+def images(n: int, shape: Shape, generator: torch.Generator) -> Tensor:
     """Return images (n, C, H, W) of one network, not standardised."""
 
     def normal(*size: int) -> Tensor:
@@ -145,7 +146,7 @@ def modulated(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return y * (power + 1e-8).rsqrt()[:, :, None, None]
 
 
-Noise = Callable[[int, tuple[int, int, int], torch.Generator], Iterator[Tensor]]
+Noise = Callable[[int, Shape, torch.Generator], Iterator[Tensor]]
 
 NOISES: dict[str, Noise] = {
     "gaussian": gaussian,
@@ -155,9 +156,22 @@ NOISES: dict[str, Noise] = {
 }
 
 
+OF_IMAGES = ("dead_leaves", "stylegan")  #: kinds of noise with the structure of images
+
+
+def check(kind: str, shape: Shape) -> None:
+    """Raise ``ValueError``, one line, if this kind of noise has no samples of ``shape``."""
+    if kind in OF_IMAGES and kinds.of(shape) is not IMAGE:
+        allowed = ", ".join(name for name in NOISES if name not in OF_IMAGES)
+        raise ValueError(
+            f"noise.kind = {kind!r} draws images, but the data are {kinds.describe(shape)}; "
+            f"allowed: {allowed}"
+        )
+
+
 def batches(
-    kind: str, count: int, n: int, shape: tuple[int, int, int], generator: torch.Generator
+    kind: str, count: int, n: int, shape: Shape, generator: torch.Generator
 ) -> Iterator[tuple[Tensor]]:
-    """Yield ``count`` batches of ``n`` samples of ``shape`` (C, H, W) in the form for ``fit``."""
+    """Yield ``count`` batches of ``n`` samples of ``shape`` in the form for ``fit``."""
     for z in islice(NOISES[kind](n, shape, generator), count):
         yield (z,)

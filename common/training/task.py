@@ -1,4 +1,4 @@
-"""The task: the classes and images of a run, and how networks for them are built and trained.
+"""The task: the classes and samples of a run, and how networks for them are built and trained.
 
 Server and clients have the same task, on different devices.
 """
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from common import models, progress
+from common.data import kinds
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
+from common.data.kinds import IMAGE, Kind
 from common.exchange.records import StateDict
 from common.metrics import Confusion, confusion
 from common.models import weights as weights_
@@ -27,6 +29,7 @@ from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.config import Config, MemoryFormat
+from common.techniques import noise
 from common.training import optimise, seeds
 from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
@@ -41,7 +44,7 @@ Form = tuple[Shape, int, str, bool, int]
 @final
 @dataclass(frozen=True)
 class Task:
-    """Images of ``shape`` (C, H, W) in ``classes``, normalised by ``mean`` and ``std``.
+    """Samples of ``shape`` in ``classes``, normalised by ``mean`` and ``std``.
 
     ``device``: where the server or this client computes.
     """
@@ -57,6 +60,11 @@ class Task:
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
         """Return the task of a data set under a run's configuration."""
         return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, config, device)
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the samples: images, signals or tables."""
+        return kinds.of(self.shape)
 
     @property
     def num_classes(self) -> int:
@@ -185,7 +193,7 @@ class Task:
         augment: str = "",
         order: Tensor | None = None,
     ) -> Batches:
-        """Return training batches of x [n, C, H, W] and y [n, ...].
+        """Return training batches of x [n, C, ...] and y [n, ...].
 
         Order and augmentation come from the stream ("batches", *name). ``size`` and ``augment``: by
         default train.batch-size and data.augment. ``order``: rows [n] for every epoch.
@@ -214,8 +222,8 @@ class Task:
         size, how = size or self.config.score.batch_size, self.config.data.standardize
         for start in progress.steps(range(0, len(x), size), "batch"):
             part = slice(start, start + size)
-            images = standardise(x[part].to(self.device), self.mean, self.std, how)
-            yield images, y[part].to(self.device)
+            samples = standardise(x[part].to(self.device), self.mean, self.std, how)
+            yield samples, y[part].to(self.device)
 
     def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Return batches of all samples, normalised, for networks that use batch statistics.
@@ -263,9 +271,9 @@ class Task:
 
     @torch.no_grad()
     def logits(self, net: Classifier, x: Tensor) -> Tensor:
-        """Return the network's logits [n, C] on images x, in evaluation mode, on the CPU."""
+        """Return the network's logits [n, C] on samples x, in evaluation mode, on the CPU."""
         net.eval()
-        return torch.cat([net(images).float().cpu() for images, _ in self.in_order(x)])
+        return torch.cat([net(samples).float().cpu() for samples, _ in self.in_order(x)])
 
 
 def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[Tensor, ...]]:
@@ -301,10 +309,10 @@ def evaluate(
     bn: str = "",
     name: tuple[str | int, ...] = ("score",),
 ) -> Result:
-    """Return accuracy, loss and confusion of ``net`` on x [n, C, H, W] and y [n], n ≥ 1.
+    """Return accuracy, loss and confusion of ``net`` on x [n, C, ...] and y [n], n ≥ 1.
 
     ``bn``: statistics for BatchNorm, by default ``score.bn``. ``batch`` uses those of each test
-    batch, in an order drawn from the stream ``name`` (transductive: the prediction for one image
+    batch, in an order drawn from the stream ``name`` (transductive: the prediction for one sample
     depends on its batch). Other values use the running statistics, which clients have measured
     under ``recalibrated``.
     """
@@ -313,8 +321,8 @@ def evaluate(
     net.eval()
     pairs, loss = list[Tensor](), 0.0
     with batch_statistics(net) if by_batch else nullcontext():
-        for images, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
-            logits = net(images)
+        for samples, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
+            logits = net(samples)
             pairs.append(torch.stack([labels, logits.argmax(1)]).cpu())
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
     net.train(was_training)
@@ -342,9 +350,17 @@ def check_architectures(config: Config) -> None:
 def check_fleet(task: Task) -> None:
     """Raise a one-line ``ValueError`` if the fleet does not suit the task or the method.
 
-    Every architecture must exist and accept the input shape.
+    The method and its noise must take this kind of input. Every architecture must exist and accept
+    the input shape.
     """
     config = task.config
+    if (why := config.method.images) and task.kind is not IMAGE:
+        raise ValueError(
+            f'method = "{config.run.method}" takes images only: {why}; the data are '
+            f"{kinds.describe(task.shape)}"
+        )
+    if "noise" in config.method.uses:
+        noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
     config.method.check_fleet(task, config.brought)

@@ -13,6 +13,7 @@ import server_app.methods
 from common.data import divide, load, source
 from common.data.batches import check_augment
 from common.data.dataset import Dataset, fingerprint
+from common.data.kinds import describe
 from common.data.partition import rule
 from common.data.shares import check_public, check_public_tests, check_share, for_testing, share
 from common.settings.config import NATURAL, OWN, Config, Value, entries
@@ -162,8 +163,8 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
         pool = own.pool
         if (pool.shape, pool.classes) != (dataset.shape, dataset.classes):
             raise ValueError(
-                f"client {k} has images {pool.shape} of {pool.num_classes} classes "
-                f"({', '.join(pool.classes)[:80]}), the server {dataset.shape} of "
+                f"client {k} has {describe(pool.shape)} of {pool.num_classes} classes "
+                f"({', '.join(pool.classes)[:80]}), the server {describe(dataset.shape)} of "
                 f"{dataset.num_classes} ({', '.join(dataset.classes)[:80]})"
             )
         if public:

@@ -220,7 +220,7 @@ class Map:
 
 @torch.no_grad()
 def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
-    """Return the outputs [n, c, h, w] of every stage for images x, on the CPU.
+    """Return the outputs [n, c, ...] of every stage for samples x, on the CPU.
 
     The network is in eval mode and on the task's device.
     """

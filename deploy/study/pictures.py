@@ -18,6 +18,7 @@ from torch import Tensor
 from client_app.methods.fedkf import FedKF
 from common.data import Dataset
 from common.data.batches import normalise
+from common.data.kinds import IMAGE, Shape, describe
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.models.generator import Generator
@@ -44,8 +45,8 @@ def regions(folder: Path) -> Figure:
     """
     run = finished(folder)
     config, data = run.config, run.dataset()
-    if data.shape != (2, 1, 1):
-        raise ValueError(f"{folder} is a run on samples of shape {data.shape}, not on points")
+    if data.shape != (2,):
+        raise ValueError(f"{folder} is a run on {describe(data.shape)}, not on points in the plane")
     columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
     for k in range(config.run.clients):
         handler = run.client(k)
@@ -95,7 +96,7 @@ def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) ->
     """
     axis = torch.linspace(-reach, reach, side)
     second, first = torch.meshgrid(axis, axis, indexing="ij")
-    grid = torch.stack([first, second], dim=-1).reshape(-1, 2, 1, 1)
+    grid = torch.stack([first, second], dim=-1).reshape(-1, 2)
     logits = net.eval()(normalise(grid, data.mean, data.std))
     classes: np.ndarray = logits.argmax(1).view(side, side).numpy()
     return classes
@@ -105,7 +106,7 @@ def decisions(net: Classifier, data: Dataset, reach: float, side: int = SIDE) ->
 class Averages:
     """Mean pixels [C, H, W], in [0, 1], and number of images of every class."""
 
-    def __init__(self, classes: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, classes: int, shape: Shape) -> None:
         self.sums = torch.zeros(classes, *shape, dtype=torch.float64)
         self.counts = torch.zeros(classes, dtype=torch.int64)
 
@@ -124,7 +125,8 @@ def average_images(folder: Path, images: int) -> tuple[Averages, Averages, Datas
     """Return class averages of real and of ``images`` generated images, and the data set.
 
     The generators come from the states of the run's clients, or from the server for DAFL. Raises
-    ``ValueError``, one line, without a finished run of fedkf or dafl, or without generators.
+    ``ValueError``, one line, without a finished run of fedkf or dafl on images, or without
+    generators.
     """
     run = finished(folder)
     config, dataset = run.config, run.dataset()
@@ -132,6 +134,8 @@ def average_images(folder: Path, images: int) -> tuple[Averages, Averages, Datas
         raise ValueError(
             f"{folder} is a run of {config.run.method}; only fedkf and dafl train generators"
         )
+    if dataset.kind is not IMAGE:
+        raise ValueError(f"{folder} is a run on {describe(dataset.shape)}, not on images")
     task = run.task(dataset)
     net, generators = run.server_model(task), _generators(run, task)
     generated = Averages(dataset.num_classes, dataset.shape)

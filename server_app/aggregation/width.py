@@ -123,7 +123,7 @@ def average_blocks(
                 result[name] = counted(previous[name], parts, counts[name])
                 continue
             weights = [
-                b.weight * (len(value) if by_width and value.dim() == 4 else 1)
+                b.weight * (len(value) if by_width and value.dim() > 2 else 1)
                 for b, (value, _) in zip(blocks, parts, strict=True)
             ]
             result[name] = _entry(previous[name], parts, weights, options)

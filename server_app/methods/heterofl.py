@@ -39,7 +39,7 @@ class HeteroFL(Averaged[Partial, Reply]):
 
     def update_counts(self, w: StateDict) -> dict[str, Tensor]:
         if self.options.by_updates:
-            counted = {n: x for n, x in w.items() if x.is_floating_point() and x.dim() != 4}
+            counted = {n: x for n, x in w.items() if x.is_floating_point() and x.dim() < 3}
             start = self.counts or {name: torch.ones_like(x) for name, x in counted.items()}
             self.counts = {name: count.clone() for name, count in start.items()}
         return self.counts

@@ -123,7 +123,7 @@ def test_halving_a_checkerboard_gives_grey():
 
 
 def test_points_cannot_be_resized(options):
-    with pytest.raises(ValueError, match="floats and points cannot be resized"):
+    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
         load(options(name="points", image_size=8))
 
 

@@ -65,6 +65,44 @@ def test_columns_are_found_by_their_features_and_owners_by_name(
         hub(options, folder, owner_column="clinic")
 
 
+def numbers(n: int, **columns: tuple[Any, Any]) -> Any:
+    """Rows of two numbers, labelled in turn, and further columns."""
+    known = {
+        "ax": ([float(i) for i in range(n)], datasets.Value("float32")),
+        "ay": ([10 * i for i in range(n)], datasets.Value("int64")),
+        "move": ([i % 3 for i in range(n)], datasets.ClassLabel(names=NAMES)),
+        "who": (["b", "a", "a"] * (n // 3), datasets.Value("string")),
+        **columns,
+    }
+    content = {name: values for name, (values, _) in known.items()}
+    features = datasets.Features({name: kind for name, (_, kind) in known.items()})
+    return datasets.Dataset.from_dict(content, features=features)
+
+
+def test_columns_of_numbers_are_a_table(options: Options, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "moves", train=numbers(6), test=numbers(3))
+    data = hub(options, folder, owner_column="who")
+    assert data.kind.name == "table" and data.classes == tuple(NAMES)
+    assert data.x.tolist() == [[i, 10 * i] for i in range(6)]
+    assert data.owner is not None and data.owner.tolist() == [1, 0, 0] * 2
+    missing = numbers(6, ay=([None] * 6, datasets.Value("int64")))
+    broken = saved(tmp_path / "broken", train=missing, test=numbers(3))
+    with pytest.raises(ValueError, match="broken: it holds object, not numbers"):
+        hub(options, broken)
+
+
+def test_a_column_of_lists_is_what_data_kind_says(options: Options, tmp_path: Path) -> None:
+    kind = datasets.Array2D((2, 4), "float32")
+    parts = [
+        numbers(n, signal=([[[i, 1, 2, 3], [4, 5, 6, i]] for i in range(n)], kind)) for n in (6, 3)
+    ]
+    folder = saved(tmp_path / "signals", train=parts[0], test=parts[1])
+    data = hub(options, folder, kind="signal")
+    assert data.shape == (2, 4) and data.x[5].tolist() == [[5, 1, 2, 3], [4, 5, 6, 5]]
+    with pytest.raises(ValueError, match=r"signals: x has the shape \(6, 2, 4\), .* set data.kind"):
+        hub(options, folder)
+
+
 def test_column_names_decide_the_cached_copy_but_not_its_folder(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,8 +102,54 @@ def test_images_come_in_many_shapes(
         x[:] = [np.zeros((1, 4, 4), np.float32) for _ in range(6)]
     for part in ("train", "test"):
         write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
-    data = opened(options, tmp_path)
+    data = opened(options, tmp_path, kind="image")
     assert (data.shape, data.x.dtype, data.y.tolist()) == (shape, dtype, [0, 1, 2] * 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "expected"),
+    [
+        ((6, 9, 128), "signal", (9, 128)),
+        ((6, 9, 1, 128), "signal", (9, 128)),  # PFLlib's HAR
+        ((6, 9, 3, 256), "signal", (27, 256)),  # PFLlib's PAMAP2
+        ((6, 50), "signal", (1, 50)),
+        ((6, 16), "table", (16,)),
+        ((6, 9, 128), "image", (1, 9, 128)),
+        ((6, 3, 1, 64), "image", (3, 1, 64)),
+    ],
+)
+def test_arrays_of_more_than_one_kind_need_data_kind(
+    options: Options, tmp_path: Path, shape: tuple[int, ...], kind: str, expected: tuple[int, ...]
+) -> None:
+    x = np.arange(np.prod(shape)).reshape(shape) / 1000
+    for part in ("train", "test"):
+        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
+    with pytest.raises(ValueError, match="which can be images, signals or a table; set data.kind"):
+        opened(options, tmp_path)
+    data = opened(options, tmp_path, kind=kind)
+    assert data.shape == expected and data.kind.name == kind and data.x.dtype == torch.float32
+    assert data.x.numpy().tobytes() == x.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "line"),
+    [
+        (
+            np.zeros((3, 2, 4, 5, 6)),
+            "signal",
+            r"\(3, 2, 4, 5, 6\); it should be a shape of signals",
+        ),
+        (np.zeros((3, 9, 128)), "table", r"\(3, 9, 128\); rows of a table have the shape \(N, F\)"),
+        (np.full((3, 4), np.inf), "table", "numbers that are not finite"),
+    ],
+)
+def test_an_array_that_is_not_of_its_kind_is_one_line(
+    options: Options, tmp_path: Path, x: np.ndarray, kind: str, line: str
+) -> None:
+    for part in ("train", "test"):
+        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2]})
+    with pytest.raises(ValueError, match=line):
+        opened(options, tmp_path, kind=kind)
 
 
 class Command:
@@ -128,6 +174,11 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (None, "there are no 'x' and 'y', but NoneType"),
         (GOOD | {"y": np.arange(4)}, r"y has the shape \(4,\), but there are 3 samples"),
         (GOOD | {"y": np.array([0, 1, -1])}, "y has values that are not classes"),
+        (
+            GOOD | {"y": np.array([0.5, 1, 2])},
+            "not classes 0, 1, 2, …; regression is not supported",
+        ),
+        (GOOD | {"y": np.eye(3)}, "several labels per sample are not supported"),
         (GOOD | {"y": ["a", "b", "c"]}, "it holds text, not numbers"),
         (GOOD | {"y": np.array([0, 1, "c"], dtype=object)}, "it holds text, not numbers"),
         (GOOD | {"x": [np.zeros(4), [0, 0, 0, "c"], np.zeros(4)]}, "it holds text, not numbers"),
@@ -138,10 +189,13 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (GOOD | {"y": np.array([0, 1, np.inf])}, "y: label inf is not allowed"),
         (GOOD | {"x": {"a": 1}}, "it holds object, not numbers"),
         (GOOD | {"x": None}, "it holds object, not numbers"),
-        (GOOD | {"x": np.zeros((3, 17))}, "samples of 17 numbers, which make no square image"),
+        (GOOD | {"x": np.zeros((3, 17))}, r"\(3, 17\), which can be images, signals or a table"),
         (GOOD | {"x": [np.zeros(4), np.zeros(5), np.zeros(4)]}, "samples differ in shape"),
         (GOOD | {"x": np.full((3, 1, 4, 4), np.nan)}, "numbers that are not finite"),
-        (GOOD | {"x": np.zeros((3, 1, 5, 5))}, r"images are float32 \(1, 5, 5\), those of .*0.npz"),
+        (
+            GOOD | {"x": np.zeros((3, 1, 5, 5))},
+            r"samples are float32 \(1, 5, 5\), those of .*0.npz",
+        ),
     ],
 )
 def test_what_is_no_clients_data_is_one_line_with_the_path(

@@ -111,7 +111,15 @@ def users(path: Path, sizes: dict[str, int], *, first: int = 0, **changes: Any) 
 
 
 def leaf(options: Options, folder: Path) -> Any:
-    return load(options(name="leaf", dir=str(folder)))
+    return load(options(name="leaf", dir=str(folder), kind="image"))
+
+
+def test_rows_of_numbers_need_data_kind(options: Options, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        users(tmp_path / part / "a.json", {"u": 3})
+    with pytest.raises(ValueError, match=r"user 'u': x has the shape \(3, 784\), .* set data.kind"):
+        load(options(name="leaf", dir=str(tmp_path)))
+    assert load(options(name="leaf", dir=str(tmp_path), kind="table")).shape == (784,)
 
 
 def test_users_are_owners_in_the_order_of_their_names(options: Options, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The table of architectures: sizes of the papers, inputs, widths, named initial weights."""
 
+import itertools
 import subprocess
 import sys
 
@@ -7,18 +8,20 @@ import pytest
 import torch
 from torch import nn
 
+from common.data.kinds import IMAGE
 from common.models import MODELS, Classifier, build, check, count, parameters, parse, smallest
 from common.models.small import LeNet5, enlarge
 from common.training import seeds
 
 INPUTS = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32)]
-OPEN = [name for name in MODELS if not name.startswith("points")]
+OPEN = [name for name, row in MODELS.items() if name[:6] != "points"]
 SMALL = ["lenet5", "mlp", "cnn2", "cnn4", "resnet8", "resnet8-a", "resnet8-wide-gn@0.25"]
 SMALL += ["resnet8-gn16", "resnet20", "wrn-16-1", "densenet-bc-40-12", "densenet-40-12@0.5"]
+SENSORS = [name for name, row in MODELS.items() if IMAGE not in row.kinds]
 SMALL += ["mobilenetv2@0.35", "shufflenetv2-x0.5", "resnet10@0.125", "densenet121@0.125"]
 
 
-def images(shape: tuple[int, int, int], n: int = 4) -> torch.Tensor:
+def images(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
     return torch.randn(n, *shape, generator=seeds.stream(1, "images"))
 
 
@@ -58,10 +61,12 @@ def test_parameters_by_classes_and_stem(
     assert parameters(spec, shape, classes, stem=stem) == expected
 
 
-@pytest.mark.parametrize("shape", INPUTS)
-@pytest.mark.parametrize("spec", SMALL)
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [*itertools.product(SMALL, INPUTS), *((name, MODELS[name].input) for name in SENSORS)],
+)
 def test_logits_are_the_head_of_the_features_and_every_weight_learns(
-    spec: str, shape: tuple[int, int, int]
+    spec: str, shape: tuple[int, ...]
 ) -> None:
     model = build(spec, shape, 7, seed=0).eval()
     x = images(shape)
@@ -78,12 +83,13 @@ def test_logits_are_the_head_of_the_features_and_every_weight_learns(
         assert parameter.grad.isfinite().all(), key
 
 
-@pytest.mark.parametrize("spec", SMALL)
-def test_at_its_smallest_input_a_network_still_sees_the_image(spec: str) -> None:
-    least = MODELS[parse(spec)[0]].smallest
-    model = build(spec, (1, least, least), 3, seed=0).train()
+@pytest.mark.parametrize("spec", [*SMALL, *SENSORS])
+def test_at_its_smallest_input_a_network_still_sees_the_sample(spec: str) -> None:
+    row = MODELS[parse(spec)[0]]
+    shape = (2, *[row.smallest] * (len(row.input) - 1))
+    model = build(spec, shape, 3, seed=0).train()
     with seeds.scope(0, "dropout"):
-        logits = model(images((1, least, least)))
+        logits = model(images(shape))
     assert logits.isfinite().all()
     assert logits.std(dim=0).min() > 1e-4
 
@@ -114,7 +120,7 @@ def test_both_stems_run_at_their_smallest_input(spec: str, stem: str) -> None:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_a_width_factor_thins_every_architecture(name: str) -> None:
-    shape = (3, 32, 32)
+    shape = (3, 32, 32) if IMAGE in MODELS[name].kinds else MODELS[name].input
     whole = parameters(name, shape, 10)
     half = parameters(f"{name}@0.5", shape, 10)
     tiny = parameters(f"{name}@0.01", shape, 10)
@@ -218,8 +224,8 @@ def test_other_networks_show_their_features_as_activations() -> None:
 
 def test_the_toy_networks_take_points_and_end_each_hidden_layer_in_batchnorm() -> None:
     for name in ("points-mlp-1", "points-mlp-2", "points-mlp-3"):
-        model = build(name, (2, 1, 1), 3, seed=0)
-        assert model(images((2, 1, 1))).shape == (4, 3)
+        model = build(name, (2,), 3, seed=0)
+        assert model(images((2,))).shape == (4, 3)
         kinds = [type(layer) for layer in model.get_submodule("layers").children()]
         assert kinds == [nn.Linear, nn.ReLU, nn.BatchNorm1d] * (len(kinds) // 3)
 
@@ -236,6 +242,15 @@ def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> No
         ("resnet8", (3, 3, 32), r"'resnet8': input 3×32 is too small, it takes 4×4 or more"),
         ("resnet8-wide-gn", (3, 4, 4), r"'resnet8-wide-gn': input 4×4 is too small, .* 5×5"),
         ("resnet18@0.5", (1, 7, 8), r"'resnet18@0.5' \(stem imagenet\): input 7×8 is too small"),
+        ("har-cnn", (6, 27), "'har-cnn': input 27 is too small, it takes 28 or more"),
+        (
+            "cnn2",
+            (6, 100),
+            "'cnn2' takes images, but the data are signals of 6 channels",
+        ),
+        ("gru", (16,), "'gru' takes signals, but the data are rows of 16 columns; .* table-mlp2"),
+        ("table-mlp2", (1, 8, 8), "'table-mlp2' takes tables, but the data are images 1×8×8"),
+        ("torchvision:resnet18", (6, 100), "'torchvision:resnet18' takes images, but"),
     ],
 )
 def test_an_impossible_input_is_refused_in_one_line(

@@ -62,8 +62,9 @@ def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
-    check(resolve(None) | {"fleet": name, "data.image-size": 32, "stem": "imagenet"})
-    numbered = re.fullmatch(r"ht(?:fe|m)(\d+)", name)
+    images = {"data.image-size": 32, "stem": "imagenet"}
+    check(resolve(None) | {"fleet": name} | ({"data.name": "waves"} if "sen" in name else images))
+    numbered = re.fullmatch(r"ht(?:fe|m)(?:-sen)?(\d+)", name)
     assert not numbered or len(set(entries(name))) == int(numbered[1])
 
 

@@ -155,7 +155,7 @@ def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) ->
         (("data.dir=hospitals/{k}", "clients=3"), "hospitals/2' is not a folder"),
         (("data.dir=nowhere/{k}",), "the server needs test data of its own in"),
         (("data.dir=hospitals/{k}", "node.1.data-dir=nowhere"), "node.1.data-dir = '"),
-        (("data.dir=hospitals/{k}", "node.1.data-dir=other"), "client 1 has images (1, 8, 8) of 2"),
+        (("data.dir=hospitals/{k}", "node.1.data-dir=other"), "client 1 has images 1×8×8 of 2"),
         (("data.dir=hospitals/{k}", "node.1.model=mpl"), "model 'mpl': no architecture"),
         (("data.dir=hospitals/{k}", "node.1.device=cuda:7"), 'device = "cuda:7" is not here'),
         (("data.dir=hospitals/{k}", "node.2.model=mlp"), "node.2] is not allowed with clients = 2"),

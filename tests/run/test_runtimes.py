@@ -89,6 +89,25 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "fedavg", "data__name": "waves", "fleet": "gru@0.25"},
+        {"method": "fedkf", "data__name": "points", "fleet": "table-mlp2@0.25"},
+    ],
+)
+def test_signals_and_tables_give_the_same_bits_everywhere(
+    changes: dict[str, str], tmp_path: Path
+) -> None:
+    no_plugins = {"plugins": "", "node__1__model": changes["fleet"], "score__primary": "auto"}
+    loopback, ray, grpc = (
+        launch(tmp_path, name, 2, **changes, **no_plugins) for name in ("loopback", "ray", "grpc")
+    )
+    assert loopback.timeless == ray.timeless == grpc.timeless
+    assert loopback.weights == ray.weights == grpc.weights
+
+
 def test_what_workers_import_ahead_is_there() -> None:
     assert [name for name in preload.MODULES if find_spec(name) is None] == [], "passed over"
 

@@ -1,0 +1,78 @@
+"""Kinds of input: images (C, H, W), signals (C, T) and tables (F,), one row of ``KINDS`` each.
+
+The shape of one sample declares its kind. Axis 1 of a batch (n, C, ...) is the channel, or the
+column of a table: each channel has one mean and one standard deviation. Code outside
+``common/data``, ``common/models`` and ``common/techniques/noise.py`` rarely needs to compare kinds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]  #: shape of one sample: (C, H, W), (C, T) or (F,)
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """Kind of input: its name in ``data.kind``, the axes of a sample, and its number types."""
+
+    name: str
+    axes: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    shape: str  #: text of a shape; its fields are the sizes of the axes
+
+    def describe(self, shape: Shape) -> str:
+        """Return a shape of this kind in words, such as ``signals of 6 channels × 100 steps``."""
+        return self.shape.format(*shape)
+
+    @property
+    def layout(self) -> str:
+        """The number types and the shape of N samples, such as ``float32 (N, C, T)``."""
+        types = " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        return f"{types} ({', '.join(('N', *self.axes))})"
+
+
+IMAGE = Kind("image", ("C", "H", "W"), (torch.uint8, torch.float32), "images {}×{}×{}")
+SIGNAL = Kind("signal", ("C", "T"), (torch.float32,), "signals of {} channels × {} steps")
+TABLE = Kind("table", ("F",), (torch.float32,), "rows of {} columns")
+KINDS = (IMAGE, SIGNAL, TABLE)
+LAYOUTS = ", ".join(kind.layout for kind in KINDS)
+
+
+def of(shape: Shape) -> Kind:
+    """Return the kind of samples of ``shape``.
+
+    Raises ``ValueError``, one line, for a shape of no kind.
+    """
+    for kind in KINDS:
+        if len(kind.axes) == len(shape) and all(shape):
+            return kind
+    raise ValueError(f"samples of shape {shape} are of no kind; there are {LAYOUTS}")
+
+
+def is_valid(x: Tensor) -> bool:
+    """Return whether a batch (n, ...) has the shape and the number type of a kind."""
+    return any(x.ndim == 1 + len(kind.axes) and x.dtype in kind.dtypes for kind in KINDS)
+
+
+def describe(shape: Shape) -> str:
+    """Return the shape of one sample in words, such as ``images 1×8×8``."""
+    return of(shape).describe(shape)
+
+
+def positions(x: Tensor) -> tuple[int, ...]:
+    """Return the axes of a batch (n, C, ...) over which the statistics of a channel are taken."""
+    return 0, *range(2, x.ndim)
+
+
+def per_channel(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return one float32 number per channel in a shape that broadcasts with ``like`` (n, C, ...).
+
+    The result is (C, 1, ...) on the device of ``like``.
+    """
+    numbers = torch.tensor(values, dtype=torch.float32, device=like.device)
+    return numbers.view(-1, *[1] * (like.ndim - 2))
