@@ -360,10 +360,11 @@ def play(
     on_batch: Callable[[int], None] = lambda _: None,
     on_cell: Callable[[CellRun, str], None] = lambda *_: None,
 ) -> None:
-    """Run what is missing in the board's folder: the tuning of ``rows``, then their cells.
+    """Run what is missing in the board's folder, the fleet with the fewest rows first.
 
-    ``rows``: names of rows; none means all. ``on_batch`` gets the number of cells that follow,
-    ``on_cell`` each cell at its end with the reason why it did not finish, if so.
+    The tuning of a fleet's rows comes before their cells. ``rows``: names of rows; none means all.
+    ``on_batch`` gets the number of cells that follow, ``on_cell`` each cell at its end with the
+    reason why it did not finish, if so.
 
     Raises ``ValueError``, one line, for an unknown row or settings that cannot run.
     """
@@ -373,10 +374,11 @@ def play(
             raise ValueError(
                 f"--row {row} is no row of the leaderboard; it has: {', '.join(names)}"
             )
-    wanted = rows or names
     unfinished = Unfinished(board.folder / UNFINISHED)
-    for step in (lambda: tuned(board, wanted), lambda: scored(board, wanted)):
-        todo = step()
+    wanted = [place for place in board.places if place.name in (rows or names)]
+    fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
+    for some, step in itertools.product(sorted(fleets, key=len), (tuned, scored)):
+        todo = step(board, some)
         tables.check(todo)
         left = [c for c in tables.missing(todo, board.folder) if c.fingerprint not in unfinished]
         on_batch(len(left))

@@ -67,12 +67,12 @@ def _operations(value: float | None) -> str:
 COLUMNS = [
     _rank(GLOBAL),
     _score(GLOBAL),
-    _number("at equal bytes", f"{GLOBAL} at bytes", percent),
-    _number("at equal operations", f"{GLOBAL} at flops", percent),
+    _number("global at equal bytes", f"{GLOBAL} at bytes", percent),
+    _number("global at equal operations", f"{GLOBAL} at flops", percent),
     _rank(PERSONAL),
     _score(PERSONAL),
-    _number("at equal bytes", f"{PERSONAL} at bytes", percent),
-    _number("at equal operations", f"{PERSONAL} at flops", percent),
+    _number("personal at equal bytes", f"{PERSONAL} at bytes", percent),
+    _number("personal at equal operations", f"{PERSONAL} at flops", percent),
     _number("worst client", "worst", percent),
     _number("bytes a round", "bytes a round", size),
     _number("operations", "flops", _operations),
@@ -86,14 +86,13 @@ def title(section: Section, one_shot: bool) -> str:
 
 
 def ordered(section: Section, one_shot: bool) -> list[Standing]:
-    """Return the rows of a table: by rank if the section has ranks, else in the file's order."""
+    """Return the rows of a table: by global, then personal rank, else in the file's order."""
     rows = [one for one in section.standings if one.place.one_shot == one_shot]
     if not section.complete:
         return rows
 
-    def key(one: Standing) -> tuple[float, float]:
-        ranks = [one.ranks[score].rank for score in SCORES if score in one.ranks]
-        return (min(ranks, default=math.inf), -(one.values[GLOBAL] or one.values[PERSONAL] or 0.0))
+    def key(one: Standing) -> list[float]:
+        return [one.ranks[score].rank if score in one.ranks else math.inf for score in SCORES]
 
     return sorted(rows, key=key)
 

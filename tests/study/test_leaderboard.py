@@ -16,6 +16,7 @@ from deploy.study.leaderboard import Board, Protocol
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Recorded
 from deploy.study.sweep import UNFINISHED
+from tests.support.browser import PROGRAM, Browser
 from tests.support.commandline import typed
 
 SMALL: dict[str, Any] = {
@@ -246,6 +247,28 @@ def test_a_run_that_does_not_follow_the_protocol_is_refused(
     with pytest.raises(ValueError, match=f"does not follow the protocol: .*{why}"):
         leaderboard.add(board, [run], "", "")
     assert records.read(board.folder) == before and not (board.folder / "added.json").exists()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_the_page_sorts_and_filters(tmp_path: Path, protocol: Protocol) -> None:
+    board = chosen(tmp_path, protocol)
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    page = tmp_path / "page.html"
+    leaderboard_page.write_html(board, list(leaderboard.sections(board)), page)
+    kept = "[...document.querySelectorAll('tbody tr')].filter(row => !row.hidden)"
+    rows = f"{kept}.map(row => row.cells[0].textContent)"
+    with Browser(page.as_uri(), tmp_path / "profile") as shown:
+        assert shown.value(rows) == ["FedProx", "local"]
+        shown.value("document.querySelector('thead button').click()")
+        assert shown.value(rows) == ["local", "FedProx"]
+        limit = "document.querySelector('[name=bytes]')"
+        shown.value(
+            f"{limit}.value = 0.1; {limit}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+        )
+        assert shown.value(rows) == []
+        assert shown.value("document.getElementById('live').textContent").startswith("0 of 2 rows")
+        assert shown.width(375) <= 375 and shown.errors == []
 
 
 @pytest.mark.full
