@@ -100,6 +100,8 @@ class Row(_Part):
     """What leaves a client, besides sizes and scores."""
     reference: bool = False
     """Whether it is a baseline on all fleets."""
+    ranked: bool = True
+    """Whether it has a rank; false for training that is not federated."""
     largest: bool = False
     """Whether the global score is that of the fleet's largest network."""
     set: Flattened
@@ -345,9 +347,11 @@ def open_record(folder: Path, protocol: Protocol | None = None) -> Board:
 
 
 def write(board: Board, folder: Path) -> list[Path]:
-    """Write both tables as files for ``fedmosaic table``."""
+    """Write both tables as files for ``fedmosaic table``; the board once it has a row."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"tuning.toml": board.tuning(), "board.toml": board.board()}
+    files = {"tuning.toml": board.tuning()}
+    if board.chosen or any(place.added for place in board.places):
+        files["board.toml"] = board.board()
     for name, file in files.items():
         write_atomically(folder / name, tables.as_toml(file).encode())
     return [folder / name for name in files]
@@ -379,8 +383,8 @@ def play(
     fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
     for some, step in itertools.product(sorted(fleets, key=len), (tuned, scored)):
         todo = step(board, some)
-        tables.check(todo)
         left = [c for c in tables.missing(todo, board.folder) if c.fingerprint not in unfinished]
+        tables.check(left)
         on_batch(len(left))
         with closing(Pool(todo, board.folder, jobs, unfinished)) as pool:
             for cell in pool.play(left):
@@ -529,19 +533,12 @@ class Section:
     def complete(self) -> bool:
         return not any(one.missing for one in self.standings if not one.place.added)
 
-    @property
-    def missing(self) -> list[str]:
-        """Rows and cells that are missing."""
-        return [
-            f"{one.place.name}: {'; '.join(one.missing)}" for one in self.standings if one.missing
-        ]
-
 
 def sections(board: Board) -> Iterator[Section]:
     """Yield a section for each fleet and α, with ranks where it is complete.
 
-    One-shot methods, references that break the setting (centralised training) and rows that did
-    not finish have no rank among the others; one-shot methods are ranked among themselves.
+    Centralised training and rows that did not finish have no rank. One-shot methods are ranked
+    among themselves.
     """
     by_row: dict[str, list[CellRun]] = {}
     for cell in tables.cells(board.board()):
@@ -559,7 +556,10 @@ def sections(board: Board) -> Iterator[Section]:
                 kept = [
                     s
                     for s in standings
-                    if s.complete and score in s.grid and s.place.one_shot == one_shot
+                    if s.complete
+                    and s.place.row.ranked
+                    and score in s.grid
+                    and s.place.one_shot == one_shot
                 ]
                 found = ranks({s.place.name: s.grid[score] for s in kept})
                 for one in kept:
@@ -714,7 +714,11 @@ def _fixed(key: str) -> bool:
     """Return whether the protocol fixes a setting for all methods."""
     table, _, name = key.rpartition(".")
     if table in ("data", "score", "finetune"):
-        return name not in {kebab(free) for free in FREE.get(table, ())} | {"dir", "download"}
+        return name not in {kebab(free) for free in FREE.get(table, ())} | {
+            "dir",
+            "digest",
+            "download",
+        }
     if table == "train":
         return name in ("epochs", "steps", "batch-size")
     free = {kebab(free) for free in FREE["run"]} - {"rounds"}

@@ -123,6 +123,7 @@ def protocol_lines(protocol: Protocol) -> list[str]:
     return [
         f"Protocol version {protocol.version}: {protocol.title}, "
         f"{base['train.epochs']} local epochs, {base['data.samples']} training images.",
+        "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
         f"Each method tries {len(protocol.rates)} configurations on validation samples "
         f"(α = {tuning['data.alpha']}, a partition of its own), the learning rate first.",
         f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "

@@ -167,6 +167,19 @@ def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
     assert text.index("FedProx") < text.index("local") and "71.5 %" in text
 
 
+def test_training_that_is_not_federated_has_numbers_and_no_rank(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    local, prox = protocol.row
+    rows = [local, prox.model_copy(update={"ranked": False})]
+    board = chosen(tmp_path, protocol.model_copy(update={"row": rows}))
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    [section] = leaderboard.sections(board)
+    local_standing, other = section.standings
+    assert other.ranks == {} and other.values["accuracy"] == pytest.approx(0.715)
+    assert local_standing.ranks["accuracy"].rank == 1
+
+
 def test_a_board_with_a_missing_cell_has_no_ranks_and_names_it(
     tmp_path: Path, protocol: Protocol
 ) -> None:
