@@ -127,7 +127,8 @@ class Run:
 
         Return the path. Raises ``ValueError``, one line, for a damaged journal.
         """
-        return compare([self], out or self.folder / "report.html")
+        reading.check_journals([self.folder])
+        return _write_page([self.folder], out or self.folder / "report.html")
 
     def __repr__(self) -> str:
         run = self._read()
@@ -194,17 +195,44 @@ def load(folder: str | Path) -> Run:
     return Run(folder)
 
 
-def compare(runs: Iterable[Run | str | Path], out: str | Path = "report.html") -> Path:
-    """Write one page that compares several runs, and return its path.
+def compare(runs: Iterable[Run | str | Path], out: str | Path | None = None) -> pandas.DataFrame:
+    """Return a table with a row for each run; also write a page that compares them to ``out``.
 
-    Raises ``ValueError``, one line, for no runs, a repeated run, a folder without a run, or a
-    damaged journal.
+    The index is the run's name with the seed or settings that tell it from the others. Columns:
+    ``folder``, ``method``, ``dataset``, ``seed``, ``rounds``, ``finished``, each label as
+    ``label.KEY``; the primary accuracy ``final``, ``best`` and ``last10`` and whose it is,
+    ``primary``; ``on_clients``, the mean on the clients' test samples (all in [0, 1]); ``bytes_up``
+    and ``bytes_down`` of the whole run, ``seconds``, ``failures``; and each setting that differs.
+
+    Raises ``ValueError``, one line, for no runs, a repeated run, a folder without a run, a damaged
+    journal, or if pandas is not installed.
     """
-    write_report = imported("deploy.report.pages").write_report
-    page = Path(out).expanduser().resolve()
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    found = reading.read_several(folders)
     reading.check_journals(folders)
-    write_report(folders, page)
+    if out is not None:
+        _write_page(folders, out)
+    groups = imported("deploy.report.groups")
+    differing = groups.differences([[run] for run in found])
+    position = {run.path: i for i, run in enumerate(found)}
+    rows = []
+    for name, run in groups.named(groups.grouped(found)):
+        row: dict[str, object] = {"run": name, "folder": run.path}
+        row |= {key: run.setting(key) for key in ("method", "dataset", "seed")}
+        row |= {"rounds": run.done, "finished": run.finished, "primary": run.primary}
+        row |= run.headline() | {"on_clients": run.mean_on_clients()[1]}
+        row |= {f"bytes_{way}": run.cost(way) for way in ("up", "down")}
+        row |= {"seconds": run.seconds(), "failures": len(run.failures())}
+        row |= {f"label.{key}": value for key, value in run.labels.items()}
+        others = {key: values[position[run.path]] for key, values in differing.items()}
+        others.pop("labels", None)
+        rows.append({**others, **row})
+    return _frame(rows, "run")
+
+
+def _write_page(folders: list[Path], out: str | Path) -> Path:
+    page = Path(out).expanduser().resolve()
+    imported("deploy.report.pages").write_report(folders, page)
     return page
 
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -234,8 +235,6 @@ def sweep(
     A sweep that was interrupted goes on with what is missing. The folder gets the table of all
     configurations, pictures, and the chosen one as an experiment file, chosen.toml.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from deploy.report.table import terminal
     from deploy.run.launch import default_workers
     from deploy.study import sweep as sweeps
@@ -244,7 +243,25 @@ def sweep(
     folder = (to or Path("runs") / file.stem).resolve()
     at_once = ["--jobs", str(jobs)] if jobs else []
     again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder), *at_once])
-    bar = Progress(TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), console=out)
+    with _progress(again, "sweep") as (more, ended):
+        found = sweeps.run(spec, folder, jobs or default_workers(), more, ended)
+    out.print(*terminal(found.filled.table(), out.width), sep="\n")
+    for row, why in found.unfinished.items():
+        plain(f"{row}: {why}")
+    plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
+    written = sweeps.write(spec, found, folder, file.stem)
+    finish(written, best=found.best, unfinished=dict(found.unfinished))
+
+
+@contextlib.contextmanager
+def _progress(again: str, word: str) -> Iterator[tuple[Any, Any]]:
+    """Show a bar of cells, and yield the functions ``on_batch`` and ``on_cell`` that advance it.
+
+    At Ctrl-C one line names the command ``again``.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    bar = Progress(TextColumn(word), BarColumn(), MofNCompleteColumn(), console=out)
     with interruptible(again), bar:
         task = bar.add_task("", total=0)
 
@@ -253,15 +270,108 @@ def sweep(
 
         def ended(cell: Any, why: str) -> None:
             bar.advance(task)
-            plain(f"{cell.row}, seed {cell.seed}{f': {why}' if why else ''}")
+            where = f"{cell.row}, {cell.column}, seed {cell.seed}"
+            plain(f"{where}{f': {why}' if why else ''}")
 
-        found = sweeps.run(spec, folder, jobs or default_workers(), more, ended)
-    out.print(*terminal(found.filled.table(), out.width), sep="\n")
-    for row, why in found.unfinished.items():
-        plain(f"{row}: {why}")
-    plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
-    written = sweeps.write(spec, found, folder, file.stem)
-    finish(written, best=found.best, unfinished=dict(found.unfinished))
+        yield more, ended
+
+
+@app.command(cls=Answering, rich_help_panel=COMPARE)
+def leaderboard(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="With --add: folders of a method's runs.")
+    ] = None,
+    to: Annotated[
+        Path, place("Folder of the record; at first the bundled record is copied there.")
+    ] = Path("runs/leaderboard"),
+    play: Annotated[bool, typer.Option("--run", help="Run the missing cells.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Time a short run of each row instead.")
+    ] = False,
+    row: Annotated[
+        list[str] | None, typer.Option(help="With --run: only this row; repeatable.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=1024, help="With --run: runs at a time; 0: one a core.")
+    ] = 0,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add the runs as a row, if they follow the protocol.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
+    sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "not stated",
+    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the ranks here (PNG).")] = None,
+) -> None:
+    """Compare all methods under one protocol: equal budgets, several seeds and partitions.
+
+    Ranks are shown for each part of the board that is complete; missing cells are named.
+    """
+    from deploy.study import leaderboard as ranking
+    from deploy.study import leaderboard_page as pages
+
+    if runs and not add:
+        raise ValueError(f"{runs[0]} is given without --add")
+    folder = to.resolve()
+    board = ranking.open_record(folder)
+    for line in pages.protocol_lines(board.protocol):
+        plain(line)
+    if estimate:
+        answer(_estimate(board))
+        return
+    if add:
+        place_ = ranking.add(board, runs or [], name, sends)
+        plain(f"added: {place_.name}, {place_.fleet}")
+    if play:
+        words = [word for one in row or [] for word in ("--row", one)]
+        words += ["--jobs", str(jobs)] if jobs else []
+        _play_board(board, row or [], jobs, shlex.join(words))
+    found = list(ranking.sections(board))
+    _show_board(found)
+    written = ranking.write(board, folder)
+    if html is not None:
+        pages.write_html(board, found, html)
+        written.append(html)
+    if picture is not None:
+        if not pages.picture(found, picture):
+            raise ValueError(f"--picture {picture}: no part of the leaderboard is complete")
+        written.append(picture)
+    finish(written, rows=pages.as_json(found))
+
+
+def _estimate(board: Any) -> dict[str, Any]:
+    """Time a short run of each row, and print the cost of the whole board."""
+    import tempfile
+
+    from deploy.study import leaderboard as ranking
+
+    seconds: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as temporary:
+        for place_, spent in ranking.estimate(board, Path(temporary)):
+            seconds[place_.name] = spent
+            plain(f"{place_.name}: {spent if isinstance(spent, str) else f'{spent:.0f} s a run'}")
+    each = ranking.runs_of_a_row(board.protocol)
+    hours = each * sum(s for s in seconds.values() if not isinstance(s, str)) / 3600
+    plain(f"{len(seconds)} rows of {each} runs: about {hours:.1f} core-hours")
+    return {"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours}
+
+
+def _play_board(board: Any, rows: list[str], jobs: int, words: str) -> None:
+    from deploy.run.launch import default_workers
+    from deploy.study import leaderboard as ranking
+
+    again = f"fedmosaic leaderboard --run --out {shlex.quote(str(board.folder))} {words}".strip()
+    with _progress(again, "leaderboard") as (more, ended):
+        ranking.play(board, rows, jobs or default_workers(), more, ended)
+
+
+def _show_board(found: list[Any]) -> None:
+    from deploy.report.table import terminal
+    from deploy.study import leaderboard_page as pages
+
+    for section, one_shot in pages.tables(found):
+        out.print(*terminal(pages.table(section, one_shot), out.width), sep="\n")
+    for line in pages.incomplete(found):
+        plain(line)
 
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)

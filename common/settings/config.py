@@ -44,6 +44,7 @@ WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
 
+LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
@@ -162,6 +163,10 @@ class Run(Section):
     server works. Equal in every run; slower."""
     share_counts: bool = True
     """Clients send the server their number of samples of each class (for pictures)."""
+    name: Annotated[str, Field(max_length=60)] = ""
+    """Name of the run in reports and comparisons; empty: the method."""
+    labels: Annotated[str, Field(max_length=400, pattern=LABELS)] = ""
+    """Comma-separated labels ``key=value`` of the run in reports and comparisons."""
     track: str = ""
     """Comma-separated trackers that show the run's progress: tensorboard, wandb, mlflow."""
 

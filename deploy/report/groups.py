@@ -120,7 +120,8 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
     for config, runs in zip(configs, groups, strict=True):
         if len(runs) > 1:
             config["seed"] = ", ".join(str(run.setting("seed")) for run in runs)
-    names = dict.fromkeys(name for config in configs for name in config if name not in PLACES)
+    hidden = PLACES | {"name"}
+    names = dict.fromkeys(name for config in configs for name in config if name not in hidden)
     values = {name: [config.get(name) for config in configs] for name in names}
     return {n: v for n, v in values.items() if any(other != v[0] for other in v)}
 

@@ -9,7 +9,7 @@ from common.files import write_atomically
 from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width, named
 from deploy.report.plots import Groups
-from deploy.report.read import Run, read
+from deploy.report.read import Run, read_several
 from deploy.report.style import Card, Page, Section, render, single
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
@@ -19,13 +19,7 @@ def write_report(dirs: list[Path], out: Path) -> None:
 
     Raises ``ValueError`` if ``dirs`` is empty, has a directory twice or one without a run.
     """
-    if not dirs:
-        raise ValueError("no directory given: a report needs at least one run's directory")
-    folders = [directory.resolve() for directory in dirs]
-    for i, folder in enumerate(folders):
-        if folder in folders[:i]:
-            raise ValueError(f"{dirs[i]}: given twice; compare different runs")
-    runs = [read(folder) for folder in folders]
+    runs = read_several(dirs)
     page = one(runs[0]) if len(runs) == 1 else several(runs)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, render(page).encode())
@@ -94,8 +88,11 @@ def _state(run: Run) -> str:
 
 def _subtitle(run: Run) -> str:
     settings = [(name, run.setting(name)) for name in ("runtime", "seed")]
-    parts = [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
+    method = run.setting("method") or ""
+    parts = [method if method != run.name else ""]
+    parts += [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
     parts += [f"{name} {value}" for name, value in settings if value is not None]
+    parts += [f"{key}: {value}" for key, value in run.labels.items()]
     return " · ".join(part for part in parts if part)
 
 

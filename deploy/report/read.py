@@ -8,7 +8,7 @@ another release, is rejected. Every text is cleaned, so that no name or reason c
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -114,8 +114,15 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The method, else the name of the directory."""
-        return self.setting("method") or clean(self.path.name, 60)
+        """The run's own name, else the method, else the name of the directory."""
+        own = clean(self.config.get("name") or "", 60)
+        return own or self.setting("method") or clean(self.path.name, 60)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The run's labels by key."""
+        pairs = (part.partition("=") for part in clean(self.config.get("labels", "")).split(","))
+        return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
     def setting(self, name: str) -> str | None:
         """Return ``method``, ``dataset``, ``runtime`` or ``seed``, from the summary or config."""
@@ -310,6 +317,20 @@ def read(path: Path) -> Run:
     if not (path / JOURNAL).is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
     return _read(path, stamps(path))
+
+
+def read_several(dirs: Sequence[Path]) -> list[Run]:
+    """Read the directories of several runs.
+
+    Raises ``ValueError`` if there is none, or one that is given twice or has no run.
+    """
+    if not dirs:
+        raise ValueError("no directory given: a report needs at least one run's directory")
+    folders = [directory.resolve() for directory in dirs]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise ValueError(f"{dirs[i]}: given twice; compare different runs")
+    return [read(folder) for folder in folders]
 
 
 def stamps(path: Path) -> tuple[tuple[int, int, int], ...]:

@@ -201,9 +201,10 @@ def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings that differ from the old defaults, which identify a configuration.
 
     Neither a new key nor a new default changes what identifies a configuration of before. A folder
-    with a ``data.digest`` may be anywhere, so its path is left out.
+    with a ``data.digest`` may be anywhere, so its path is left out, and so are name and labels.
     """
     usual = {**defaults(), **OLD_DEFAULTS}
+    usual |= {key: flat[key] for key in ("name", "labels") if key in flat}
     if flat.get("data.digest"):
         usual["data.dir"] = flat["data.dir"]
     return {key: value for key, value in sorted(flat.items()) if value != usual.get(key)}

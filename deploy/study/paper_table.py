@@ -47,7 +47,7 @@ class Line(BaseModel):
     model: str = "global"
     """For a row: its model, which replaces ``{model}`` in a measure."""
     seeds: list[int] = []
-    """For a row: its seeds; empty: the table's."""
+    """For a row or a column: its seeds, first those of the row; empty: the table's."""
     against: str = ""
     """For a row: another row; a note has the differences to it, seed by seed."""
     scale: float | None = None
@@ -245,6 +245,25 @@ def read(path: Path) -> TableFile:
     return file
 
 
+def as_toml(file: TableFile) -> str:
+    """Return a table as the text of its file, without the paper's numbers."""
+
+    def value(of: object) -> str:
+        if isinstance(of, dict):
+            return f"{{ {', '.join(pairs(of))} }}" if of else "{}"
+        return json.dumps(of, ensure_ascii=False)
+
+    def pairs(values: Mapping[str, object]) -> list[str]:
+        return [f"{json.dumps(key)} = {value(of)}" for key, of in values.items()]
+
+    lines = pairs(file.model_dump(exclude={"base", "row", "column", "expected"}))
+    lines += ["", "[base]", *pairs(file.base)]
+    for kind in ("row", "column"):
+        for line in getattr(file, kind):
+            lines += ["", f"[[{kind}]]", *pairs(line.model_dump(exclude_defaults=True))]
+    return "\n".join([*lines, ""])
+
+
 def cells(file: TableFile) -> Iterator[CellRun]:
     """Yield every cell for every seed, row by row.
 
@@ -278,7 +297,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
             if name and name not in rows:
                 raise ValueError(f"{line.name!r}: {key} = {name!r} is no row")
-        for seed in row.seeds or file.seeds:
+        for seed in row.seeds or column.seeds or file.seeds:
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 
 

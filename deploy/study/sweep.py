@@ -312,7 +312,7 @@ def run(
         tables.check(todo)
         left = [cell for cell in tables.missing(todo, folder) if cell.fingerprint not in unfinished]
         on_batch(len(left))
-        with closing(Pool(file, todo, folder, jobs, unfinished)) as pool:
+        with closing(Pool(todo, folder, jobs, unfinished, file.prune)) as pool:
             for cell in pool.play(left):
                 on_cell(cell, unfinished.get(cell.fingerprint, ""))
         plan.tell([_mean(tables.collect(whole, folder), row, len(file.seeds)) for row in rows])
@@ -372,11 +372,11 @@ class Playing:
 class Pool:
     """Processes that play the cells of a sweep, one cell each."""
 
-    file: SweepFile
     peers: Sequence[CellRun]
     folder: Path
     jobs: int
     unfinished: Unfinished
+    prune: bool = False
     _running: list[Playing] = field(default_factory=list)
 
     def play(self, todo: Sequence[CellRun]) -> Iterator[CellRun]:
@@ -390,7 +390,7 @@ class Pool:
                 self._running.remove(one)
                 self._finish(one)
                 yield one.cell
-            if self.file.prune:
+            if self.prune:
                 self._prune()
 
     def close(self) -> None:
@@ -475,27 +475,10 @@ def chosen(file: SweepFile, found: Result) -> str:
     return head + to_toml(flat | found.configurations[found.best])
 
 
-def as_toml(file: TableFile) -> str:
-    """Return a sweep's table as the text of a file for ``fedmosaic table``."""
-
-    def pairs(values: Mapping[str, object]) -> list[str]:
-        return [f"{json.dumps(k)} = {json.dumps(v, ensure_ascii=False)}" for k, v in values.items()]
-
-    lines = [*pairs(file.model_dump(include=SHARED)), "", "[base]", *pairs(file.base)]
-    for row in file.row:
-        lines += [
-            "",
-            "[[row]]",
-            *pairs({"name": row.name}),
-            f"set = {{ {', '.join(pairs(row.set))} }}",
-        ]
-    return "\n".join([*lines, "", "[[column]]", *pairs({"name": COLUMN}), ""])
-
-
 def write(file: SweepFile, found: Result, folder: Path, stem: str) -> list[Path]:
     """Write the table and its file, a picture of the space, and the chosen configuration."""
     written = tables.write(found.filled, found.file, folder, stem)
-    texts = {f"{stem}.toml": as_toml(found.file)}
+    texts = {f"{stem}.toml": tables.as_toml(found.file)}
     if found.best is not None:
         texts[CHOSEN] = chosen(file, found)
     for file_name, text in texts.items():

@@ -26,7 +26,7 @@ FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
-        "window",
+        *("window", "name", "labels"),
     },
     "score": {"stop", "patience", "collapse"},
     "wire": {"max_mb"},

@@ -13,6 +13,7 @@ import torch
 from common.model_file import digest
 from common.settings.version import ROOT, VERSION
 from deploy import api
+from deploy.study.records import fingerprint
 from tests.support.tiny import Run, TinyRun
 from tests.support.waiting import PATIENCE
 
@@ -98,10 +99,34 @@ def test_a_run_is_opened_again_compared_and_gone_on_with(done: api.Run, tmp_path
         **SHARED,
     )
     assert torch.get_num_threads() == threads
-    page = api.compare([done, other.folder], tmp_path / "page.html")
+    page = tmp_path / "page.html"
+    frame = api.compare([done, other.folder], page)
     assert "fedavg" in page.read_text() and "fedorion" in page.read_text()
+    assert list(frame.index) == ["fedorion", "fedavg"]
+    assert list(frame["final"]) == [done.accuracy, other.accuracy]
+    assert list(frame["fleet"]) == ["mlp,cnn2@0.5", "mlp,mlp"] and list(frame["rounds"]) == [2, 2]
+    with pytest.raises(ValueError, match="given twice; compare different runs"):
+        api.compare([done, done.folder])
     longer = api.run(resume=other.folder, rounds=3, workers=0, quiet=True)
     assert longer.folder == other.folder and list(longer.journal.index) == [1, 2, 3]
+
+
+def test_name_and_labels_are_shown_and_decide_no_result(done: api.Run, tmp_path: Path) -> None:
+    named = {"name": "ours", "labels": ["study=a", "data=skewed"]}
+    other = api.run(
+        method="fedavg", fleet=["mlp"], out=tmp_path / "a", workers=0, **SHARED, **named
+    )
+    assert other.config["labels"] == "study=a,data=skewed"
+    frame = api.compare([done, other])
+    assert list(frame.index) == ["fedorion", "ours"]
+    assert frame["label.data"].to_list()[1] == "skewed" and frame["method"].iloc[1] == "fedavg"
+    text = other.report().read_text()
+    assert "<h1>ours on toy" in text and "fedavg" in text and "study: a" in text
+    assert repr(other).startswith("<Run ours: ")
+    same = {"seed": 1, "rounds": 6}
+    assert fingerprint({**same, **named}) == fingerprint(same)
+    with pytest.raises(ValueError, match=r'^labels = "group" is not allowed'):
+        api.run(out=tmp_path / "b", labels="group")
 
 
 def test_settings_are_keyword_arguments() -> None:

@@ -221,7 +221,7 @@ def test_a_run_below_the_median_of_the_others_ends_early(
             fingerprint=cell.fingerprint, settings={}, seed=1, summary={}, curve=curve
         )
         records.append(tmp_path, one)
-    pool = sweep.Pool(spec, todo, tmp_path, 1, sweep.Unfinished(tmp_path / sweep.UNFINISHED))
+    pool = sweep.Pool(todo, tmp_path, 1, sweep.Unfinished(tmp_path / sweep.UNFINISHED))
     process = Process()
     running = sweep.Playing(last, cast("Any", process), cast("Any", None))
     pool._running.append(running)

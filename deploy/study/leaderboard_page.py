@@ -1,0 +1,265 @@
+"""Views of the leaderboard: tables for a terminal, an HTML page with filters, and a picture."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from common.files import write_atomically
+from deploy.report.serve import LOCKED
+from deploy.report.style import Card, Page, frames, render, save, series, style
+from deploy.report.style import Section as PageSection
+from deploy.report.table import HERE, NONE, Cell, Table, clean, operations, percent, size
+from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
+
+SCRIPT = "leaderboard.js"
+SCORES = {GLOBAL: "global", PERSONAL: "personal"}
+REASONS = 3  #: most missing or failed cells that are named for a row
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """A column: its text of a row, and the number by which the page sorts it."""
+
+    name: str
+    text: Callable[[Standing], Cell]
+    value: Callable[[Standing], float | None]
+
+
+def _rank(score: str) -> Column:
+    def text(one: Standing) -> Cell:
+        rank = one.ranks.get(score)
+        if rank is None:
+            return Cell(NONE)
+        return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
+
+    def value(one: Standing) -> float | None:
+        rank = one.ranks.get(score)
+        return None if rank is None else rank.rank
+
+    return Column(f"rank, {SCORES[score]}", text, value)
+
+
+def _score(score: str) -> Column:
+    def text(one: Standing) -> Cell:
+        rank, mean = one.ranks.get(score), one.values[score]
+        between = "" if rank is None else f"{100 * rank.low:.1f}–{100 * rank.high:.1f}"
+        return Cell(percent(mean), between)
+
+    return Column(SCORES[score], text, lambda one: one.values[score])
+
+
+def _number(name: str, key: str, shown: Callable[[float | None], str]) -> Column:
+    return Column(
+        name, lambda one: Cell(shown(one.values.get(key))), lambda one: one.values.get(key)
+    )
+
+
+def _operations(value: float | None) -> str:
+    return NONE if value is None else operations(int(value))
+
+
+COLUMNS = [
+    _rank(GLOBAL),
+    _score(GLOBAL),
+    _number("global at equal bytes", f"{GLOBAL} at bytes", percent),
+    _number("global at equal operations", f"{GLOBAL} at flops", percent),
+    _rank(PERSONAL),
+    _score(PERSONAL),
+    _number("personal at equal bytes", f"{PERSONAL} at bytes", percent),
+    _number("personal at equal operations", f"{PERSONAL} at flops", percent),
+    _number("worst client", "worst", percent),
+    _number("bytes a round", "bytes a round", size),
+    _number("operations", "flops", _operations),
+    _number("largest client's memory", "memory", size),
+]
+
+
+def title(section: Section, one_shot: bool) -> str:
+    """Return the heading of a section's table."""
+    return f"{section.fleet}, α = {section.alpha:g}" + (", one-shot" if one_shot else "")
+
+
+def ordered(section: Section, one_shot: bool) -> list[Standing]:
+    """Return the rows of a table: by global, then personal rank, else in the file's order."""
+    rows = [one for one in section.standings if one.place.one_shot == one_shot]
+    if not section.complete:
+        return rows
+
+    def key(one: Standing) -> list[float]:
+        return [one.ranks[score].rank if score in one.ranks else math.inf for score in SCORES]
+
+    return sorted(rows, key=key)
+
+
+def table(section: Section, one_shot: bool) -> Table:
+    """Return the table of a section; ``one_shot``: of its one-shot methods, else of the others."""
+    rows = ordered(section, one_shot)
+    header = ["", *(column.name for column in COLUMNS), "leaves a client"]
+    lines = [
+        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends)]
+        for one in rows
+    ]
+    return Table(header, lines, title=title(section, one_shot), align="lr")
+
+
+def _name(one: Standing) -> str:
+    marks = ["public set"] * one.place.public + ["reference"] * one.place.row.reference
+    marks += ["added by a user"] * one.place.added
+    marks += ["incomplete"] * bool(one.missing) + ["did not finish"] * bool(one.failed)
+    name = clean(one.place.row.name)
+    return f"{name} ({', '.join(marks)})" if marks else name
+
+
+def protocol_lines(protocol: Protocol) -> list[str]:
+    """Return the protocol in sentences."""
+    runs = len(protocol.seeds) * len(protocol.partitions)
+    base, tuning = protocol.base, protocol.tuning.set
+    return [
+        f"Protocol version {protocol.version}: {protocol.title}, "
+        f"{base['train.epochs']} local epochs, {base['data.samples']} training images.",
+        "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
+        f"Each method tries {len(protocol.rates)} configurations on validation samples "
+        f"(α = {tuning['data.alpha']}, a partition of its own), the learning rate first.",
+        f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "
+        f"{len(protocol.partitions)} partitions. A rank is 1 and the number of better methods: "
+        "those whose difference has a 95 % bootstrap interval above 0, over seeds and partitions.",
+        f"Equal bytes: {size(protocol.budget.bytes)} of all clients in all rounds. Equal "
+        f"operations: {operations(int(protocol.budget.flops))} of training. Both are what FedAvg "
+        "of the smallest mixed network needs.",
+        "Global: the server's model on its test set. Personal: the clients' models on their own "
+        "test samples. One-shot methods, with all clients in one round, have tables of their own.",
+    ]
+
+
+def incomplete(found: Sequence[Section]) -> list[str]:
+    """Return a line for each section without ranks, and for each row with missing cells."""
+    lines = []
+    for section in found:
+        where = title(section, False)
+        if not section.complete:
+            lines.append(f"{where}: not complete, so it has no ranks")
+        for one in section.standings:
+            for what, cells in (("missing", one.missing), ("did not finish", one.failed)):
+                if cells:
+                    more = f"; and {len(cells) - REASONS} more" if len(cells) > REASONS else ""
+                    listed = "; ".join(clean(cell) for cell in cells[:REASONS])
+                    name = clean(one.place.row.name)
+                    lines.append(f"{where}: {name}: {what}: {listed}{more}")
+    return lines
+
+
+def tables(found: Sequence[Section]) -> list[tuple[Section, bool]]:
+    """Return the sections, each twice if it has one-shot methods."""
+    return [
+        (section, one_shot)
+        for section in found
+        for one_shot in (False, True)
+        if any(one.place.one_shot == one_shot for one in section.standings)
+    ]
+
+
+def html(board: Board, found: Sequence[Section]) -> str:
+    """Return a page whose tables can be sorted, and filtered by constraints."""
+    cards, numbers = list[Card](), list[list[dict[str, object]]]()
+    for section, one_shot in tables(found):
+        rows = ordered(section, one_shot)
+        shown = table(section, one_shot)
+        cards.append(Card(shown.title, table=Table(shown.header, shown.rows, shown.align), span=12))
+        numbers.append(
+            [
+                {
+                    "sort": [one.place.row.name, *(c.value(one) for c in COLUMNS)],
+                    "public": one.place.public,
+                    "oneShot": one.place.one_shot,
+                    "bytes": one.values.get("bytes a round"),
+                    "memory": one.values.get("memory"),
+                }
+                for one in rows
+            ]
+        )
+    complete = sum(section.complete for section in found)
+    page = Page(
+        title="Leaderboard",
+        subtitle=f"{board.protocol.title} · protocol version {board.protocol.version}",
+        state="done" if complete == len(found) else "open",
+        pill="complete" if complete == len(found) else f"{complete} of {len(found)} parts complete",
+        tiles=(),
+        notes=incomplete(found),
+        sections=[
+            PageSection("Methods", cards),
+            PageSection(
+                "Protocol",
+                [Card("", text=" ".join(protocol_lines(board.protocol)), span=12)],
+            ),
+        ],
+    )
+    data = json.dumps(numbers).replace("<", "\\u003c")  # no text of a row can end the script
+    script = f"const TABLES = {data};\n" + (HERE / SCRIPT).read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return render(page, script, f"{LOCKED}; script-src 'sha256-{digest}'")
+
+
+def picture(found: Sequence[Section], path: Path) -> bool:
+    """Draw the scores of complete sections of the first fleet with them; return whether any is."""
+    complete = [section for section in found if section.complete]
+    shown = [section for section in complete if section.fleet == complete[0].fleet]
+    if not shown:
+        return False
+    most = max(len(section.standings) for section in shown)
+    with style():
+        size_ = (4.6 * 2, (0.17 * most + 0.8) * len(shown))
+        figure, axes = frames(size_, len(shown), len(SCORES))
+        for section, line in zip(shown, axes, strict=True):
+            for (score, word), place in zip(SCORES.items(), line, strict=True):
+                ranked = [one for one in section.standings if score in one.ranks]
+                ranked.sort(key=lambda one, score=score: one.values[score] or 0.0)
+                for y, one in enumerate(ranked):
+                    rank = one.ranks[score]
+                    kind = 1 if one.place.one_shot else 2 if one.place.row.reference else 0
+                    mean = 100 * (one.values[score] or 0.0)
+                    ends = [100 * rank.low, 100 * rank.high]
+                    place.plot(ends, [y, y], color=series(kind), linewidth=1.6)
+                    place.plot(mean, y, "o", color=series(kind), markersize=3.6)
+                names = [clean(one.place.row.name) for one in ranked]
+                place.set_yticks(range(len(ranked)), names, fontsize=6.5)
+                place.set_ylim(-0.7, len(ranked) - 0.3)
+                place.set_xlabel("accuracy, %", fontsize=8)
+                place.set_title(f"{word} score, α = {section.alpha:g}", fontsize=9.5)
+        note = "mean and 95 % interval; green: references, orange: one-shot methods"
+        heading = f"{shown[0].fleet} fleet: {note}"
+        figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
+        save(figure, path)
+    return True
+
+
+def write_html(board: Board, found: Sequence[Section], path: Path) -> None:
+    """Write the page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, html(board, found).encode())
+
+
+def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
+    """Return the rows of all sections with their numbers, ranks, and missing cells."""
+    return [
+        {
+            "fleet": section.fleet,
+            "alpha": section.alpha,
+            "row": one.place.row.name,
+            "public": one.place.public,
+            "one_shot": one.place.one_shot,
+            "sends": one.place.row.sends,
+            "configuration": one.configuration,
+            "missing": list(one.missing),
+            "did_not_finish": list(one.failed),
+            **one.values,
+            "ranks": {SCORES[score]: vars(rank) for score, rank in one.ranks.items()},
+        }
+        for section in found
+        for one in section.standings
+    ]

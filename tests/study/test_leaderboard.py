@@ -1,0 +1,315 @@
+"""``fedmosaic leaderboard``: choices on validation samples, ranks, missing cells, users' rows."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from deploy.report.table import markdown
+from deploy.run import launch
+from deploy.study import leaderboard, leaderboard_page, paper_table, records
+from deploy.study.leaderboard import Board, Protocol
+from deploy.study.paper_table import CellRun
+from deploy.study.records import Recorded
+from deploy.study.sweep import UNFINISHED
+from tests.support.browser import PROGRAM, Browser
+from tests.support.commandline import typed
+
+SMALL: dict[str, Any] = {
+    "version": 7,
+    "title": "Points",
+    "seeds": [1, 2],
+    "partitions": [5, 6],
+    "alphas": [0.5],
+    "rates": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8],
+    "base": {
+        **{"clients": 2, "rounds": 2},
+        "data": {"name": "toy", "samples": 120, "test-samples": 60, "min-size": 2},
+        **{"train": {"epochs": 1}, "score": {"clients-every": 1}},
+    },
+    "tuning": {
+        "seed": 9,
+        "set": {"data": {"alpha": 1.0, "seed": 4, "validation": 0.25, "score-on": "validation"}},
+    },
+    "budget": {"bytes": 250.0, "flops": 1000.0},
+    "fleet": {"one": {"about": "one", "largest": "mlp@0.25", "set": {"fleet": "mlp@0.25,mlp@0.5"}}},
+    "kind": {
+        "one-shot": {"set": {"rounds": 1, "train": {"epochs": 2}}},
+        "public": {"set": {"data": {"public": 0.2}}},
+    },
+    "row": [
+        {"name": "local", "fleets": ["one"], "sends": "nothing", "set": {"method": "local"}},
+        {
+            "name": "FedProx",
+            "fleets": ["one"],
+            "sends": "a network",
+            "set": {"method": "fedprox"},
+            "space": {"fedprox.mu": [0.01, 0.1]},
+        },
+    ],
+}
+FIRST = "α = 0.5, partition 5"
+
+
+@pytest.fixture
+def protocol() -> Protocol:
+    return Protocol.model_validate(SMALL)
+
+
+def record(folder: Path, cell: CellRun, value: float) -> None:
+    """Record a cell with this accuracy, 100 bytes each way and 400 operations in each round."""
+    scores: list[int | float | None] = [0.1, value - 0.1, value]
+    rows: dict[str, list[int | float | None]] = {
+        "round": [0, 1, 2],
+        **{name: scores for name in ("accuracy", "personal.accuracy")},
+        **{"bytes.up": [0, 100, 100], "bytes.down": [0, 100, 100], "flops.clients": [0, 400, 400]},
+    }
+    summary = {"primary": {"final": value}, "personal": {"worst": value / 2}}
+    summary |= {"flops": {"total": 800}, "memory": {"largest": 5000}}
+    fields = {"settings": {}, "seed": cell.seed, "summary": summary, "curve": rows}
+    records.append(folder, Recorded(fingerprint=cell.fingerprint, **fields))
+
+
+def fill(board: Board, cells: Iterable[CellRun], values: dict[str, float]) -> None:
+    """Record cells with the value of their row, plus a little that depends on the seed."""
+    for cell in cells:
+        record(board.folder, cell, values[cell.row.partition(":")[0]] + 0.01 * cell.seed)
+
+
+def chosen(folder: Path, protocol: Protocol) -> Board:
+    """A board whose rows have a configuration."""
+    board = Board(folder, protocol)
+    fill(board, paper_table.cells(board.tuning()), {"local": 0.5, "FedProx": 0.5})
+    board.choose()
+    return board
+
+
+def test_the_bundled_protocol_is_one_and_its_cells_are_distinct() -> None:
+    protocol = leaderboard.read()
+    board = Board(Path("nowhere"), protocol)
+    cells = list(paper_table.cells(board.tuning()))
+    assert len(cells) == leaderboard.TRIES * len(board.places)
+    shared = {"centralised, largest network"}  # the same runs on all fleets
+    own = [cell for cell in cells if cell.row.partition(", ")[0] not in ("centralised",)]
+    assert shared and len({cell.fingerprint for cell in own}) == len(own)
+    for cell in cells:
+        epochs = int(cell.flat["rounds"]) * int(cell.flat["train.epochs"])
+        share = int(cell.flat["per-round"]) / int(cell.flat["clients"]) or 1.0
+        if not cell.row.startswith("Ditto"):  # half of its epochs are for the personal model
+            assert epochs * share == 40, cell.row
+        assert cell.flat["data.score-on"] == "validation" and cell.flat["data.validation"] > 0
+    rounds = {int(cell.flat["rounds"]) for cell in cells}
+    assert rounds == {1, 40} and len(protocol.seeds) == 5 and len(protocol.partitions) == 3
+
+
+def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol: Protocol) -> None:
+    local, prox = protocol.row
+    assert [one["train.lr"] for one in protocol.configurations(local)] == protocol.rates
+    two = protocol.configurations(prox)
+    assert len(two) == 8 and {one["train.lr"] for one in two} == {0.2, 0.4, 0.6, 0.8}
+    three = prox.model_copy(update={"space": {**prox.space, "average.beta": [0.1, 0.2]}})
+    tried = protocol.configurations(three)
+    for first, second in (("train.lr", "fedprox.mu"), ("fedprox.mu", "average.beta")):
+        pairs = [(one[first], one[second]) for one in tried]
+        assert len(tried) == 8 and len({pairs.count(pair) for pair in pairs}) == 1
+
+
+def test_the_best_configuration_is_chosen_once_all_have_ended(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = Board(tmp_path, protocol)
+    cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
+    for i, cell in enumerate(cells[:-1]):
+        record(tmp_path, cell, 0.9 if i == 3 else 0.5)
+    assert board.choose() == [] and not board.chosen
+    (tmp_path / UNFINISHED).write_text(json.dumps({cells[-1].fingerprint: "it diverged"}))
+    assert board.choose() == ["local"] and board.chosen == {"local": {"train.lr": 0.4}}
+    again = Board(tmp_path, protocol)
+    assert again.chosen == board.chosen
+    assert [row.name for row in again.board().row] == ["local"]
+    newer = protocol.model_copy(update={"version": 8})
+    with pytest.raises(ValueError, match="is of version 7 of the protocol, and this is version 8"):
+        Board(tmp_path, newer)
+
+
+def test_ranks_are_shared_by_rows_that_cannot_be_told_apart() -> None:
+    draw = np.random.default_rng(0)
+    noise = draw.normal(0, 0.01, (3, 5))
+    values = {"best": 0.8 + noise, "also": 0.8 + noise[:, ::-1], "last": 0.5 + noise}
+    found = leaderboard.ranks(values)
+    assert [found[name].rank for name in values] == [1, 1, 3]
+    assert found["last"].low < 0.5 + noise.mean() < found["last"].high
+    assert (found["last"].best, found["last"].worst) == (3, 3)
+    # the difference of rows with the same noise is certain, although their intervals overlap
+    certain = leaderboard.ranks({"a": noise + 0.001, "b": noise})
+    assert (certain["a"].rank, certain["b"].rank) == (1, 2)
+
+
+def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = chosen(tmp_path, protocol)
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    [section] = leaderboard.sections(board)
+    assert section.complete and leaderboard_page.incomplete([section]) == []
+    local, prox = section.standings
+    assert [one.ranks["accuracy"].rank for one in (local, prox)] == [2, 1]
+    assert prox.values["accuracy"] == pytest.approx(0.715)
+    assert prox.values["accuracy at bytes"] == pytest.approx(0.615)  # one round is within 250 bytes
+    assert prox.values["accuracy at flops"] == pytest.approx(0.715)
+    assert prox.values["worst"] == pytest.approx(0.3575)
+    assert prox.values["bytes a round"] == 200 and prox.values["memory"] == 5000
+    text = markdown(leaderboard_page.table(section, False))
+    assert text.index("FedProx") < text.index("local") and "71.5 %" in text
+
+
+def test_training_that_is_not_federated_has_numbers_and_no_rank(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    local, prox = protocol.row
+    rows = [local, prox.model_copy(update={"ranked": False})]
+    board = chosen(tmp_path, protocol.model_copy(update={"row": rows}))
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    [section] = leaderboard.sections(board)
+    local_standing, other = section.standings
+    assert other.ranks == {} and other.values["accuracy"] == pytest.approx(0.715)
+    assert local_standing.ranks["accuracy"].rank == 1
+
+
+def test_a_board_with_a_missing_cell_has_no_ranks_and_names_it(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = chosen(tmp_path, protocol)
+    cells = [c for c in paper_table.cells(board.board()) if (c.line.name, c.seed) != (FIRST, 2)]
+    fill(board, cells, {"local": 0.5, "FedProx": 0.7})
+    [section] = leaderboard.sections(board)
+    assert not section.complete and not any(one.ranks for one in section.standings)
+    lines = leaderboard_page.incomplete([section])
+    assert lines[0].endswith("not complete, so it has no ranks")
+    assert lines[1].endswith(f"local: missing: {FIRST}, seed 2")
+    page = leaderboard_page.html(board, [section])
+    assert "local: missing" in page and "0 of 1 parts complete" in page
+    assert not leaderboard_page.picture([section], tmp_path / "ranks.png")
+
+
+def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = chosen(tmp_path, protocol)
+    cells = list(paper_table.cells(board.board()))
+    fill(board, cells[1:], {"local": 0.5, "FedProx": 0.7})
+    (tmp_path / UNFINISHED).write_text(json.dumps({cells[0].fingerprint: "it diverged"}))
+    [section] = leaderboard.sections(board)
+    local, prox = section.standings
+    assert section.complete and local.ranks == {} and prox.ranks["accuracy"].rank == 1
+    assert "did not finish" in leaderboard_page.incomplete([section])[0]
+    assert leaderboard_page.picture([section], tmp_path / "ranks.png")
+
+
+def test_records_of_two_machines_are_joined(tmp_path: Path, protocol: Protocol) -> None:
+    first, second = chosen(tmp_path / "a", protocol), Board(tmp_path / "b", protocol)
+    second.join(first.folder)
+    assert second.chosen == first.chosen
+    assert records.read(second.folder) == records.read(first.folder)
+
+
+def user_run(folder: Path, protocol: Protocol, **changes: Any) -> Path:
+    """A run of SCAFFOLD that follows the small protocol, except for the changes."""
+    prox = protocol.row[1].model_copy(update={"name": "SCAFFOLD", "set": {"method": "scaffold"}})
+    board = Board(folder / "board", protocol.model_copy(update={"row": [prox]}))
+    board.chosen = {"SCAFFOLD": {"train.lr": 0.05}}
+    cell = next(c for c in paper_table.cells(board.board()) if c.column == FIRST)
+    place = folder / "run"
+    launch.cell({**cell.flat, **changes}, place, workers=0, console=Console(quiet=True))
+    return place
+
+
+def test_a_users_run_that_follows_the_protocol_is_added(tmp_path: Path, protocol: Protocol) -> None:
+    board = chosen(tmp_path / "record", protocol)
+    run = user_run(tmp_path, protocol, name="ours")
+    place = leaderboard.add(board, [run], "", "a network")
+    assert (place.name, place.fleet, place.row.kinds) == ("ours", "one", [])
+    assert place.row.set == {"method": "scaffold", "train.lr": 0.05}
+    again = Board(board.folder, protocol)
+    [section] = leaderboard.sections(again)
+    added = section.standings[-1]
+    assert added.place.added and f"{FIRST}, seed 1" not in added.missing
+    assert f"{FIRST}, seed 2" in added.missing
+    with pytest.raises(ValueError, match="has a row 'local'; give another: --name NAME"):
+        leaderboard.add(again, [run], "local", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rounds": 3}, "rounds = 3 instead of 2"),
+        ({"train.epochs": 2}, "train.epochs = 2 instead of 1"),
+        ({"seed": 8}, "seed = 8 instead of one of 1, 2"),
+    ],
+)
+def test_a_run_that_does_not_follow_the_protocol_is_refused(
+    tmp_path: Path, protocol: Protocol, changes: dict[str, int], why: str
+) -> None:
+    run = user_run(tmp_path, protocol, **changes)
+    board = chosen(tmp_path / "record", protocol)
+    before = records.read(board.folder)
+    with pytest.raises(ValueError, match=f"does not follow the protocol: .*{why}"):
+        leaderboard.add(board, [run], "", "")
+    assert records.read(board.folder) == before and not (board.folder / "added.json").exists()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_the_page_sorts_and_filters(tmp_path: Path, protocol: Protocol) -> None:
+    board = chosen(tmp_path, protocol)
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    page = tmp_path / "page.html"
+    leaderboard_page.write_html(board, list(leaderboard.sections(board)), page)
+    kept = "[...document.querySelectorAll('tbody tr')].filter(row => !row.hidden)"
+    rows = f"{kept}.map(row => row.cells[0].textContent)"
+    with Browser(page.as_uri(), tmp_path / "profile") as shown:
+        assert shown.value(rows) == ["FedProx", "local"]
+        shown.value("document.querySelector('thead button').click()")
+        assert shown.value(rows) == ["local", "FedProx"]
+        limit = "document.querySelector('[name=bytes]')"
+        shown.value(
+            f"{limit}.value = 0.1; {limit}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+        )
+        assert shown.value(rows) == []
+        assert shown.value("document.getElementById('live').textContent").startswith("0 of 2 rows")
+        assert shown.width(375) <= 375 and shown.errors == []
+
+
+@pytest.mark.full
+def test_a_board_is_played_in_two_steps_and_not_repeated(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board, played = Board(tmp_path, protocol), list[CellRun]()
+    leaderboard.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
+    assert len(played) == 2 * leaderboard.runs_of_a_row(protocol)
+    [section] = leaderboard.sections(board)
+    assert section.complete and all(one.ranks for one in section.standings)
+    written = leaderboard.write(board, tmp_path)
+    for path in written:
+        cells = list(paper_table.cells(paper_table.read(path)))
+        assert paper_table.missing(cells, tmp_path) == []
+    played.clear()
+    again = Board(tmp_path, protocol)
+    leaderboard.play(again, ["local"], 1, on_cell=lambda cell, _: played.append(cell))
+    assert played == []
+    with pytest.raises(ValueError, match="--row nobody is no row of the leaderboard"):
+        leaderboard.play(again, ["nobody"], 1)
+
+
+def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = typed("leaderboard", "--out", tmp_path / "record", "--html", page)
+    assert done.returncode == 0, done.stderr
+    assert "Protocol version" in done.stdout and page.exists()
+    assert (tmp_path / "record" / "tuning.toml").exists()
+    wrong = typed("leaderboard", tmp_path, "--out", tmp_path / "record")
+    assert wrong.returncode == 1 and "is given without --add" in wrong.stderr
