@@ -86,7 +86,7 @@ class Handler(ABC, Generic[O, D]):
         return ""
 
     def hello(self, hello: CensusRequest) -> ClientInfo:
-        """Return the census entry of this client.
+        """Return the census entry of this client; first delete its state if the server says so.
 
         Under ``privacy.mode = "local"`` it hides sample counts and names all classes. Raises
         ``ValueError`` if the client cannot take part.
@@ -94,6 +94,8 @@ class Handler(ABC, Generic[O, D]):
         p, task = self.participant, self.task
         if p.clients != hello.clients:
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
+        if hello.forget:
+            p.forget()
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
         info = ClientInfo(

@@ -56,6 +56,21 @@ class Member(Part):
     counts: list[int] | None = None  #: training samples of each class, if the client sends them
 
 
+Change = Literal["joined", "left", "returned", "replaced"]
+"""Kind of an event: a client takes part for the first time; it takes part no longer; it takes part
+again, with the state that it stored; it lost that state."""
+
+
+@final
+class Event(Part):
+    """Change of the membership before a round; ``cause`` is one line."""
+
+    k: int
+    kind: Change
+    cause: str = ""
+    member: Member | None = None  #: a client that joined, as in the census
+
+
 @final
 class ClientScore(Part):
     """Client k's accuracies, in [0, 1], on its own n test samples."""
@@ -208,6 +223,7 @@ class Entry(Part):
     uncovered: list[int] = []  #: classes without a sample at any client
 
     # Only in rounds.
+    events: list[Event] = []  #: clients that joined, left, returned or were replaced before it
     selected: list[int] = []
     replied: list[int] = []
     metrics: dict[str, float] = {}
@@ -314,6 +330,15 @@ class Line:
     why: str
     proven: bool
     cut: bool
+
+
+def members(entries: Sequence[Entry]) -> list[Member]:
+    """Return every client that has taken part in these rounds, in order of k."""
+    known = {member.k: member for entry in entries[:1] for member in entry.clients}
+    for event in (event for entry in entries for event in entry.events):
+        if event.member is not None:
+            known[event.k] = event.member
+    return [known[k] for k in sorted(known)]
 
 
 def sealed(entry: Entry) -> bytes:

@@ -91,6 +91,15 @@ class Run(Section):
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
     ``data.partition = "natural"`` (plain ``flwr run``: as many as are connected)."""
+    min_clients: Annotated[int, Field(ge=0)] = 0
+    """Number of clients with which a run starts and goes on; the others may join later. 0: a run
+    starts with all."""
+    leave_after: Annotated[int, Field(ge=0)] = 0
+    """Rounds before which a client is not connected until it has left: it is no longer selected and
+    no failure, until it returns. 0: it never leaves."""
+    membership: str = ""
+    """File of events that the run replays: clients that join, leave and return (.toml), or the
+    journal of another run (.jsonl). Empty: the membership follows the connected nodes."""
     per_round: Annotated[int, Field(ge=0)] = 0
     """Clients selected in each round; 0: all."""
     min_replies: Fraction = 1.0

@@ -59,7 +59,7 @@ EPOCHS = (
 """Settings of the epochs that a client trains."""
 FREE = frozenset(
     {
-        *("out", "plugins", "track"),  # only the server and the launcher use them
+        *("out", "plugins", "track", "membership"),  # only the server and the launcher use them
         "fedktl.generator",  # only the server reads it
         *("experiment", "device", "node.K.device"),  # have a pattern
         *("data.label-column", "data.owner-column", "data.digest"),

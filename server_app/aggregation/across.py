@@ -58,6 +58,10 @@ class Across(Averaged[O, T], ABC):
             need = f"the clients need {self.global_specs}"
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
 
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
+
     def drawn(self) -> Models:
         return {spec: self.initial(spec) for spec in self.specs}
 
