@@ -335,10 +335,23 @@ class Line:
 def members(entries: Sequence[Entry]) -> list[Member]:
     """Return every client that has taken part in these rounds, in order of k."""
     known = {member.k: member for entry in entries[:1] for member in entry.clients}
-    for event in (event for entry in entries for event in entry.events):
+    for event in events(entries):
         if event.member is not None:
             known[event.k] = event.member
     return [known[k] for k in sorted(known)]
+
+
+def present(entries: Sequence[Entry]) -> set[int]:
+    """Return the clients that take part after the last of these rounds."""
+    clients = {member.k for entry in entries[:1] for member in entry.clients}
+    for event in events(entries):
+        (clients.discard if event.kind == "left" else clients.add)(event.k)
+    return clients
+
+
+def events(entries: Sequence[Entry]) -> list[Event]:
+    """Return all changes of the membership, in their order."""
+    return [event for entry in entries for event in entry.events]
 
 
 def sealed(entry: Entry) -> bytes:
