@@ -3,6 +3,9 @@
 Across depths (``depth.py``) and widths (``width.py``) the server holds the largest network, and
 each client's network is a part of it. Across depths each size may have entries of its own. With
 ``same`` the server holds one network for each architecture, averaged among its clients.
+
+Membership: the architectures are those of the roster. A newcomer must have the one of its fleet
+entry or of ``[node.K]``.
 """
 
 from abc import ABC, abstractmethod

@@ -34,7 +34,7 @@ def test_status_shows_the_run_and_every_client(folder: Path) -> None:
     assert [tuple(client[name] for name in named) for client in status["clients"]] == [
         *(("member", 3, 3, 0), ("left", 1, 1, 0), ("member", 3, 2, 1), ("member", 3, 3, 0))
     ]
-    assert status["clients"][0]["samples"] == 30
+    assert status["clients"][0]["samples"] == 24
     shown = typed("status", folder).stdout
     assert "round 3 of 3" in shown and "3 of 4 clients take part" in shown and "left" in shown
 
