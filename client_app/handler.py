@@ -25,7 +25,7 @@ from common.exchange.protocol import (
 )
 from common.exchange.records import StateDict, tensors
 from common.models.classifier import Classifier
-from common.settings.config import Config, MethodOptions
+from common.settings.config import Config, MethodOptions, listed
 from common.settings.names import version_of
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs, tree
@@ -108,6 +108,7 @@ class Handler(ABC, Generic[O, D]):
             task=task.fingerprint,
             public=self.public(),
             version=version_of(self.config),
+            tags=listed(str(p.node.get("tags", ""))),
         )
         if self.config.privacy.mode != "local":
             return info

@@ -54,6 +54,7 @@ class Member(Part):
     parameters: int | None = None
     classes: list[int] = []  #: classes with at least one training sample
     counts: list[int] | None = None  #: training samples of each class, if the client sends them
+    tags: list[str] = []  #: in order of the client's setting
 
 
 Change = Literal["joined", "left", "returned", "replaced"]

@@ -27,6 +27,8 @@ from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
 from common.training import seeds, tree
 from common.training.task import Task
+from server_app.selection import Selection
+from server_app.stopped import Stopped
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 U = TypeVar("U", bound=Reply)
@@ -112,6 +114,7 @@ class Method(ABC, Generic[O, U]):
         self.roster: dict[int, str] = {}  #: architecture of each client, also of absent ones
         self.excluded: frozenset[int] = frozenset()  #: clients not selected since an undone round
         self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
+        self.selection = Selection(self.config)
         self.prepare()
 
     def prepare(self) -> None:
@@ -126,6 +129,7 @@ class Method(ABC, Generic[O, U]):
         self.roster = {**self.roster, **{client.k: client.architecture for client in clients}}
         for client in clients:
             self.admit(client)
+        self.selection.check_tags({tag for client in clients for tag in client.info.tags})
 
     @property
     def roster_size(self) -> int:
@@ -176,18 +180,19 @@ class Method(ABC, Generic[O, U]):
     # A round.
 
     def select(self, t: int) -> list[Client]:
-        """Return the clients of round t, in order of k, drawn from the members.
+        """Return the clients of round t, in order of k, drawn from the members by [select].
 
         The stream is "select".
 
         For a repeated round the stream's name also has the attempt.
         """
-        size = self.config.run.per_round or len(self.clients)
         trusted = [client for client in self.clients if client.k not in self.excluded]
         undone = self.attempts.get(t, 0)
         rng = seeds.rng(self.task.seed, "select", t, *(("attempt", undone) if undone else ()))
-        chosen = rng.choice(len(trusted), size=min(size, len(trusted)), replace=False)
-        return [trusted[i] for i in sorted(int(i) for i in chosen)]
+        chosen = self.selection.draw([client.info for client in trusted], rng)
+        if not chosen:
+            raise Stopped(f"round {t}: no client has all of select.tags = {self.selection.tags}")
+        return [client for client in trusted if client.k in chosen]
 
     @abstractmethod
     def request(self, t: int) -> Request | Callable[[Client], Request]:

@@ -399,6 +399,7 @@ class MethodStrategy(Strategy):
             self.record.add_confusion(entry, self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self.best = entry if _better(entry, self.best) else self.best
+        self.method.selection.add(entry)
         self.membership.after_round({failure.k for failure in entry.failures})
         self._keep()
 
@@ -474,6 +475,7 @@ class MethodStrategy(Strategy):
         self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
         self.best = Entry(round=0)
         for entry in entries[1:]:
+            self.method.selection.add(entry)
             self.best = entry if _better(entry, self.best) else self.best
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t

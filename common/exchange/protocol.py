@@ -135,6 +135,9 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     version: Annotated[str, Field(max_length=1000)]
     """Version and fingerprint of this client's code, including its plug-ins."""
 
+    tags: Annotated[list[Name], Field(max_length=20)] = []
+    """Tags of the client, by which a run can select it."""
+
     def equals(self, other: Self) -> bool:
         """Return whether ``other``, of any round, describes the same client."""
         return self == other.model_copy(update={"t": self.t, "kept": self.kept})

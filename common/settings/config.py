@@ -300,6 +300,24 @@ class Train(Descent):
     channels-last is not safe are always contiguous."""
 
 
+TAGS = r"^$|^[A-Za-z0-9._-]{1,50}( *, *[A-Za-z0-9._-]{1,50}){0,19}$"  #: at most 20 tags
+
+
+def listed(tags: str) -> list[str]:
+    """Return the tags of a comma-separated list."""
+    return [tag.strip() for tag in tags.split(",") if tag.strip()]
+
+
+@final
+class Select(Section):
+    """Settings of the selection of ``per-round`` clients."""
+
+    by: str = "uniform"
+    """Rule of the selection: a name of ``fedmosaic list selections``, or ``module:attribute``."""
+    tags: Annotated[str, Field(pattern=TAGS)] = ""
+    """Comma-separated tags; a client is selected only if it has all of them (``node.K.tags``)."""
+
+
 @final
 class Wire(Section):
     """Settings of messages: the number type of predictions, and the size of replies."""
@@ -378,6 +396,8 @@ class Node(Section):
     """Folder of the client's copy of the public set."""
     state_dir: str | None = None
     """Folder of the client's private state."""
+    tags: Annotated[str | None, Field(pattern=TAGS)] = None
+    """Comma-separated tags of the client, such as ``gpu,north``, for ``select.tags``."""
     incentive: bool | None = None
     """``i-dl-mh``: whether the client takes the server's reward."""
 
@@ -455,6 +475,8 @@ class MethodOptions(Section):
             "score.clients-every": ("clients' scores have no noise", 0),
             "score.drift": ("the clients' updates have no noise there", False),
             "finetune.epochs": ("clients' scores have no noise", 0),
+            "select.by": ("each client must be selected with the same probability", "uniform"),
+            "select.tags": ("each client must be selected with the same probability", ""),
             "flops": (samples, False),
             "memory": (samples, False),
             "from-round": ("results released after that round count too", -1),
@@ -484,6 +506,7 @@ class Config(BaseModel):
     data: Data
     train: Train
     score: Score
+    select: Select
     wire: Wire
     average: Average
     oca: Oca

@@ -147,7 +147,7 @@ def reads(method: str, key: str) -> bool:
     Raises ``ValueError``, one line, for a method that does not exist.
     """
     table = key.rpartition(".")[0]
-    shared = {"", "data", "train", "score", "wire", table_of(method)}
+    shared = {"", "data", "train", "score", "select", "wire", table_of(method)}
     return table in shared or table in methods.options(method).uses
 
 

@@ -331,7 +331,7 @@ def settings(run: Run) -> Section:
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
     method = run.setting("method") or ""
-    read = {"data", "train", "score", "wire", method}
+    read = {"data", "train", "score", "select", "wire", method}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     versions = dict(run.summary.versions) if run.summary else {}

@@ -136,9 +136,9 @@ def _census_replies(
 
 def member(task: Task, client: Client) -> Member:
     """Return a client in the form of the journal."""
+    fields = {*Member.model_fields} - (set() if client.info.tags else {"tags"})
     return Member(
-        parameters=task.parameters(client.architecture),
-        **client.info.model_dump(include={*Member.model_fields}),
+        parameters=task.parameters(client.architecture), **client.info.model_dump(include=fields)
     )
 
 

@@ -188,7 +188,7 @@ def read(folder: Path, config: Config) -> Checkpoint:
 def _identity(config: Config) -> str:
     """Return as JSON the settings that decide the results: all that the method reads but FREE."""
     own = table_of(config.run.method)
-    needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
+    needed = {"run", "data", "train", "score", "select", "wire", own, *config.method.uses}
     tables = {name: section for name, section in config.tables.items() if name in needed}
     cosine = any(isinstance(one, Descent) and one.cosine for one in tables.values())
     fixed = {"rounds"} if cosine else set()

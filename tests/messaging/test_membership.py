@@ -17,6 +17,7 @@ from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import METHODS, config, failed, tiers
+from tests.support.events import listed
 from tests.support.tiny import TinyRun, flat, play
 
 EVENTS = """
@@ -27,14 +28,6 @@ event = [
   {round = 5, client = 0, kind = "replaced"},
 ]
 """
-
-
-def listed(folder: Path, text: str) -> str:
-    """Write a list of events and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "events.toml"
-    path.write_text(text)
-    return str(path)
 
 
 def changes(run: TinyRun) -> list[tuple[int, int, str]]:

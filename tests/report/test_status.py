@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from server_app.storage import removals
-from tests.messaging.test_membership import listed
 from tests.support.commandline import typed
+from tests.support.events import listed
 from tests.support.tiny import Run
 
 EVENTS = """
