@@ -25,7 +25,7 @@ from common.exchange.protocol import (
 )
 from common.exchange.records import StateDict, tensors
 from common.models.classifier import Classifier
-from common.settings.config import Config, MethodOptions
+from common.settings.config import Config, MethodOptions, listed
 from common.settings.names import version_of
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs, tree
@@ -86,7 +86,7 @@ class Handler(ABC, Generic[O, D]):
         return ""
 
     def hello(self, hello: CensusRequest) -> ClientInfo:
-        """Return the census entry of this client.
+        """Return the census entry of this client; first delete its state if the server says so.
 
         Under ``privacy.mode = "local"`` it hides sample counts and names all classes. Raises
         ``ValueError`` if the client cannot take part.
@@ -94,6 +94,8 @@ class Handler(ABC, Generic[O, D]):
         p, task = self.participant, self.task
         if p.clients != hello.clients:
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
+        if hello.forget:
+            p.forget()
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
         info = ClientInfo(
@@ -106,6 +108,7 @@ class Handler(ABC, Generic[O, D]):
             task=task.fingerprint,
             public=self.public(),
             version=version_of(self.config),
+            tags=listed(str(p.node.get("tags", ""))),
         )
         if self.config.privacy.mode != "local":
             return info

@@ -19,6 +19,7 @@ from common import models, progress
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, check_public, for_testing, share
+from common.exchange.protocol import NO_PLACE
 from common.exchange.records import Records, StateDict
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
@@ -50,7 +51,7 @@ class Participant:
         self.node = node = {**config.node(self.k), **node}
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
-            raise ValueError(f"partition-id = {self.k}, but the federation has {self.clients}")
+            raise ValueError(f"partition-id = {self.k}, {NO_PLACE} {self.clients}")
         self.spec = str(node.get("model", config.fleet[self.k % len(config.fleet)]))
         limit_memory(int(node.get("memory-mb", 0)))
         device.settle(int(node.get("threads", config.run.threads)))
@@ -241,6 +242,11 @@ class Participant:
         repeated round gives the same reply.
         """
         return self._saved or self._store.newest(t - 1)
+
+    def forget(self) -> None:
+        """Delete the saved state of all rounds."""
+        self._store.forget()
+        self._saved = 0
 
     @cached_property
     def secret(self) -> Secret:

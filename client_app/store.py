@@ -99,6 +99,14 @@ class Store:
             if folder.name.isdigit() and int(folder.name) not in needed:
                 shutil.rmtree(folder)
 
+    def forget(self) -> None:
+        """Delete the state of all rounds. Raises ``ValueError`` if it cannot be deleted."""
+        try:
+            for folder in {path.parent for path in self._files()}:
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def _needed(self, t: int) -> set[int]:
         """Return the rounds whose state round t, a later or a repeated round may read."""
         past = [r for r in self.rounds() if r <= t]

@@ -54,6 +54,22 @@ class Member(Part):
     parameters: int | None = None
     classes: list[int] = []  #: classes with at least one training sample
     counts: list[int] | None = None  #: training samples of each class, if the client sends them
+    tags: list[str] = []  #: in order of the client's setting
+
+
+Change = Literal["joined", "left", "returned", "replaced"]
+"""Kind of an event: a client takes part for the first time; it takes part no longer; it takes part
+again, with the state that it stored; it lost that state."""
+
+
+@final
+class Event(Part):
+    """Change of the membership before a round; ``cause`` is one line."""
+
+    k: int
+    kind: Change
+    cause: str = ""
+    member: Member | None = None  #: a client that joined, as in the census
 
 
 @final
@@ -208,6 +224,7 @@ class Entry(Part):
     uncovered: list[int] = []  #: classes without a sample at any client
 
     # Only in rounds.
+    events: list[Event] = []  #: clients that joined, left, returned or were replaced before it
     selected: list[int] = []
     replied: list[int] = []
     metrics: dict[str, float] = {}
@@ -314,6 +331,28 @@ class Line:
     why: str
     proven: bool
     cut: bool
+
+
+def members(entries: Sequence[Entry]) -> list[Member]:
+    """Return every client that has taken part in these rounds, in order of k."""
+    known = {member.k: member for entry in entries[:1] for member in entry.clients}
+    for event in events(entries):
+        if event.member is not None:
+            known[event.k] = event.member
+    return [known[k] for k in sorted(known)]
+
+
+def present(entries: Sequence[Entry]) -> set[int]:
+    """Return the clients that take part after the last of these rounds."""
+    clients = {member.k for entry in entries[:1] for member in entry.clients}
+    for event in events(entries):
+        (clients.discard if event.kind == "left" else clients.add)(event.k)
+    return clients
+
+
+def events(entries: Sequence[Entry]) -> list[Event]:
+    """Return all changes of the membership, in their order."""
+    return [event for entry in entries for event in entry.events]
 
 
 def sealed(entry: Entry) -> bytes:

@@ -541,6 +541,42 @@ def watch(
 
 
 @app.command(cls=Answering, rich_help_panel=INSPECT)
+def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Show how far a run is, and which of its clients take part, answer and fail."""
+    from deploy.report import status as showing
+    from deploy.report.read import read
+    from deploy.report.table import terminal
+
+    known = showing.of(read(folder))
+    plain(showing.line(known))
+    for table in terminal(showing.table(known), out.width):
+        out.print(table)
+    answer(asdict(known))
+
+
+@app.command(cls=Answering, rich_help_panel=DEPLOY)
+def remove(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    k: Annotated[int, typer.Argument(metavar="K", min=0, help="Number of the client.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let a removed client return.")] = False,
+) -> None:
+    """Remove a client from a run, from its next round on."""
+    from deploy.report.read import read
+    from deploy.report.status import roster
+    from server_app.storage import removals
+
+    size = roster(read(folder))
+    if k >= size:
+        raise ValueError(f"client {k} is unknown: the run in {folder} has clients 0 to {size - 1}")
+    removed = removals.read(folder)
+    if undo and k not in removed:
+        raise ValueError(f"client {k} is not removed from the run in {folder}")
+    removals.write(folder, removed - {k} if undo else removed | {k})
+    plain(f"client {k} {'may return' if undo else 'leaves'} before the next round")
+    answer({"client": k, "removed": sorted(removals.read(folder))})
+
+
+@app.command(cls=Answering, rich_help_panel=INSPECT)
 def doctor() -> None:
     """Check the installation: versions, devices, data sets and runtimes."""
     from deploy.run.doctor import examine, show

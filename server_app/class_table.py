@@ -49,7 +49,11 @@ class TableMean(Method[T, TableReply], ABC):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        self.width = self.options.width(self.task, [c.architecture for c in clients])
+        self.width = self.options.width(self.task, [*self.roster.values()])
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
 
     def request(self, t: int) -> Request | Callable[[Client], Request]:
         return self.table_request()

@@ -113,7 +113,7 @@ class Averaged(GlobalModel[O, T], ABC):
         """
         super().begin(clients)
         if self.config.average.robust == "fltrust":
-            check_public_tests(self.config.data, len(clients), self.config.partition_seed)
+            check_public_tests(self.config.data, self.roster_size, self.config.partition_seed)
         self.check_enough(clients)
 
     def check_enough(self, clients: Sequence[Client]) -> None:
@@ -135,7 +135,8 @@ class Averaged(GlobalModel[O, T], ABC):
     def select(self, t: int) -> list[Client]:
         if self.private is None or self.config.privacy.sampling == "public":
             return super().select(t)
-        return [self.clients[k] for k in self.private.selected(t, len(self.clients))]
+        members = {client.k: client for client in self.clients}
+        return [members[k] for k in self.private.selected(t, self.roster_size) if k in members]
 
     @property
     def models(self) -> Models:
@@ -176,7 +177,7 @@ class Averaged(GlobalModel[O, T], ABC):
         names = self.parameter_names
         states = self.states(replies, previous, names)
         if self.private is not None:
-            return self.private.mean(self.t, states, previous, names, len(self.clients))
+            return self.private.mean(self.t, states, previous, names, self.roster_size)
         trusted = self.trusted(self.global_spec, previous, replies.sizes)
         return average(states, replies.sizes, previous, self.config.average, names, trusted)
 
@@ -264,10 +265,6 @@ class Averaged(GlobalModel[O, T], ABC):
         """Return the request for a client whose own architecture has the weights ``w``."""
         return sent.model_copy(update={"w": w})
 
-    def architectures(self) -> list[str]:
-        """Return all architectures that clients may train; call it after the census."""
-        return sorted({client.architecture for client in self.clients})
-
     def taken(self, client: Client, t: int) -> Submodel:
         """Return the client's part of the widest network in round t, for ``across = "width"``."""
         return Submodel(self.trains(client))
@@ -282,6 +279,10 @@ class PredictorPart(Averaged[O, T], ABC):
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         self.options.check_fleet(self.task, tuple(self.architectures()))
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
 
     def model(self) -> None:
         return None

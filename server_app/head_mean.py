@@ -39,8 +39,11 @@ class HeadMean(Method[O, ModelReply], ABC):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        architectures = (self.global_spec, *(client.architecture for client in clients))
-        self.options.check_fleet(self.task, architectures)
+        self.options.check_fleet(self.task, (self.global_spec, *self.roster.values()))
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
 
     def request(self, t: int) -> ModelRequest:
         return ModelRequest(w=self.head)

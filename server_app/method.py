@@ -27,6 +27,8 @@ from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
 from common.training import seeds, tree
 from common.training.task import Task
+from server_app.selection import Selection
+from server_app.stopped import Stopped
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 U = TypeVar("U", bound=Reply)
@@ -108,20 +110,69 @@ class Method(ABC, Generic[O, U]):
         self.task, self.global_spec = task, global_spec
         self.config = task.config
         self.options = cast("O", task.config.method)
-        self.clients: list[Client] = []  #: all clients in order of k; set after the census
+        self.clients: list[Client] = []  #: the members in order of k; set after the census
+        self.roster: dict[int, str] = {}  #: architecture of each client, also of absent ones
         self.excluded: frozenset[int] = frozenset()  #: clients not selected since an undone round
         self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
+        self.selection = Selection(self.config)
         self.prepare()
 
     def prepare(self) -> None:
         """Build the method's initial state; called once, after the attributes above are set."""
 
     def begin(self, clients: Sequence[Client]) -> None:
-        """Set the clients after the census.
+        """Set the members after the census; ``roster`` has the absent clients by then.
 
         Raise ``ValueError`` if the federation does not suit the method.
         """
         self.clients = list(clients)
+        self.roster = {**self.roster, **{client.k: client.architecture for client in clients}}
+        for client in clients:
+            self.admit(client)
+        self.selection.check_tags({tag for client in clients for tag in client.info.tags})
+
+    @property
+    def roster_size(self) -> int:
+        """Number N of clients in the roster; ``clients`` may be fewer."""
+        return len(self.roster)
+
+    def architectures(self) -> list[str]:
+        """Return all architectures of the roster, sorted.
+
+        A client that has never taken part counts with the architecture of its fleet entry.
+        """
+        return sorted(set(self.roster.values()))
+
+    # Membership: a client takes part, or not, from a round on. ``clients`` is up to date then.
+
+    def admit(self, client: Client) -> None:
+        """Raise ``ValueError`` if a client of the census, or a newcomer, does not suit the method.
+
+        ``roster`` has its architecture only if it was expected.
+        """
+
+    def joined(self, client: Client, *, lost: bool) -> None:
+        """Prepare the state for a client that takes part from the next round on.
+
+        It is new, or it has been a member before. ``lost``: it has none of its stored state, so
+        that the server's entry for it must be the initial one. By default the server has none.
+        """
+
+    def left(self, k: int) -> None:
+        """Update the state for a client that takes no longer part; it may return.
+
+        By default it counts as a client that is not selected.
+        """
+
+    @final
+    def check_known(self, client: Client) -> None:
+        """Raise ``ValueError`` for an architecture that no client of the roster has."""
+        known = sorted({*self.roster.values()})
+        if client.architecture not in known:
+            raise ValueError(
+                f"client {client.k} has the architecture {client.architecture}, the federation has "
+                f"{', '.join(known)}"
+            )
 
     def check_enough(self, clients: Sequence[Client]) -> None:
         """Raise ``Stopped`` if a round among ``clients`` may have too few replies for a step."""
@@ -129,16 +180,19 @@ class Method(ABC, Generic[O, U]):
     # A round.
 
     def select(self, t: int) -> list[Client]:
-        """Return the clients of round t, in order of k, drawn from the stream "select".
+        """Return the clients of round t, in order of k, drawn from the members by [select].
+
+        The stream is "select".
 
         For a repeated round the stream's name also has the attempt.
         """
-        size = self.config.run.per_round or len(self.clients)
         trusted = [client for client in self.clients if client.k not in self.excluded]
         undone = self.attempts.get(t, 0)
         rng = seeds.rng(self.task.seed, "select", t, *(("attempt", undone) if undone else ()))
-        chosen = rng.choice(len(trusted), size=min(size, len(trusted)), replace=False)
-        return [trusted[i] for i in sorted(int(i) for i in chosen)]
+        chosen = self.selection.draw([client.info for client in trusted], rng)
+        if not chosen:
+            raise Stopped(f"round {t}: no client has all of select.tags = {self.selection.tags}")
+        return [client for client in trusted if client.k in chosen]
 
     @abstractmethod
     def request(self, t: int) -> Request | Callable[[Client], Request]:

@@ -25,10 +25,13 @@ log = logging.getLogger("flwr.fedmosaic")
 
 FIELDS = {
     *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
+    "events",  # without information about data; nor does a change depend on an update
     *("accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
     "by_class",  # of the global model: under [privacy] no score is personal
 }
 """Journal fields without information about single clients or updates."""
+HIDDEN = {"n": 0, "n_test": 0, "classes": [], "counts": None}
+"""Fields of a client in the journal that depend on its data, and their values there."""
 MISSING = {
     r"no reply within [\d.e+]+ s": r"\g<0>",
     r"not asked within [\d.e+]+ s": r"\g<0>",
@@ -71,8 +74,9 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
         entry.notes = [] if secret else _missing(entry.failures)
         entry.privacy = spent(config, clients, entry.round)
     else:
-        hidden = {"n": 0, "n_test": 0, "classes": [], "counts": None}
-        entry.clients = [m.model_copy(update=hidden) for m in entry.clients]
+        entry.clients = [member.model_copy(update=HIDDEN) for member in entry.clients]
+    for event in entry.events:
+        event.member = event.member and event.member.model_copy(update=HIDDEN)
     for name in Entry.model_fields.keys() - FIELDS | ({"selected"} if secret else set()):
         field = Entry.model_fields[name]
         setattr(entry, name, field.get_default(call_default_factory=True))

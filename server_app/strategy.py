@@ -22,14 +22,15 @@ from common.exchange.protocol import (
     StatisticsReply,
 )
 from common.flower.rpc import over_grpc
-from common.journal import Cost, Entry, Failure, Undone
+from common.journal import Cost, Entry, Event, Failure, Undone
 from common.training import seeds
 from common.training.task import Task, global_spec
 from server_app import costs
 from server_app.memory import free_memory, sending
 from server_app.messaging import census, sanity
+from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
-from server_app.messaging.readmission import Readmission, check_bound
+from server_app.messaging.readmission import check_bound
 from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
 from server_app.scoring import drift
@@ -58,7 +59,6 @@ class MethodStrategy(Strategy):
         self.task, self.dataset, self.messenger, self.record = task, dataset, messenger, record
         self.config, self.traffic = task.config, messenger.channel.traffic
         self.private = self.config.privacy.on  #: no numbers of single clients in the journal
-        self.clients: list[Client] = []  #: all clients with their current nodes, in order of k
         self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
         self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
@@ -98,8 +98,10 @@ class MethodStrategy(Strategy):
         ``configure_…`` selects clients and makes messages, ``_exchange`` sends them and collects
         the replies, ``aggregate_…`` checks and uses the replies.
         """
-        self.clients, refused_nodes = self.readmission.renew(t, self.clients)
+        events, refused_nodes = self._renew(t)
         self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
+        if events:
+            self.entry.events = events
         self.method.excluded = resume.excluded(self.undone, t)
         self.traffic.clear()
         try:
@@ -120,6 +122,25 @@ class MethodStrategy(Strategy):
             self._go_back(diverged)
         else:
             self._record(refused_nodes)
+
+    @property
+    def clients(self) -> list[Client]:
+        """The members with their current nodes, in order of k."""
+        return self.membership.clients
+
+    def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
+        """Update the members before round t; return the events, and failures for the journal."""
+        method, membership = self.method, self.membership
+        events, refused_nodes = membership.renew(t, method.admit)
+        method.clients, method.roster = self.clients, membership.roster
+        for event in events:
+            if event.kind == "left":
+                method.left(event.k)
+            else:
+                method.joined(membership.known[event.k], lost=event.kind == "replaced")
+        if events:
+            method.check_enough(self.clients)
+        return events, refused_nodes
 
     def _exchange(
         self,
@@ -149,11 +170,15 @@ class MethodStrategy(Strategy):
         """Select the clients of round t, and return their training messages."""
         t, method, entry = server_round, self.method, self.entry
         with clock(entry, "select"), costs.of_server(entry, self.config.run):
-            selected = [self.clients[client.k] for client in method.select(t)]
+            selected = method.select(t)
             entry.selected = [client.k for client in selected]
-            request = method.request(t)
-            self.sent = {c.k: request(c) if callable(request) else request for c in selected}
-            payloads = [(client, self.sent[client.k]) for client in selected]
+            request, missed = method.request(t), self.membership.missed
+            asked = [client for client in selected if client.k not in missed]
+            self.sent = {c.k: request(c) if callable(request) else request for c in asked}
+            if silent := sorted(missed & {*entry.selected}):
+                why = "no reply, by membership"
+                entry.failures = [Failure(k=k, round=t, reason=why) for k in silent]
+            payloads = [(client, self.sent[client.k]) for client in asked]
             return self.messenger.make_messages(t, "train", payloads).values()
 
     def aggregate_train(
@@ -221,7 +246,7 @@ class MethodStrategy(Strategy):
         """Return the messages of the second exchange of round t."""
         with costs.of_server(self.entry, self.config.run):
             sent = self.method.second(t, self.replies)
-            payloads = [(self.clients[k], payload) for k, payload in sent.items()]
+            payloads = [(self.membership.members[k], payload) for k, payload in sent.items()]
             return self.messenger.make_messages(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
@@ -374,6 +399,8 @@ class MethodStrategy(Strategy):
             self.record.add_confusion(entry, self.scorer.confusion)
         self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
         self.best = entry if _better(entry, self.best) else self.best
+        self.method.selection.add(entry)
+        self.membership.after_round({failure.k for failure in entry.failures})
         self._keep()
 
     def _keep(self) -> None:
@@ -382,8 +409,8 @@ class MethodStrategy(Strategy):
             self.method.state,
             self.undone,
             experiment=self.messenger.experiment,
-            nodes={client.k: client.node for client in self.clients},
             kept=self.messenger.kept,
+            **self.membership.fields(),
         )
 
     # Before a round: the census, a checkpoint, or the undoing of a round.
@@ -394,19 +421,23 @@ class MethodStrategy(Strategy):
             self._restore(saved)
         entry, record = self.entry, self.record
         with clock(entry, "total"), _phase(entry, "census"):
-            nodes = census.wait_for_nodes(self.grid, self.config)
-            self.clients = census.take_census(self.grid, nodes, self.messenger, self.task)
+            self.membership = Membership(self.messenger, self.grid, self.task)
+            self.membership.begin(saved)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
-            self.method.begin(self.clients)
-        record.add_settings(self.messenger.experiment, len(self.clients))
-        self.readmission = Readmission(self.messenger, self.grid)
+            self._introduce()
+        record.add_settings(self.messenger.experiment, self.method.roster_size)
         if saved is None:
             with clock(entry, "total"), _phase(entry, "score"):
                 self.scorer.score(self.scorer.begin(entry))
             self.method.release_memory()
-            census.describe(entry, self.method)
+            census.describe(entry, self.method, self.membership.strangers)
             self._keep()
         self.guess = self.scorer.guess(record.journal.entries()[0])
+
+    def _introduce(self) -> None:
+        """Hand roster and members to the method."""
+        self.method.roster = dict(self.membership.roster)
+        self.method.begin(self.clients)
 
     def _go_back(self, diverged: DivergedRound) -> None:
         """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
@@ -418,8 +449,8 @@ class MethodStrategy(Strategy):
             raise diverged from error
         self._make()
         self._restore(saved)
-        self.method.begin(self.clients)
-        self.readmission = Readmission(self.messenger, self.grid)
+        self.membership.restore(saved)
+        self._introduce()
 
     def _plan(self, diverged: DivergedRound) -> Undone:
         """Return which round to repeat without which clients; raise ``diverged`` if there is none.
@@ -444,6 +475,7 @@ class MethodStrategy(Strategy):
         self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
         self.best = Entry(round=0)
         for entry in entries[1:]:
+            self.method.selection.add(entry)
             self.best = entry if _better(entry, self.best) else self.best
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t

@@ -23,6 +23,7 @@ from common.settings.version import code_version
 from deploy.report.listing import LISTINGS, described
 from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
+from server_app.selection import find as find_rule
 from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
 from tests.support.client_info import TASK, info
@@ -44,6 +45,7 @@ LOOK_UPS: dict[str, Callable[[str], object]] = {
     "datasets": source,
     "partitions": rule,
     "trackers": lambda name: plugins.find("trackers", name),
+    "selections": find_rule,
 }
 
 

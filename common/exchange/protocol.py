@@ -26,6 +26,8 @@ EXPERIMENT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  #: names that are safe as fol
 Experiment = Annotated[str, Field(pattern=EXPERIMENT)]
 """Name of the folder with the client states; the pattern excludes every path."""
 MAX_CLASSES = 100_000
+NO_PLACE = "but the federation has"
+"""Part of a client's error if the federation has no place for it, after its number."""
 
 
 class Envelope(Records, kind="protocol.Envelope"):
@@ -100,11 +102,13 @@ class ModelReply(Reply, kind="protocol.Trained"):
 class CensusRequest(ToClient, kind="protocol.Hello"):
     """Request of the census, to which a client replies with its ``ClientInfo``.
 
-    ``clients``: number of clients in the federation. ``t``: the round after which the run resumes,
-    0 for a new run.
+    ``clients``: number of clients in the roster. ``t``: the round after which the run resumes or
+    the client joins, 0 for a new run. ``forget``: whether the client first deletes its stored
+    state, which a replayed event ``replaced`` requires.
     """
 
     clients: Count
+    forget: bool = False
 
 
 class ClientInfo(ToServer, kind="protocol.Peer"):
@@ -130,6 +134,13 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     """Fingerprint of this client's public set; empty if the method has none."""
     version: Annotated[str, Field(max_length=1000)]
     """Version and fingerprint of this client's code, including its plug-ins."""
+
+    tags: Annotated[list[Name], Field(max_length=20)] = []
+    """Tags of the client, by which a run can select it."""
+
+    def equals(self, other: Self) -> bool:
+        """Return whether ``other``, of any round, describes the same client."""
+        return self == other.model_copy(update={"t": self.t, "kept": self.kept})
 
 
 class ScoreRequest(ToClient, kind="protocol.Ask"):

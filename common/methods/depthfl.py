@@ -29,6 +29,9 @@ is scored too (``exit1`` …), and a client scores the network of its own depth.
 
 A client transfers only its part of the network: fewer bytes than FedAvg with the deepest network.
 
+Membership: h keeps the share of a client that leaves, and N is the roster. If a client lost its
+g_k, the server sets h and all g_k to 0, because it has only their mean.
+
 Deviations:
 - With ``exits = "last"`` and ``distil = false`` only the deepest exit of a client learns. The
   released code calls this InclusiveFL without momentum, with a head for each depth.

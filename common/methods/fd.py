@@ -13,6 +13,8 @@ client sent, there is no second term. With λ = 0 the models are those of ``loca
 
 Bytes: 4C² + 8C up and 4C² + C down, for each client and round.
 
+Membership: under ``leave-one-out`` a newcomer receives the mean of all clients.
+
 Deviations, with their switches:
 - In the paper a client's teacher is the mean of the other clients
   (``weights = "leave-one-out"``); HtFLlib's includes the receiver, which is the default.

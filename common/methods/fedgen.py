@@ -21,6 +21,8 @@ authors' variant: α = β = 10, decay = 0.98, ``until = 20``, Adam 3e-4.
 
 The label counts reveal each client's class distribution to the server.
 
+Membership: p(y) no longer counts a client that leaves, until it replies again.
+
 Deviations:
 - h is the last linear layer of every architecture; FedKF's code splits LeNet-5 one layer earlier,
   at its 120 activations.

@@ -20,6 +20,8 @@ accuracy. Both are measured on its test share or, with ``whole-test``, on the wh
 Clients may have any architecture of the global architecture's family whose features have the same
 shape (the ResNets, or the CNNs of one width). The server has no complete model to score.
 
+Membership: z_s of an absent client is kept; that of a client that lost its state is dropped.
+
 Deviations: the authors also send features of test samples, and their small classifiers contain an
 extra block. Here f_c is a mean and a linear layer, and each client scores on its own test samples.
 Labels leave the client, as in the paper.

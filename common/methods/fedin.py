@@ -44,6 +44,9 @@ shallow extractor are closer to the images than weights are; s_in often shows th
 server can link features to a client, other clients receive them without the sender. ``clip`` and
 ``noise`` limit this leakage at a cost in accuracy, but give no privacy guarantee.
 
+Membership: the pool loses the features of a client that leaves. The architectures are those of the
+roster.
+
 Deviations, with their switches:
 - λ/2 scales l_local everywhere in equation 14. A constant factor has no effect under Adam, but it
   has under other optimisers. ``outer-scale`` sets the factor for extractor and classifier alone.

@@ -28,6 +28,8 @@ receives w itself.
 
 ``train.clip`` limits the gradients of θ_k, w_k and W_k separately.
 
+Membership: a newcomer, and a client that lost its state, receives the whole w.
+
 Deviations, with their switches:
 - q and the other network's outputs have no gradient, so W_k learns from L only. The released code
   and HtFLlib stop no gradient (``detach = false``).

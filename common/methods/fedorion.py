@@ -31,6 +31,9 @@ Ablations: ``dml = false`` trains the copy by the distillation term of (2) alone
 before (section 5, "Effect of DML"); ``aggregate = false`` distils into the previous θ_g;
 ``distill = false`` stops after the average.
 
+Membership: Σn in equation 3 covers the members. Under ``stale-broadcast`` a client that lost its
+model receives the first weights again.
+
 Deviations, with their switches:
 - Algorithm 1 draws one noise batch in a server epoch; the authors' code draws 200 in each of 5
   epochs. The defaults are smaller (``noise.epochs``, ``noise.batches``).

@@ -22,6 +22,9 @@ With μ = 0, and if every client holds every class, this is LG-FedAvg with ``ave
 Bytes of a client and round: 4 (K + 1) C down for C classes, 4 (K + 1) for each held class up. Which
 rows a client sends tells the server which classes it holds.
 
+Membership: with ``stale``, the mean has the newest rows of all members; a newcomer counts with the
+server's rows until it replies.
+
 Deviations, with their switches:
 - The released code averages the last rows of all clients, also of those not selected in the round,
   and the first rows of those that were never selected (``stale = true``). Here the mean is over the

@@ -29,6 +29,9 @@ Released settings: T = 10, ρ = 0.7; A_t of 5000 (500 to 4000 in a sweep), diges
 of 256; SGD at 0.02 without momentum, also for [train], in batches of 16; one first epoch; E = 1 in
 round 1, one more in each further round, at most 10 or 20.
 
+Membership: c has a row and a column for every client of the roster; those of absent clients do not
+change. The row of a client that lost its model becomes 1/N.
+
 Deviations, with their switches:
 - KL is divided by C too, as in the released code (``kl = "mean"``), which makes it weak.
   ``"batchmean"`` is the mean over samples, as in the formula.

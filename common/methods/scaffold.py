@@ -23,6 +23,9 @@ c is the mean of the c_k that the server has counted. A client whose reply was l
 c_k, but the server has not counted the change. The request therefore names the client's last
 accepted round, and the client continues from its stored c_k of exactly that round.
 
+Membership: c keeps the c_k of a client that leaves, as that of a client that is not selected. If a
+client lost its c_k, the server sets c and all c_k to 0, because it has only their mean.
+
 Deviations, with their switches:
 - Only parameters have variates; BatchNorm buffers are averaged as in FedAvg.
 - ``correction = "gradient"`` adds c − c_k to the gradient, as printed; ``"after"`` subtracts

@@ -97,6 +97,15 @@ class Run(Section):
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
     ``data.partition = "natural"`` (plain ``flwr run``: as many as are connected)."""
+    min_clients: Annotated[int, Field(ge=0)] = 0
+    """Number of clients with which a run starts and goes on; the others may join later. 0: a run
+    starts with all."""
+    leave_after: Annotated[int, Field(ge=0)] = 0
+    """Rounds before which a client is not connected until it has left: it is no longer selected and
+    no failure, until it returns. 0: it never leaves."""
+    membership: str = ""
+    """File of events that the run replays: clients that join, leave and return (.toml), or the
+    journal of another run (.jsonl). Empty: the membership follows the connected nodes."""
     per_round: Annotated[int, Field(ge=0)] = 0
     """Clients selected in each round; 0: all."""
     min_replies: Fraction = 1.0
@@ -309,6 +318,24 @@ class Train(Descent):
     channels-last is not safe are always contiguous."""
 
 
+TAGS = r"^$|^[A-Za-z0-9._-]{1,50}( *, *[A-Za-z0-9._-]{1,50}){0,19}$"  #: at most 20 tags
+
+
+def listed(tags: str) -> list[str]:
+    """Return the tags of a comma-separated list."""
+    return [tag.strip() for tag in tags.split(",") if tag.strip()]
+
+
+@final
+class Select(Section):
+    """Settings of the selection of ``per-round`` clients."""
+
+    by: str = "uniform"
+    """Rule of the selection: a name of ``fedmosaic list selections``, or ``module:attribute``."""
+    tags: Annotated[str, Field(pattern=TAGS)] = ""
+    """Comma-separated tags; a client is selected only if it has all of them (``node.K.tags``)."""
+
+
 @final
 class Wire(Section):
     """Settings of messages: the number type of predictions, and the size of replies."""
@@ -387,6 +414,8 @@ class Node(Section):
     """Folder of the client's copy of the public set."""
     state_dir: str | None = None
     """Folder of the client's private state."""
+    tags: Annotated[str | None, Field(pattern=TAGS)] = None
+    """Comma-separated tags of the client, such as ``gpu,north``, for ``select.tags``."""
     incentive: bool | None = None
     """``i-dl-mh``: whether the client takes the server's reward."""
 
@@ -467,6 +496,8 @@ class MethodOptions(Section):
             "score.clients-every": ("clients' scores have no noise", 0),
             "score.drift": ("the clients' updates have no noise there", False),
             "finetune.epochs": ("clients' scores have no noise", 0),
+            "select.by": ("each client must be selected with the same probability", "uniform"),
+            "select.tags": ("each client must be selected with the same probability", ""),
             "flops": (samples, False),
             "memory": (samples, False),
             "from-round": ("results released after that round count too", -1),
@@ -496,6 +527,7 @@ class Config(BaseModel):
     data: Data
     train: Train
     score: Score
+    select: Select
     wire: Wire
     average: Average
     oca: Oca

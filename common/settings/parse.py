@@ -82,8 +82,9 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     if config.score.primary == "personal" and not config.data.has_client_tests:
         why = "data.test-fraction = 0: clients have no test samples"
         raise not_allowed("score.primary", "personal", why, "auto", "global")
-    if run.clients and run.per_round > run.clients:
-        raise ValueError(f"per-round = {run.per_round} is more than clients = {run.clients}")
+    for key, least in (("per-round", run.per_round), ("min-clients", run.min_clients)):
+        if run.clients and least > run.clients:
+            raise ValueError(f"{key} = {least} is more than clients = {run.clients}")
     if not config.fleet:
         raise ValueError(f'fleet = "{run.fleet}" names no architecture')
     for name, section in config.tables.items():
@@ -146,7 +147,7 @@ def reads(method: str, key: str) -> bool:
     Raises ``ValueError``, one line, for a method that does not exist.
     """
     table = key.rpartition(".")[0]
-    shared = {"", "data", "train", "score", "wire", table_of(method)}
+    shared = {"", "data", "train", "score", "select", "wire", table_of(method)}
     return table in shared or table in methods.options(method).uses
 
 

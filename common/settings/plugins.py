@@ -30,6 +30,7 @@ WORDS = {
     "models": "model",
     "methods": "method",
     "trackers": "tracker",
+    "selections": "selection",
 }
 """Kinds of plug-ins, with the word for one of each kind in messages."""
 KEYS = {
@@ -39,6 +40,7 @@ KEYS = {
     "data.name": "datasets",
     "data.partition": "partitions",
     "track": "trackers",
+    "select.by": "selections",
 }
 """Keys of the run config whose values are names, with their kinds; ``node.K.model`` is another."""
 FAMILIES = ("torchvision", "timm")

@@ -265,9 +265,11 @@ class Control:
                 on_log(line)
         return status
 
-    def running(self) -> list[int]:
-        """Return the ids of the active runs in ascending order."""
-        return sorted(i for i, run in self._runs().items() if run.status.status != FINISHED)
+    def running(self) -> dict[int, str]:
+        """Return the experiments of the active runs by run id, in ascending order."""
+        runs = sorted(self._runs().items())
+        active = {i: run for i, run in runs if run.status.status != FINISHED}
+        return {i: run.override_config["experiment"].string for i, run in active.items()}
 
     def _runs(self, **which: int) -> Any:
         return self._control.ListRuns(proto.ListRunsRequest(**which), timeout=ANSWER).run_dict

@@ -59,7 +59,9 @@ EPOCHS = (
 """Settings of the epochs that a client trains."""
 FREE = frozenset(
     {
-        *("out", "plugins", "track", "name", "labels"),  # only the server and the launcher use them
+        # only the server and the launcher use them
+        *("out", "plugins", "track", "name", "labels", "membership", "select.by"),
+        *("select.tags", "node.K.tags"),
         "fedktl.generator",  # only the server reads it
         *("experiment", "device", "node.K.device"),  # have a pattern
         *("data.label-column", "data.owner-column", "data.digest"),

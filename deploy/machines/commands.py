@@ -214,16 +214,18 @@ def stop(
     insecure: Insecure = False,
     wait: Wait = 60.0,
 ) -> None:
-    """Stop a run; without a number, list the active runs."""
+    """Stop a run; without a number, list the active runs with their experiments."""
     with _control(at, ca, insecure, wait) as control:
         running = control.running()
         if run in running:
             control.stop(run)
-    listed = ", ".join(map(str, running)) or "none"
+    names = {i: f"{i} ({name})" if name else str(i) for i, name in running.items()}
+    listed = ", ".join(names.values()) or "none"
     if run is not None and run not in running:
         raise ValueError(f"run {run} is not active at {at}; active runs: {listed}")
-    plain(f"active runs: {listed}" if run is None else f"run {run} is stopped")
-    answer({"running": [other for other in running if other != run], "stopped": run})
+    plain(f"active runs: {listed}" if run is None else f"run {names[run]} is stopped")
+    others = [other for other in running if other != run]
+    answer({"running": others, "experiments": running, "stopped": run})
 
 
 def submit(

@@ -1,4 +1,4 @@
-"""Lists of methods, models, data sets, partitions, trackers and settings.
+"""Lists of methods, models, data sets, partitions, trackers, selections and settings.
 
 ``listing.json`` is a built copy of the registries, so that a list imports no torch.
 ``python -m deploy.run.settings`` writes it. Installed plug-ins are added when a list is printed.
@@ -27,6 +27,7 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "datasets": ("data set", "shape", "classes", "what it is"),
     "partitions": ("partition", "what it does", "source", "keys"),
     "trackers": ("tracker", "what it is"),
+    "selections": ("selection", "what it does"),
 }
 """Columns of each list but that of the settings."""
 PLUGGED: Mapping[str, Callable[[str, str, str], Sequence[str]]] = {
@@ -35,6 +36,7 @@ PLUGGED: Mapping[str, Callable[[str, str, str], Sequence[str]]] = {
     "datasets": lambda name, about, place: (name, "any", "any", f"{about}: {place}"),
     "partitions": lambda name, about, place: (name, about, place, ""),
     "trackers": lambda name, about, place: (name, f"{about}: {place}"),
+    "selections": lambda name, about, place: (name, f"{about}: {place}"),
 }
 """Row of an installed plug-in from its name, its package and its place."""
 
@@ -144,6 +146,7 @@ def built_text() -> str:
     from common.data.partition import PARTITIONS
     from common.models import MODELS
     from common.settings.parse import tables
+    from server_app.selection import RULES
     from server_app.tracking.tracker import TRACKERS
 
     content: dict[str, list[Any]] = {kind: [] for kind in (*HEADERS, "settings", "reads")}
@@ -167,6 +170,8 @@ def built_text() -> str:
         content["partitions"].append((name, rule.description, rule.source, ", ".join(keys)))
     for name, (place, package) in TRACKERS.items():
         content["trackers"].append((name, f"{place}, with the package {package}"))
+    for name, rule_of in RULES.items():
+        content["selections"].append((name, (rule_of.__doc__ or "").partition(".")[0]))
     known: dict[str, type[Section]] = {**tables(), "node.K": Node}
     content["settings"] = [s for table, kind in known.items() for s in _settings(table, kind)]
     raw = {setting.key: setting.default for setting in content["settings"]}
@@ -188,7 +193,7 @@ def _read_by(method: str) -> Iterator[Setting]:
 
     known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
     options, own = methods.options(method), plugins.table_of(method)
-    for table in (own, *options.uses, "", "data", "train", "score", "wire", "node.K"):
+    for table in (own, *options.uses, "", "data", "train", "score", "select", "wire", "node.K"):
         for setting, field in zip(
             _settings(table, known[table]), known[table].model_fields.values(), strict=True
         ):

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import Entry
+from common.journal import Entry, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 
@@ -97,7 +97,7 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from gauge("loss", "Newest loss of the server's model.", *losses[-1:])
     spent = [entry.privacy.epsilon for entry in run.entries if entry.privacy]
     yield from gauge("privacy_epsilon", "Privacy loss ε of one client.", *spent[-1:])
-    yield from gauge("clients", "Clients in the census.", len(run.members))
+    yield from gauge("clients", "Clients that take part.", len(present(run.entries)))
     if last.selected:
         text = "Selected clients in the last finished round."
         yield from gauge("clients_selected", text, len(last.selected))

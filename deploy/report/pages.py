@@ -39,6 +39,7 @@ def one(run: Run) -> Page:
         sections=[
             sections.learning(run),
             sections.clients(run),
+            sections.membership(run),
             sections.classes(run),
             sections.fairness(run),
             sections.data(run),

@@ -26,6 +26,7 @@ from common.journal import (
     PeakMemory,
     Primary,
     Privacy,
+    members,
     read_lines,
 )
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
@@ -54,6 +55,7 @@ class Summary(Part):
     """Fields of summary.json that are not in the journal or replace a missing config.toml."""
 
     status: str | None = None  #: completed or stopped
+    error: str | None = None  #: why the run stopped
     method: str | None = None
     dataset: str | None = None
     runtime: str | None = None
@@ -363,13 +365,13 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     if census is None:
         notes.append("The journal has no census (round 0): the clients are unknown.")
     notes += dict.fromkeys(note for entry in entries for note in entry.notes)
-    members = sorted(census.clients, key=lambda member: member.k) if census else []
+    clients = members(entries) if census else []
     config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
     classes, confusion = (
         census.classes if census else [],
         _confusion(path / "confusion.json", notes),
     )
-    run = Run(path, config, entries, members, classes, summary, notes, confusion)
+    run = Run(path, config, entries, clients, classes, summary, notes, confusion)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")

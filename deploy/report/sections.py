@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from common.journal import present
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY, thinned
@@ -199,6 +200,21 @@ def formula_cost(groups: Groups) -> Section | None:
     return single("Communication", lead, table=Table(header, rows))
 
 
+def membership(run: Run) -> Section | None:
+    """Return the clients that joined, left, returned or were replaced; None if none did."""
+    rows = [
+        (number(entry.round), number(event.k), event.kind, clean(event.cause))
+        for entry in run.entries
+        for event in entry.events
+    ]
+    if not rows:
+        return None
+    table = Table(("before round", "client", "event", "cause"), rows, align="rrl")
+    now = len(present(run.entries))
+    lead = f"{now} of {len(run.members)} known clients take part after the last round."
+    return single("Membership", lead, table=table)
+
+
 def normalised(groups: Groups) -> Section | None:
     """Return accuracy by the statistics of BatchNorm, a row for each run with such layers."""
     scored = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
@@ -242,8 +258,8 @@ def coefficients(run: Run) -> Section | None:
     if last is None or len(last.coefficients) > MOST_CLIENTS:
         return None
     c = last.coefficients
-    ks = [member.k for member in run.members]
-    if not all(len(row) == len(c) == len(ks) and min(row) >= 0 for row in c):
+    ks = list(range(len(c)))
+    if not all(len(row) == len(c) and min(row) >= 0 for row in c):
         return None
     rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in zip(ks, c, strict=True)]
     behind = Table(("client", *(f"from {k}" for k in ks)), rows)
@@ -315,7 +331,7 @@ def settings(run: Run) -> Section:
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
     method = run.setting("method") or ""
-    read = {"data", "train", "score", "wire", method}
+    read = {"data", "train", "score", "select", "wire", method}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     versions = dict(run.summary.versions) if run.summary else {}

@@ -23,6 +23,8 @@ from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
+from server_app.messaging.schedule import Schedule
+from server_app.selection import find as find_rule
 from server_app.storage import checkpoint
 from server_app.storage.relative_paths import places
 from server_app.tracking.tracker import check as check_trackers
@@ -119,6 +121,9 @@ def preflight(flat: Mapping[str, Value]) -> Config:
         raise ValueError(f"from-round = {config.run.from_round} is for a resumed run: --resume")
     check_names(config)
     check_trackers(config.run.track)
+    find_rule(config.select.by)
+    if config.run.membership:
+        Schedule(Path(config.run.membership), config.run.clients)
     if config.privacy.on:
         check_installed("dp_accounting")
     chosen = device.choose(config.run.device)

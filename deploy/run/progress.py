@@ -164,6 +164,8 @@ class Progress:
             return
         for note in entry.notes:
             self.warn(note)
+        for event in entry.events[:FEW]:
+            self.warn(f"round {t}: client {event.k} {event.kind}: {clean(event.cause)}")
         for failure in entry.failures[:FEW]:
             self.warn(f"round {t}: client {failure.k} failed: {clean(failure.reason)}")
         if (more := len(entry.failures) - FEW) > 0:

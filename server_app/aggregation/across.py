@@ -3,6 +3,9 @@
 Across depths (``depth.py``) and widths (``width.py``) the server holds the largest network, and
 each client's network is a part of it. Across depths each size may have entries of its own. With
 ``same`` the server holds one network for each architecture, averaged among its clients.
+
+Membership: the architectures are those of the roster. A newcomer must have the one of its fleet
+entry or of ``[node.K]``.
 """
 
 from abc import ABC, abstractmethod
@@ -57,6 +60,10 @@ class Across(Averaged[O, T], ABC):
         elif sorted(self.models) != sorted(self.global_specs):
             need = f"the clients need {self.global_specs}"
             raise ValueError(f"the checkpoint holds {sorted(self.models)}, {need}")
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
 
     def drawn(self) -> Models:
         return {spec: self.initial(spec) for spec in self.specs}

@@ -4,6 +4,9 @@ The server still sends the model of the active clients (ACA). It also combines t
 all clients, in order of k, by the method's own combination. ŵ is then the run's model, and both are
 scored. If all clients are active in every round, both models are equal.
 
+Membership: ŵ covers the members. The upload of a client that left stays in the cache, and counts
+again when the client returns.
+
 The cache is bounded: the newest uploads are in memory and in the checkpoint. Each other upload is a
 file, and the checkpoint has its round. A file stays while one of the last ``keep`` checkpoints
 names it.

@@ -52,7 +52,7 @@ class ServerPublicSet(Method[O, U], ABC):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        check_public_tests(self.config.data, len(clients), self.config.partition_seed)
+        check_public_tests(self.config.data, self.roster_size, self.config.partition_seed)
 
     @property
     def samples(self) -> int:
@@ -117,12 +117,10 @@ class ServerPublicSet(Method[O, U], ABC):
 class SharedPublicSet(ServerPublicSet[O, U], ABC):
     """Server half with a public set that every client has too."""
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
-        expected = fingerprint(self.public)
-        for client in clients:
-            if client.info.public != expected:
-                raise ValueError(f"client {client.k} has another public set than the server")
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        if client.info.public != fingerprint(self.public):
+            raise ValueError(f"client {client.k} has another public set than the server")
 
 
 class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):

@@ -1,1 +1,1 @@
-"""Messages between server and clients: census, exchange, replies, readmission."""
+"""Messages between server and clients: census, membership, exchange, replies, readmission."""

@@ -4,11 +4,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from common.exchange.protocol import ClientInfo, Reply
+from common.exchange.protocol import NO_PLACE, ClientInfo, Reply
 from common.journal import Entry, Member
 from common.settings.config import Config, MethodOptions
 from common.settings.names import check_brought, version_of
@@ -20,6 +23,7 @@ from server_app.method import Client, Method
 from server_app.stopped import Stopped
 
 POLL = 0.25  #: seconds between two looks at the list of nodes
+SETTLED = 2.0  #: seconds without a change after which the list of nodes is complete
 FEWEST = 3  #: the fewest clients of which a median or a trimmed mean leaves one out
 LIMITED = ("median", "trimmed", "geometric-median")  #: robust means that need so many clients
 LEFT = "Node Unavailable"  #: Flower's message for a node that is not connected
@@ -27,84 +31,130 @@ LEFT = "Node Unavailable"  #: Flower's message for a node that is not connected
 log = logging.getLogger("flwr.fedmosaic")
 
 
-def wait_for_nodes(grid: Grid, config: Config) -> list[int]:
-    """Wait until ``clients`` nodes are online, and return their ids.
+@final
+@dataclass(frozen=True)
+class Census:
+    """Result of the census: the ``clients`` in order of k, of a roster of ``size`` clients.
 
-    With ``clients = 0`` return the nodes that are online once their list has not changed for two
-    seconds. Raises ``Stopped`` after ``wait`` seconds, for more nodes than ``clients``, or for
-    fewer than ``per-round``.
+    ``strangers``: why the federation has no place for further nodes, by node.
     """
-    expected, start = config.run.clients, time.monotonic()
-    online, since = sorted(grid.get_node_ids()), start
-    while not online or (len(online) < expected if expected else time.monotonic() - since < 2.0):
-        if time.monotonic() - start > config.run.wait:
+
+    clients: list[Client]
+    size: int
+    strangers: dict[int, str]
+
+
+def wait_for_nodes(
+    grid: Grid, config: Config, strangers: Mapping[int, str] | None = None
+) -> list[int]:
+    """Wait until enough nodes are online, and return the ids of all but the ``strangers``.
+
+    Enough are ``clients`` nodes. With ``min-clients``, or with ``clients = 0``, enough are also
+    fewer nodes, at least ``min-clients``, once their list has not changed for two seconds.
+
+    Raises ``Stopped`` after ``wait`` seconds, or if ``clients = 0`` and ``per-round`` is larger.
+    """
+    run, start, strangers = config.run, time.monotonic(), strangers or {}
+    fewest = run.min_clients or run.clients or 1
+    online, since = sorted({*grid.get_node_ids()} - strangers.keys()), start
+    while not 0 < run.clients <= len(online):
+        if len(online) >= fewest and time.monotonic() - since >= SETTLED:
+            break
+        if time.monotonic() - start > run.wait:
+            others = "".join(f"; node {node}: {why}" for node, why in strangers.items())
             raise Stopped(
-                f"{len(online)} of {expected or 'at least 1'} clients connected within "
-                f"wait = {config.run.wait:g} s"
+                f"{len(online)} of {run.min_clients or run.clients or 'at least 1'} clients "
+                f"connected within wait = {run.wait:g} s{others}"
             )
         time.sleep(POLL)
-        if (nodes := sorted(grid.get_node_ids())) != online:
+        if (nodes := sorted({*grid.get_node_ids()} - strangers.keys())) != online:
             online, since = nodes, time.monotonic()
-    if expected and len(online) > expected:
-        raise Stopped(f"{len(online)} clients are connected, but clients = {expected}")
-    if (size := config.run.per_round) > len(online):
-        raise Stopped(f"per-round = {size} is more than the {len(online)} clients")
+    if run.per_round > (size := run.clients or len(online)):
+        raise Stopped(f"per-round = {run.per_round} is more than the {size} clients")
     return online
 
 
-def take_census(grid: Grid, nodes: list[int], messenger: Messenger, task: Task) -> list[Client]:
-    """Request the information of every node, and return the clients in order of k.
+def take_census(grid: Grid, messenger: Messenger, task: Task) -> Census:
+    """Request the information of every node until enough clients have a valid reply.
 
-    Raises ``Stopped`` naming the client for: no valid reply, an id that two nodes claim or that is
-    out of range, another code version, another task, impossible classes or counts.
+    Enough are ``min-clients``, or else all of the roster. Other nodes are strangers then: without
+    a place, of another run, or with an error. Raises ``Stopped`` naming the client if there are not
+    enough: without a valid reply, with another code version, another task, impossible classes or
+    counts; also for an id that two nodes claim.
     """
-    clients: list[Client] = []
-    for node, reply in _census_replies(grid, nodes, messenger).items():
-        try:
-            clients.append(Client(messenger.info(node, reply), node))
-        except ValueError as error:
-            raise Stopped(f"census: node {node}: {error}") from error
-    infos = [client.info for client in clients]
-    check_peers(infos, len(nodes), messenger.experiment, task, messenger.config.run.max_samples)
-    check_kept(infos, messenger.kept, messenger.after)
-    return sorted(clients, key=lambda client: client.k)
+    run, strangers = messenger.config.run, dict[int, str]()
+    while True:
+        nodes = wait_for_nodes(grid, messenger.config, strangers)
+        replies, failed = _census_replies(grid, nodes, messenger, strangers)
+        size, infos = run.clients or len(replies) + len(failed), dict[int, ClientInfo]()
+        for node, reply in replies.items():
+            try:
+                infos[node] = messenger.info(node, reply)
+            except ValueError as error:
+                failed[node] = str(error)
+        limits = size, messenger.experiment, task, run.max_samples
+        wrong = {node: why for node, info in infos.items() if (why := why_not(info, *limits))}
+        good = {node: info for node, info in infos.items() if node not in wrong}
+        check_together([*good.values()])
+        if len(good) >= (run.min_clients or size):
+            break
+        placeless = {n: wrong[n] for n, info in infos.items() if info.k >= size}
+        placeless |= {node: why for node, why in failed.items() if NO_PLACE in why}
+        for node, why in (wrong | failed).items():
+            if node not in placeless:
+                raise Stopped(f"census: {why if node in wrong else f'node {node} answered: {why}'}")
+        strangers |= placeless
+    strangers |= wrong | failed
+    clients = [Client(info, node) for node, info in good.items()]
+    return Census(sorted(clients, key=lambda client: client.k), size, strangers)
 
 
-def _census_replies(grid: Grid, nodes: list[int], messenger: Messenger) -> dict[int, Message]:
-    """Return the reply of every node, by node id.
+def _census_replies(
+    grid: Grid, nodes: list[int], messenger: Messenger, strangers: Mapping[int, str]
+) -> tuple[dict[int, Message], dict[int, str]]:
+    """Return the replies by node id, and by node id why another node has none.
 
     Wait again for a node that has just left, because a node may sign on and off while it starts.
     """
-    start, received = time.monotonic(), dict[int, Message]()
+    config, start, received = messenger.config, time.monotonic(), dict[int, Message]()
+    failed: dict[int, str] = {}
     while True:
-        missing = [node for node in nodes if node not in received]
-        sent = messenger.census_messages(missing, len(nodes))
-        replies, failures = messenger.channel.exchange(grid, sent, messenger.config.run.timeout, 0)
-        received |= {missing[i]: reply for i, reply in replies.items()}
-        failures = [failure for failure in failures if failure.k not in replies]
-        if not failures:
-            return {node: received[node] for node in nodes}
-        first = next((failure for failure in failures if LEFT not in failure.reason), failures[0])
-        if LEFT not in first.reason or time.monotonic() - start > messenger.config.run.wait:
-            raise Stopped(f"census: node {missing[first.k]} answered: {first.reason}")
+        missing = [node for node in nodes if node not in received and node not in failed]
         size = len(nodes)
-        nodes = wait_for_nodes(grid, messenger.config)
-        if len(nodes) != size:  # only with clients = 0; the requests had another number of clients
-            received = {}
+        sent = messenger.census_messages(missing, config.run.clients or size)
+        replies, failures = messenger.channel.exchange(grid, sent, config.run.timeout, 0)
+        received |= {missing[i]: reply for i, reply in replies.items()}
+        lost = {missing[f.k]: f.reason for f in failures if f.k not in replies}
+        late = time.monotonic() - start > config.run.wait
+        failed |= {node: why for node, why in lost.items() if late or LEFT not in why}
+        if lost.keys() <= failed.keys():
+            return {node: received[node] for node in nodes if node in received}, failed
+        nodes = wait_for_nodes(grid, config, strangers)
+        if len(nodes) != size and not config.run.clients:  # the requests had another number
+            received, failed = {}, {}
 
 
-def describe(entry: Entry, method: Method[MethodOptions, Reply]) -> None:
-    """Write the clients, the classes and the warnings of the census into the journal entry."""
-    entry.clients = [
-        Member(
-            parameters=method.task.parameters(client.architecture),
-            **client.info.model_dump(include={*Member.model_fields}),
-        )
-        for client in method.clients
-    ]
+def member(task: Task, client: Client) -> Member:
+    """Return a client in the form of the journal."""
+    fields = {*Member.model_fields} - (set() if client.info.tags else {"tags"})
+    return Member(
+        parameters=task.parameters(client.architecture), **client.info.model_dump(include=fields)
+    )
+
+
+def describe(
+    entry: Entry, method: Method[MethodOptions, Reply], strangers: Mapping[int, str]
+) -> None:
+    """Write the clients, the classes and the warnings of the census into the journal entry.
+
+    ``strangers``: why nodes are ignored, by node.
+    """
+    entry.clients = [member(method.task, client) for client in method.clients]
     entry.classes = list(method.task.classes)
-    config, clients = method.config, len(method.clients)
-    lines = unprotected(method), privacy.warning(config, clients), method.warning()
+    lines = [unprotected(method), privacy.warning(method.config, method.roster_size)]
+    lines.append(method.warning())
+    ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
+    lines += () if method.config.privacy.on else ignored
     if warnings := [*filter(None, lines)]:
         log.warning("; ".join(warnings))
         entry.notes = warnings
@@ -143,31 +193,43 @@ def check_peers(
     infos: list[ClientInfo], size: int, experiment: str, task: Task, max_samples: int = 2**40
 ) -> None:
     """Raise ``Stopped`` unless ``infos`` are of clients 0 … size−1 of this experiment and task."""
-    claimed, version = Counter(info.k for info in infos), version_of(task.config)
+    check_together(infos)
     for info in infos:
-        if claimed[info.k] > 1:
-            raise Stopped(f"census: {claimed[info.k]} nodes claim to be client {info.k}")
-        if info.k >= size:
-            raise Stopped(f"census: client {info.k} in a federation of {size}")
-        for name, value, expected in (
-            ("experiment", info.experiment, experiment),
-            ("code version", info.version, version),
-            ("task (shape/classes/names)", info.task, task.fingerprint),
-        ):
-            if value != expected:
-                line = f"client {info.k} has {name} {value!r}, the server {expected!r}"
-                raise Stopped(f"census: {line}")
-        try:
-            check_brought(info.model, task.config)
-        except ValueError as error:
-            raise Stopped(f"census: client {info.k}: {error}") from None
-        if wrong := _wrong_numbers(info, task.num_classes, max_samples):
-            raise Stopped(f"census: client {info.k} {wrong}")
+        if why := why_not(info, size, experiment, task, max_samples):
+            raise Stopped(f"census: {why}")
+
+
+def check_together(infos: Sequence[ClientInfo]) -> None:
+    """Raise ``Stopped`` if two nodes claim to be one client, or for different public sets."""
+    k, claims = max(Counter(info.k for info in infos).items(), key=itemgetter(1), default=(0, 0))
+    if claims > 1:
+        raise Stopped(f"census: {claims} nodes claim to be client {k}")
     prints = Counter(info.public for info in infos)
     if len(prints) > 1:
         usual = prints.most_common(1)[0][0]
         odd = min(info.k for info in infos if info.public != usual)
         raise Stopped(f"census: client {odd} has another public set than the others")
+
+
+def why_not(
+    info: ClientInfo, size: int, experiment: str, task: Task, max_samples: int = 2**40
+) -> str:
+    """Return why this is no client of a roster of ``size`` clients; empty if it may be one."""
+    if info.k >= size:
+        return f"client {info.k} in a federation of {size}"
+    for name, value, expected in (
+        ("experiment", info.experiment, experiment),
+        ("code version", info.version, version_of(task.config)),
+        ("task (shape/classes/names)", info.task, task.fingerprint),
+    ):
+        if value != expected:
+            return f"client {info.k} has {name} {value!r}, the server {expected!r}"
+    try:
+        check_brought(info.model, task.config)
+    except ValueError as error:
+        return f"client {info.k}: {error}"
+    wrong = _wrong_numbers(info, task.num_classes, max_samples)
+    return f"client {info.k} {wrong}" if wrong else ""
 
 
 def check_kept(infos: Sequence[ClientInfo], kept: Mapping[int, int], t: int) -> None:

@@ -55,10 +55,22 @@ class Messenger:
         return messages
 
     def census_messages(
-        self, nodes: Sequence[int], clients: int, ttl: float | None = None
+        self,
+        nodes: Sequence[int],
+        clients: int,
+        ttl: float | None = None,
+        *,
+        forget: bool = False,
     ) -> dict[int, Message]:
-        """Return census requests to ``nodes``, by position in that list; ``ttl`` in seconds."""
-        content = CensusRequest(clients=clients).stamped(self.experiment, self.after).pack()
+        """Return census requests to ``nodes``, by position in that list; ``ttl`` in seconds.
+
+        ``clients``: number of clients in the roster; ``forget``: as in ``CensusRequest``.
+        """
+        content = (
+            CensusRequest(clients=clients, forget=forget)
+            .stamped(self.experiment, self.after)
+            .pack()
+        )
         wrapped = self.channel.census_requests(content, nodes)
         return {i: Message(wrapped[node], node, CENSUS, ttl=ttl) for i, node in enumerate(nodes)}
 
@@ -83,6 +95,7 @@ class Messenger:
         exception that a reply causes is a failure of that reply, so that no reply can end a run.
         """
         ks = {client.node: client.k for client in clients}
+        by_k = {client.k: client for client in clients}
         first: dict[int, Message] = {}
         for reply in replies:
             if reply.has_content() and reply.metadata.src_node_id in ks:
@@ -94,8 +107,8 @@ class Messenger:
                 payload = open_reply(first[k], kind, self.config)
                 payload.check_envelope(self.experiment, t, k)
                 check_finite(payload)
-                check(clients[k], payload)
-                good.append((clients[k], payload))
+                check(by_k[k], payload)
+                good.append((by_k[k], payload))
                 self.kept[k] = max(self.kept.get(k, 0), min(payload.kept, t))
             except Exception as error:
                 if not isinstance(error, ValueError):

@@ -80,8 +80,7 @@ class Readmission:
         node = clients[info.k].node
         if not self.run.rebind:
             return f"it belongs to node {node} (rebind = false)"
-        known = clients[info.k].info
-        if info != known.model_copy(update={"kept": info.kept}):
+        if not info.equals(clients[info.k].info):
             return f"its information differs from that of node {node} in the census"
         return ""
 

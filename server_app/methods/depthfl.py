@@ -25,7 +25,7 @@ class State(Records, kind="depthfl.State"):
 class DepthFL(Averaged[Options, Reply]):
     """Server with w ← m − h/α, m the layer-wise mean, and h ← h − α/N Σ_k (w_k − w).
 
-    The global architecture is that of the deepest client in the census.
+    The global architecture is that of the deepest client of the roster.
     """
 
     reply_type, state_type = Reply, State
@@ -39,7 +39,7 @@ class DepthFL(Averaged[Options, Reply]):
     def begin(self, clients: Sequence[Client]) -> None:
         self.check_sizes(clients)
         super().begin(clients)
-        self.global_spec = deepest([client.architecture for client in clients])
+        self.global_spec = deepest(self.architectures())
         self.net = self.build(self.global_spec)
         if not self.w:
             self.w = tree.snapshot(self.net)
@@ -48,6 +48,16 @@ class DepthFL(Averaged[Options, Reply]):
             self.begin_overall()
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
             raise ValueError(f"the checkpoint does not fit {self.global_spec}, the deepest model")
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        self.check_known(client)
+
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:  # h is the mean of the g_k, and no other client's g_k is known here
+            self.h = {name: torch.zeros_like(h) for name, h in self.h.items()}
+            self.accepted = {}
 
     def measured_by(self, spec: str) -> Sequence[Client]:
         """Return the clients of the same depth: a client never uses a deeper network."""
@@ -70,7 +80,7 @@ class DepthFL(Averaged[Options, Reply]):
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if self.options.feddyn:
-            share = self.options.alpha / len(self.clients)
+            share = self.options.alpha / self.roster_size
             for _, reply in replies:
                 changed = {
                     n: h - share * (reply.w[n] - self.w[n])

@@ -29,6 +29,10 @@ class FD(TableMean[Options]):
         super().prepare()
         self.others: dict[int, StateDict] = {}  #: means without client k, under leave-one-out
 
+    def left(self, k: int) -> None:
+        super().left(k)
+        self.others = {j: mean for j, mean in self.others.items() if j != k}
+
     def request(self, t: int) -> Callable[[Client], TableRequest]:
         common = self.table_request()  # one object, which is packed once
 

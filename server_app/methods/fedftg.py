@@ -1,6 +1,6 @@
 """FedFTG, server half: average, then fine-tune on the images of a generator of hard samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import final
 
@@ -44,13 +44,10 @@ class FedFTG(Averaged[Options, Reply]):
         self.generator.to(task.device).train()
         self.theta = tree.snapshot(self.generator)
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        for client in clients:
-            if client.info.counts is None:
-                raise ValueError(
-                    f"client {client.k} sends no class counts; set share-counts = true"
-                )
-        super().begin(clients)
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        if client.info.counts is None:
+            raise ValueError(f"client {client.k} sends no class counts; set share-counts = true")
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         """Fine-tune w (the server's iterations of Algorithm 1); return scalars for the journal."""

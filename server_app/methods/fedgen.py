@@ -44,10 +44,14 @@ class FedGen(Averaged[Options, Reply]):
         return generator.to(self.task.device)
 
     def request(self, t: int) -> Request:
-        if t == 1:
+        if not self.counts:
             return Request(w=self.w, generator=None, histogram=None)
         histogram = self._histogram().float()
         return Request(w=self.w, generator=self.generator, histogram=histogram)
+
+    def left(self, k: int) -> None:
+        super().left(k)
+        self.counts.pop(k, None)
 
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)

@@ -41,13 +41,20 @@ class FedGKT(Method[Options, Reply]):
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
         self.check_sizes(clients)
-        for client in clients:
-            shape = feature_shape(splittable(self.build(client.architecture)), self.task.shape)
-            if shape != self.features:
-                raise ValueError(
-                    f"client {client.k}: {client.architecture} has features {shape}, "
-                    f"{self.global_spec} takes {self.features}"
-                )
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        shape = feature_shape(splittable(self.build(client.architecture)), self.task.shape)
+        if shape != self.features:
+            raise ValueError(
+                f"client {client.k}: {client.architecture} has features {shape}, "
+                f"{self.global_spec} takes {self.features}"
+            )
+
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:
+            self.z.pop(client.k, None)
 
     def request(self, t: int) -> Callable[[Client], Request]:
         return lambda client: Request(z=self.z.get(client.k))

@@ -45,8 +45,13 @@ class FedIN(Averaged[Options, Reply]):
         super().begin(clients)
         task = self.task
         self.shapes: Shapes = common_shapes(
-            [c.architecture for c in clients], task.shape, task.num_classes, stem=task.stem
+            self.architectures(), task.shape, task.num_classes, stem=task.stem
         )
+
+    def left(self, k: int) -> None:
+        super().left(k)
+        for pool in (self.s_in, self.s_out, self.rounds):
+            pool.pop(k, None)
 
     def request(self, t: int) -> Callable[[Client], Request]:
         def payload(client: Client) -> Request:

@@ -36,6 +36,11 @@ class FedKD(GlobalModel[Options, Reply]):
         self.since = 0  #: its round
         self.holders: list[int] = []  #: clients that have stored w before this change
 
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:
+            self.holders = [k for k in self.holders if k != client.k]
+
     def request(self, t: int) -> Callable[[Client], Request]:
         whole = Request(w=self.w, update=None, since=0)
         if not self.holders:

@@ -29,6 +29,11 @@ class FedORION(Averaged[Options, Reply]):
         self.first = self.w
         self.given: dict[int, StateDict] = {}
 
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:
+            self.given = {k: w for k, w in self.given.items() if k != client.k}
+
     def request(self, t: int) -> Request | Callable[[Client], Request]:
         if not self.options.stale_broadcast:
             return Request(w=self.w)

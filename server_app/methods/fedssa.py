@@ -36,8 +36,8 @@ class FedSSA(HeadMean[Options]):
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if not self.options.stale:
             return super().step(t, replies)
-        if not self.last:  # the server's rows are still the first ones
-            self.last = {c.k: tree.cut(self.head, self.held(c)) for c in self.clients}
+        first = {c.k: tree.cut(self.head, self.held(c)) for c in self.clients}
+        self.last = first | self.last  # a client that has not replied counts with the present rows
         self.last |= {client.k: reply.w for client, reply in replies}
         self.combine([(client, self.last[client.k]) for client in self.clients])
         return {}

@@ -32,15 +32,14 @@ class FIARSE(GlobalModel[Options, Reply]):
         self.complete = [name for name in self.w if name not in {*self.entries, *unused}]
         self.masks: dict[float, Masks] = {}  #: masks of the current round, by size
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
-        for client in clients:
-            size, allowed = client.info.size, self.options.allowed(self.config, client.k)
-            if size not in allowed:
-                sizes = ", ".join(f"{share:g}" for share in allowed)
-                raise ValueError(
-                    f"census: client {client.k} claims the size {size:g}; configured are {sizes}"
-                )
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        size, allowed = client.info.size, self.options.allowed(self.config, client.k)
+        if size not in allowed:
+            sizes = ", ".join(f"{share:g}" for share in allowed)
+            raise ValueError(
+                f"census: client {client.k} claims the size {size:g}; configured are {sizes}"
+            )
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return a function of the client; equal payloads are one object, to pack them once."""

@@ -36,8 +36,17 @@ class KTpFL(Agreement[Options]):
 
     def begin(self, clients: Sequence[Client]) -> None:
         super().begin(clients)
-        if not self.c.numel():  # a resumed run has coefficients
-            self.c = torch.full((len(clients), len(clients)), 1 / len(clients))
+        old, N = len(self.c), self.roster_size
+        if old < N:  # a new run, or a roster that has grown
+            c = torch.full((N, N), 1 / N)
+            c[:old, :old] = self.c * old / N
+            self.c = c
+
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:
+            self.c = self.c.clone()
+            self.c[client.k] = 1 / self.roster_size
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         p = torch.stack([p_k.flatten() for p_k in self.predictions(replies)])

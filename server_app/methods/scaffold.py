@@ -38,12 +38,23 @@ class Scaffold(Averaged[Options, Reply]):
     def begin(self, clients: Sequence[Client]) -> None:
         """Create the variates of every trained architecture; under ``same`` each has its own."""
         super().begin(clients)
-        for spec in sorted({self.trains(client) for client in clients}):
+        for spec in self._specs():
             prefix = f"{spec}/" if self.config.average.across == "same" else ""
             net = self.net if spec == self.global_spec else self.build(spec)
             zeros = {name: torch.zeros_like(w.cpu()) for name, w in net.named_parameters()}
             self.keys[spec] = {name: prefix + name for name in zeros}
             self.c = {prefix + name: zero for name, zero in zeros.items()} | self.c
+
+    def _specs(self) -> list[str]:
+        """Return the trained architectures of the roster."""
+        own = self.config.average.across != "none"
+        return self.architectures() if own else [self.global_spec]
+
+    def joined(self, client: Client, *, lost: bool) -> None:
+        super().joined(client, lost=lost)
+        if lost:  # c is the mean of the c_k, and no other client's c_k is known here
+            self.c = {name: torch.zeros_like(c) for name, c in self.c.items()}
+            self.accepted = {}
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return a function of the client; equal payloads are one object, to pack them once."""
@@ -87,7 +98,9 @@ class Scaffold(Averaged[Options, Reply]):
         options, names = self.config.average, self.c.keys()
         mean = average_layers(moves, [1] * len(moves), self.c, options, names)
         moved = Counter(key for move in moves for key in move)
-        owners = Counter(key for names_of_k in keys.values() for key in names_of_k.values())
+        across = self.config.average.across != "none"
+        trained = [spec if across else self.global_spec for spec in self.roster.values()]
+        owners = Counter(key for spec in trained for key in self.keys[spec].values())
         self.c = {key: c + moved[key] / owners[key] * mean[key] for key, c in self.c.items()}
         self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
         return {}

@@ -198,12 +198,13 @@ def score_requests(
 
 
 def _sample(scored: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]:
-    """Return the clients that score, in order of k, the same in every round."""
+    """Return the clients that score, in order of k, the same in every round with these members."""
     size, seed = scored.method.config.score.clients, scored.method.task.seed
     if not 0 < size < len(clients):
         return clients
-    drawn = seeds.rng(seed, "score-clients").permutation(len(clients))[:size]
-    return [clients[k] for k in sorted(drawn.tolist())]
+    members = {client.k: client for client in clients}
+    drawn = seeds.rng(seed, "score-clients").permutation(scored.method.roster_size).tolist()
+    return [members[k] for k in sorted([k for k in drawn if k in members][:size])]
 
 
 def score_check(

@@ -12,7 +12,7 @@ from common.exchange.records import Records
 from common.exchange.records.arrays import prove
 from common.files import Damaged, write_atomically
 from common.journal import Entry, Undone
-from common.settings.config import Config
+from common.settings.config import OWN, Config
 from common.settings.old_defaults import OLD_DEFAULTS
 from common.settings.options import Descent
 from common.settings.parse import usual
@@ -26,7 +26,7 @@ FREE = {
     "run": {
         *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
         *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
-        *("window", "name", "labels"),
+        *("window", "name", "labels", "min_clients", "leave_after"),
     },
     "score": {"stop", "patience", "collapse"},
     "wire": {"max_mb"},
@@ -50,6 +50,12 @@ class Checkpoint(Records, kind="checkpoint.Checkpoint"):
     """Node id of each client."""
     kept: dict[int, int] = {}
     """Round of each client's newest state, by client; clients without state are left out."""
+    roster: dict[int, str] = {}
+    """Architecture of each client of the roster; empty: only the clients of ``nodes``."""
+    met: list[int] = []
+    """Clients that have taken part before and take part no longer."""
+    absences: dict[int, int] = {}
+    """Rounds in a row before which a client was not connected, by client."""
     undone: list[str] = []
     """The undone rounds, as in the journal (``Undone``, JSON)."""
 
@@ -161,8 +167,11 @@ def read(folder: Path, config: Config) -> Checkpoint:
     current = json.loads(_identity(config))
     if (method := saved["run"]["method"]) != (wanted := current["run"]["method"]):
         raise ValueError(f"{path} was written with method = {method!r}, this run has {wanted!r}")
+    size = len(checkpoint.roster or checkpoint.nodes)
     for run in (saved["run"], current["run"]):  # 0: all clients that were connected
-        run["clients"] = run["clients"] or len(checkpoint.nodes)
+        run["clients"] = run["clients"] or size
+    if config.data.partition == OWN and not config.privacy.on and config.run.clients > size:
+        saved["run"]["clients"] = config.run.clients  # further clients bring their own data
     for table in sorted(saved.keys() | current.keys()):
         b = current.get(table, {})
         a = {**_before(config, table, b), **saved.get(table, {})}
@@ -179,7 +188,7 @@ def read(folder: Path, config: Config) -> Checkpoint:
 def _identity(config: Config) -> str:
     """Return as JSON the settings that decide the results: all that the method reads but FREE."""
     own = table_of(config.run.method)
-    needed = {"run", "data", "train", "score", "wire", own, *config.method.uses}
+    needed = {"run", "data", "train", "score", "select", "wire", own, *config.method.uses}
     tables = {name: section for name, section in config.tables.items() if name in needed}
     cosine = any(isinstance(one, Descent) and one.cosine for one in tables.values())
     fixed = {"rounds"} if cosine else set()

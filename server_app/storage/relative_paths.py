@@ -7,7 +7,7 @@ from pathlib import Path
 from common.settings.parse import NODE
 from common.settings.section import Value
 
-OF_A_RUN = ("data.dir", "data.public-dir", "state-dir", "weights")
+OF_A_RUN = ("data.dir", "data.public-dir", "state-dir", "weights", "membership")
 OF_A_NODE = ("data-dir", "public-dir", "state-dir")
 
 

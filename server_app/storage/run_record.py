@@ -74,7 +74,7 @@ class Record:
 
         ``state``: returns the method's state; ``more``: further fields of the checkpoint.
         """
-        withhold(entry, self.config, len(more["nodes"]))
+        withhold(entry, self.config, len(more["roster"]))
         with clock(entry, "checkpoint"):
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)

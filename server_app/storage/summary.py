@@ -14,7 +14,7 @@ import torch
 from common import model_file
 from common.exchange.records import StateDict
 from common.files import write_atomically
-from common.journal import ClientScore, Entry, PeakMemory
+from common.journal import ClientScore, Entry, PeakMemory, members
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.settings.config import Config
 from common.settings.version import VERSION
@@ -141,7 +141,8 @@ def check_incomplete(folder: Path, config: Config) -> None:
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:
     """Return k, model, n and last scores of every client; empty for more than ``MANY`` clients."""
-    if not entries or len(entries[0].clients) > MANY:
+    clients = members(entries)
+    if len(clients) > MANY:
         return []
     by_k = {score.k: score for score in _scores(entries)}
     no_score = ClientScore(k=-1)
@@ -154,7 +155,7 @@ def _clients(entries: list[Entry]) -> list[dict[str, object]]:
                 include={"accuracy", "accuracy_global", "accuracies"}
             ),
         }
-        for client in entries[0].clients
+        for client in clients
     ]
 
 
@@ -168,14 +169,14 @@ def _clients_in_all(entries: list[Entry]) -> dict[str, object] | None:
 
     The journal has every single client.
     """
-    if not entries or len(entries[0].clients) <= MANY:
+    clients, scores = members(entries), _scores(entries)
+    if len(clients) <= MANY:
         return None
-    members, scores = entries[0].clients, _scores(entries)
     return {
-        "count": len(members),
+        "count": len(clients),
         "scored": len(scores),
-        "models": Counter(member.model for member in members),
-        "n": quantiles(member.n for member in members),
+        "models": Counter(client.model for client in clients),
+        "n": quantiles(client.n for client in clients),
         "accuracy": quantiles(score.accuracy for score in scores),
         "accuracy_global": quantiles(score.accuracy_global for score in scores),
     }

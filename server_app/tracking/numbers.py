@@ -8,7 +8,7 @@ from common.journal import Entry
 from common.settings.config import Config
 from common.settings.section import Value, kebab
 
-ALWAYS = ("run", "data", "train", "score", "wire")
+ALWAYS = ("run", "data", "train", "score", "select", "wire")
 LONGEST = 100  #: the most characters of a part of a name
 
 

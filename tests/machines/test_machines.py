@@ -430,15 +430,16 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         none = typed("stop", "7", *to)
         assert none.returncode == 1 and f"run 7 is not active at {control}" in none.stderr
         sets += ["-s", "rounds=100000", "-s", f"out={tmp_path / 'endless'}"]
+        sets += ["-s", "experiment=endless"]
         line = command_line("submit", *sets, *to)
         with started(line, tmp_path / "submit.log", dict(os.environ)) as endless:
 
             def runs() -> list[str]:
                 assert endless.poll() is None
-                return re.findall(r"\d+", typed("stop", *to).stdout)
+                return re.findall(r"(\d+) \(endless\)", typed("stop", *to).stdout)
 
             (run,) = until("the run", runs)
-            assert typed("stop", run, *to).stdout == f"run {run} is stopped\n"
+            assert typed("stop", run, *to).stdout == f"run {run} (endless) is stopped\n"
             assert endless.wait(PATIENCE) == 1
         # without its key a client is let in no more
         for said in ("1 of 1 keys unregistered, 0", "0 of 1 keys unregistered, 1"):

@@ -48,7 +48,6 @@ def test_a_client_that_does_not_fit_is_named(second: dict[str, Any], reason: str
     ("nodes", "reason", "settings"),
     [
         (3, r"3 of 4 clients connected within wait = 0.3 s", {"wait": 0.3}),
-        (3, "3 clients are connected, but clients = 2", {"clients": 2}),
         ({2: {"partition-id": 1}}, "2 nodes claim to be client 1", {}),
         ({3: {"model": "resnet99"}}, "no architecture 'resnet99'", {}),
         (4, "client 0 claims .* training samples, max-samples = 10", {"max_samples": 10}),
@@ -61,6 +60,25 @@ def test_a_federation_that_does_not_fit_is_refused(
     size, own = (nodes, {}) if isinstance(nodes, int) else (4, nodes)
     with pytest.raises(Stopped, match=reason):
         play(config, Loopback(size, config, workers=0, node_configs=own))
+
+
+def test_nodes_without_a_place_are_listed_and_ignored(tmp_path: Path) -> None:
+    config = flat(tmp_path, clients=2, rounds=1)
+    own = {2: {"partition-id": 7, "num-partitions": 9}, 3: {"model": "resnet99"}}
+    run = play(config, Loopback(4, config, workers=0, node_configs=own))
+    assert run.journal[1]["replied"] == [0, 1]
+    why = "ValueError: partition-id = {0}, but the federation has 2"
+    assert run.journal[0]["notes"] == [
+        f"node {node} is ignored: client {k}: {why.format(k)}" for node, k in ((3, 7), (4, 3))
+    ]
+
+
+def test_a_place_that_a_node_without_one_does_not_fill_is_named(tmp_path: Path) -> None:
+    config = flat(tmp_path, wait=0.3)
+    grid = Loopback(4, config, workers=0, node_configs={2: {"partition-id": 7}})
+    reason = "3 of 4 clients connected within wait = 0.3 s; node 3: .* partition-id = 7, but"
+    with pytest.raises(Stopped, match=reason):
+        play(config, grid)
 
 
 def test_a_node_brings_its_own_model(tmp_path: Path) -> None:

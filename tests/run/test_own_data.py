@@ -16,6 +16,7 @@ from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
 from deploy.run.preflight import fresh
 from deploy.run.settings import resolve
+from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
 from tests.support.npz import clients, write
 from tests.support.tiny import TinyRun, flat, play
@@ -141,6 +142,22 @@ def test_each_client_has_a_folder_of_its_own(hospitals: Path, tmp_path: Path) ->
     whole = {"data__name": "folder", "clients": 2, "method": "fedavg", "rounds": 1}
     play(flat(tmp_path / "apart", data__samples=0, data__test_samples=0, **whole, **apart))
     assert scores(tmp_path / "apart") == [(10, 4), (11, 4)]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "kt-pfl"])
+def test_a_roster_grows_when_a_run_resumes(method: str, hospitals: Path, tmp_path: Path) -> None:
+    own = {"data__name": "folder", "data__samples": 0, "data__test_samples": 0}
+    own |= {"data__dir": f"{hospitals}/{{k}}", "data__partition": "own", "method": method}
+    if method == "kt-pfl":
+        own |= {"data__public_dir": str(hospitals / "server"), "kt_pfl__first_epochs": 1}
+    play(flat(tmp_path / "out", clients=2, rounds=1, **own))
+    paint(hospitals / "2", {"ill": 8, "well": 5})
+    grown = play(flat(tmp_path / "out", clients=3, rounds=3, resume=True, **own))
+    assert [entry["replied"] for entry in grown.journal[1:]] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    (event,) = grown.journal[2]["events"]
+    assert (event["k"], event["kind"], event["member"]["n"]) == (2, "joined", 10)
+    with pytest.raises(Stopped, match="was written with clients = 3, this run has 2"):
+        play(flat(tmp_path / "out", clients=2, rounds=4, resume=True, **own))
 
 
 @pytest.mark.parametrize(

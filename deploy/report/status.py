@@ -1,0 +1,123 @@
+"""State of a run and of its clients, from the files in the run's folder.
+
+A private run withholds which clients replied (``server_app/release.py``), so that ``answered`` and
+``missed`` are unknown there.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import final
+
+from common.journal import present
+from deploy.report.read import Run, total
+from deploy.report.table import NONE, Table, duration, number, percent
+from server_app.storage.lock import held
+
+RECENT = 5  #: rounds whose mean duration gives the estimate
+
+
+@final
+@dataclass(frozen=True)
+class ClientStatus:
+    """Client k. ``state``: member, left, or not joined.
+
+    ``last_reply``: the last round with a valid reply; ``answered`` and ``missed``: numbers of
+    rounds in which the client was selected; None in a private run.
+    """
+
+    k: int
+    state: str
+    model: str
+    samples: int
+    last_reply: int | None
+    answered: int | None
+    missed: int | None
+
+
+@final
+@dataclass(frozen=True)
+class Status:
+    """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds."""
+
+    run: str
+    state: str
+    error: str
+    round: int
+    rounds: int | None
+    accuracy: float | None
+    best: float | None
+    left: float | None
+    clients: list[ClientStatus]
+
+
+def roster(run: Run) -> int:
+    """Return the number of clients of the roster."""
+    size = run.config.get("clients")
+    return size if isinstance(size, int) else len(run.members)
+
+
+def of(run: Run) -> Status:
+    """Return the status of a run and of every client of its roster."""
+    running, headline = held(run.path), run.headline()
+    state = "running" if running else "completed" if run.finished else "interrupted"
+    error = "" if running or run.summary is None else run.summary.error or ""
+    left = None
+    recent = [total(entry) for entry in run.entries if entry.round][-RECENT:]
+    if running and recent and run.rounds is not None:
+        left = fmean(recent) * (run.rounds - run.done)
+    return Status(
+        run=run.path.resolve().name,
+        state="stopped" if error else state,
+        error=error,
+        round=run.done,
+        rounds=run.rounds,
+        accuracy=headline["final"],
+        best=headline["best"],
+        left=left,
+        clients=[_client(run, k) for k in range(roster(run))],
+    )
+
+
+def _client(run: Run, k: int) -> ClientStatus:
+    member = next((member for member in run.members if member.k == k), None)
+    here = "member" if k in present(run.entries) else "left" if member else "not joined"
+    selected = [entry for entry in run.entries if k in entry.selected]
+    replied = [entry.round for entry in selected if k in entry.replied]
+    return ClientStatus(
+        k=k,
+        state=here,
+        model=member.model if member else "",
+        samples=member.n if member else 0,
+        last_reply=None if run.private else max(replied, default=0),
+        answered=None if run.private else len(replied),
+        missed=None if run.private else len(selected) - len(replied),
+    )
+
+
+def line(status: Status) -> str:
+    """Return the status of the run in one line."""
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    parts = [f"{status.run}: {status.state}", f"round {status.round}{rounds}"]
+    if status.accuracy is not None:
+        parts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
+    if status.left is not None:
+        parts.append(f"about {duration(status.left)} left")
+    members = sum(client.state == "member" for client in status.clients)
+    parts.append(f"{members} of {len(status.clients)} clients take part")
+    return "; ".join([*parts, *([status.error] if status.error else [])])
+
+
+def table(status: Status) -> Table:
+    """Return a table with a row for each client."""
+    header = ("client", "state", "model", "samples", "last reply", "answered", "missed")
+    rows = [
+        (
+            *(str(client.k), client.state, client.model or NONE, number(client.samples)),
+            *(
+                NONE if value is None else number(value)
+                for value in (client.last_reply, client.answered, client.missed)
+            ),
+        )
+        for client in status.clients
+    ]
+    return Table(header, rows, align="rllr")

@@ -1,0 +1,117 @@
+"""The events that a run replays (``membership``): from a list, or from the journal of another run.
+
+A list is a TOML file with one table for each event; ``cause`` may be left out:
+
+    [[event]]
+    round = 3
+    client = 1
+    kind = "left"
+
+A client whose first event is ``joined`` is absent at the start. ``returned`` keeps the client's
+stored state, ``replaced`` deletes it. ``missed``: the client is selected and sends no reply in this
+round. From a journal, every selected client without a valid reply has missed its round.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import invalid
+from common.journal import Change, Event, read_lines
+
+MISSED: Final = "missed"
+
+
+@final
+class Planned(BaseModel):
+    """One event of a list: before or, if it is ``missed``, in a round."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    round: Annotated[int, Field(ge=1)]
+    client: Annotated[int, Field(ge=0)]
+    kind: Change | Literal["missed"]
+    cause: str = "by the list of events"
+
+
+@final
+class _List(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    event: list[Planned] = []
+
+
+@final
+class Schedule:
+    """The events of ``path`` by round, for a roster of ``size`` clients.
+
+    ``absent``: clients that join later. ``missed``: clients that send no reply, by round. Raises
+    ``ValueError``, one line, for a file that cannot be read, an unknown client, and an event that
+    does not fit the client's events before it.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        try:
+            read = _of_journal if path.suffix == ".jsonl" else _of_list
+            absent, planned = read(path, size)
+        except OSError as error:
+            raise ValueError(f"membership = {path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            why = invalid(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"membership = {path}: {why}") from None
+        self.absent = frozenset(absent)
+        self.events: dict[int, list[Event]] = {}
+        self.missed: dict[int, set[int]] = {}
+        members, met = set(range(size)) - self.absent, set(range(size)) - self.absent
+        for event in sorted(planned, key=lambda event: event.round):
+            if why := _why_not(event, size, members, met):
+                where = f"client {event.client} {event.kind} in round {event.round}"
+                raise ValueError(f"membership = {path}: {where}, but {why}")
+            if event.kind == MISSED:
+                self.missed.setdefault(event.round, set()).add(event.client)
+                continue
+            (members.discard if event.kind == "left" else members.add)(event.client)
+            met.add(event.client)
+            fields = {"k": event.client, "kind": event.kind, "cause": event.cause}
+            self.events.setdefault(event.round, []).append(Event.model_validate(fields))
+
+
+def _why_not(event: Planned, size: int, members: set[int], met: set[int]) -> str:
+    """Return why an event is impossible; empty if it is possible."""
+    k = event.client
+    if k >= size:
+        return f"the clients are 0 to {size - 1}"
+    if event.kind in ("left", MISSED):
+        return "" if k in members else "it does not take part then"
+    if event.kind == "joined":
+        return "it took part before" if k in met else ""
+    if event.kind == "returned":
+        return "" if k in met - members else "it had not left"
+    return "" if k in met else "it had not joined"
+
+
+def _of_list(path: Path, size: int) -> tuple[set[int], list[Planned]]:
+    """Return the clients that are absent at the start, and the events."""
+    planned = _List.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).event
+    by_round = sorted(planned, key=lambda event: event.round)
+    first = {event.client: event.kind for event in reversed(by_round) if event.kind != MISSED}
+    return {k for k, kind in first.items() if kind == "joined"}, planned
+
+
+def _of_journal(path: Path, size: int) -> tuple[set[int], list[Planned]]:
+    """Return the clients that are absent at the start, and the events."""
+    lines = read_lines(path)
+    if bad := next((line for line in lines if line.entry is None or line.why), None):
+        raise ValueError(f"line {bad.number}: {bad.why}")
+    entries = [line.entry for line in lines if line.entry is not None]
+    planned: list[Planned] = []
+    for entry in entries:
+        for event in entry.events:
+            about = Planned(round=entry.round, client=event.k, kind=event.kind, cause=event.cause)
+            planned.append(about)
+        for k in sorted({*entry.selected} - {*entry.replied}):
+            planned.append(Planned(round=entry.round, client=k, kind=MISSED))
+    present = {member.k for entry in entries[:1] for member in entry.clients}
+    return set(range(size)) - present, planned

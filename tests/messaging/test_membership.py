@@ -1,0 +1,240 @@
+"""Clients join, leave and return during a run, by a list of events or as nodes come and go."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from common.journal import members
+from common.settings.parse import parse
+from deploy.run.loopback import Loopback
+from server_app.messaging.membership import Membership
+from server_app.messaging.schedule import Schedule
+from server_app.stopped import Stopped
+from server_app.storage import removals
+from server_app.storage.journal import Journal
+from tests.support.battery import METHODS, config, failed, tiers
+from tests.support.events import listed
+from tests.support.tiny import TinyRun, flat, play
+
+EVENTS = """
+event = [
+  {round = 2, client = 1, kind = "left"},
+  {round = 3, client = 3, kind = "joined"},
+  {round = 4, client = 1, kind = "returned"},
+  {round = 5, client = 0, kind = "replaced"},
+]
+"""
+
+
+def changes(run: TinyRun) -> list[tuple[int, int, str]]:
+    """Return round, client and kind of the journal's events."""
+    return [(e["round"], c["k"], c["kind"]) for e in run.journal for c in e.get("events", [])]
+
+
+# A list of events.
+
+
+@pytest.mark.parametrize("method", tiers(METHODS))
+def test_every_method_copes_with_clients_that_come_and_go(method: str, tmp_path: Path) -> None:
+    settings = {"membership": listed(tmp_path, EVENTS), "rounds": 5, "clients": 4}
+    run = play(config(method, tmp_path / "run", **settings))
+    assert changes(run) == [
+        (2, 1, "left"),
+        (3, 3, "joined"),
+        (4, 1, "returned"),
+        (5, 0, "replaced"),
+    ]
+    assert [entry["selected"] for entry in run.journal[1:]] == [
+        *([0, 1, 2], [0, 2], [0, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3])
+    ]
+    assert not [failure for entry in run.journal for failure in entry["failures"]]
+    assert run.summary["status"] == "completed"
+    assert len(run.journal[-1]["scores"]) == 4
+
+
+@pytest.mark.parametrize("method", tiers(METHODS))
+def test_events_that_change_nothing_change_no_bit(method: str, tmp_path: Path) -> None:
+    rounds = {"rounds": 2, "clients": 4}
+    text = 'event = [{round = 9, client = 1, kind = "left"}]'
+    plain = play(config(method, tmp_path / "plain", **rounds))
+    settings = {"membership": listed(tmp_path, text), "min_clients": 2, **rounds}
+    replayed = play(config(method, tmp_path / "run", **settings))
+    assert replayed.timeless == plain.timeless
+    assert replayed.summary["weights_sha256"] == plain.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("event = 3", "field 'event': Input should be a valid list"),
+        ("event = [", "Invalid value"),
+        ('event = [{round = 2, client = 4, kind = "left"}]', "but the clients are 0 to 3"),
+        ('event = [{round = 0, client = 1, kind = "left"}]', "round"),
+        ('event = [{round = 2, client = 1, kind = "lost"}]', "kind"),
+        ('event = [{round = 2, client = 1, kind = "returned"}]', "but it had not left"),
+        (
+            'event = [{round = 2, client = 1, kind = "left"}, '
+            '{round = 3, client = 1, kind = "joined"}]',
+            "client 1 joined in round 3, but it took part before",
+        ),
+        (
+            'event = [{round = 2, client = 1, kind = "left"}, '
+            '{round = 3, client = 1, kind = "missed"}]',
+            "client 1 missed in round 3, but it does not take part then",
+        ),
+    ],
+)
+def test_an_impossible_list_of_events_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
+    path = Path(listed(tmp_path, text))
+    with pytest.raises(ValueError, match=reason) as error:
+        Schedule(path, 4)
+    assert str(error.value).startswith(f"membership = {path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no\.toml cannot be read: No such file"):
+        Schedule(tmp_path / "no.toml", 4)
+
+
+def test_more_than_the_roster_cannot_be_required(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="min-clients = 5 is more than clients = 4"):
+        parse(flat(tmp_path, min_clients=5))
+
+
+# Nodes that come and go.
+
+
+class Coming(Loopback):  # type: ignore[misc]
+    """Loopback whose nodes are ``away`` in some rounds, by client: they answer nothing then."""
+
+    away: dict[int, Iterable[int]] = {}
+    t = 1  #: round that is played, or that begins
+
+    @classmethod
+    def of(cls, away: dict[int, Iterable[int]], t: int = 1) -> type["Coming"]:
+        return type("Grid", (cls,), {"away": away, "t": t})
+
+    def get_node_ids(self) -> Iterable[int]:
+        away = {k + 1 for k, rounds in self.away.items() if self.t in rounds}
+        return [node for node in super().get_node_ids() if node not in away]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        here = set(self.get_node_ids())
+        for reply in super().pull_messages(list(message_ids)):
+            about = reply.metadata
+            gone = failed(reply, 5, "Error: Node Unavailable")
+            yield reply if about.src_node_id in here else gone
+
+
+def played_by(settings: dict[str, Any], grid: type[Coming]) -> TinyRun:
+    """Play a run whose grid is told each round's number when the round begins."""
+    config = dict(settings)
+    with grid(int(config["clients"]), config, workers=0) as own:
+        honest = Membership.renew
+
+        def renew(self: Membership, t: int, admit: Callable[..., None]) -> Any:
+            own.t = t
+            return honest(self, t, admit)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Membership, "renew", renew)
+            return play(config, own)
+
+
+ELASTIC = {"method": "scaffold", "rounds": 5, "min_clients": 2, "leave_after": 2}
+
+
+def test_a_run_starts_with_some_clients_and_the_others_join(tmp_path: Path) -> None:
+    settings = flat(tmp_path / "run", **{**ELASTIC, "wait": 5.0})
+    run = played_by(settings, Coming.of({0: [1, 2], 3: [1]}))
+    assert [client["k"] for client in run.journal[0]["clients"]] == [1, 2]
+    assert changes(run) == [(2, 3, "joined"), (3, 0, "joined")]
+    assert [len(entry["replied"]) for entry in run.journal[1:]] == [2, 3, 4, 4, 4]
+    entries = Journal(tmp_path / "run").entries()
+    assert [member.k for member in members(entries)] == [0, 1, 2, 3]
+    assert [client["k"] for client in run.summary["clients"]] == [0, 1, 2, 3]
+    again = flat(
+        tmp_path / "again", **{**ELASTIC, "membership": str(tmp_path / "run" / "journal.jsonl")}
+    )
+    replayed = play(again)
+    assert changes(replayed) == changes(run)
+    assert replayed.weights == run.weights
+
+
+def test_an_absent_client_leaves_and_is_no_failure_until_it_returns(tmp_path: Path) -> None:
+    settings = flat(tmp_path / "run", **{**ELASTIC, "min_replies": 0.5})
+    run = played_by(settings, Coming.of({1: [2, 3, 4]}))
+    assert changes(run) == [(3, 1, "left"), (5, 1, "returned")]
+    missing = [[failure["k"] for failure in entry["failures"]] for entry in run.journal[1:]]
+    assert missing == [[], [1], [], [], []]
+    assert run.journal[3]["events"][0]["cause"] == "not connected before 2 rounds"
+    journal = str(tmp_path / "run" / "journal.jsonl")
+    again = {**ELASTIC, "min_replies": 0.5, "membership": journal}
+    replayed = play(flat(tmp_path / "again", **again))
+    assert replayed.weights == run.weights, "the failure of round 2 is replayed too"
+
+
+def test_a_client_without_its_state_is_replaced_and_the_server_forgets_it(tmp_path: Path) -> None:
+    class Losing(Coming):
+        away = {1: [3]}
+
+        def get_node_ids(self) -> Iterable[int]:
+            if self.t == 3:  # it comes back on another machine
+                shutil.rmtree(tmp_path / "run" / "state" / "test" / "1", ignore_errors=True)
+            return super().get_node_ids()
+
+    settings = {**ELASTIC, "leave_after": 1}
+    run = played_by(flat(tmp_path / "run", **settings), Losing)
+    assert changes(run) == [(3, 1, "left"), (4, 1, "replaced")]
+    assert not any(entry["failures"] for entry in run.journal)
+    journal = str(tmp_path / "run" / "journal.jsonl")
+    replayed = play(flat(tmp_path / "again", **settings, membership=journal))
+    assert replayed.weights == run.weights
+
+
+def test_a_member_that_lost_its_state_fails_once(tmp_path: Path) -> None:
+    class Losing(Coming):
+        def get_node_ids(self) -> Iterable[int]:
+            if self.t == 3:
+                shutil.rmtree(tmp_path / "state" / "test" / "1", ignore_errors=True)
+            return super().get_node_ids()
+
+    run = played_by(flat(tmp_path, **{**ELASTIC, "min_replies": 0.5}), Losing)
+    assert changes(run) == [(4, 1, "replaced")]
+    assert [len(entry["failures"]) for entry in run.journal[1:]] == [0, 0, 1, 0, 0]
+
+
+def test_the_operator_removes_a_client_and_takes_it_back(tmp_path: Path) -> None:
+    class Operated(Coming):
+        def get_node_ids(self) -> Iterable[int]:
+            if self.t in (2, 3):
+                removals.write(tmp_path, frozenset({2} if self.t == 2 else ()))
+            return super().get_node_ids()
+
+    removals.write(tmp_path, frozenset())
+    run = played_by(flat(tmp_path, method="scaffold", rounds=4), Operated)
+    assert changes(run) == [(3, 2, "left"), (4, 2, "returned")]
+    assert run.journal[3]["events"][0]["cause"] == "removed by the operator"
+
+
+def test_too_few_clients_stop_the_run(tmp_path: Path) -> None:
+    settings = {**ELASTIC, "leave_after": 1, "min_clients": 3, "wait": 0.3}
+    reason = r"round 2: 2 of 4 clients take part, min-clients = 3, .* wait = 0.3 s"
+    with pytest.raises(Stopped, match=reason):
+        played_by(flat(tmp_path, **settings), Coming.of({1: [2], 3: [2]}))
+
+
+def test_a_run_resumes_without_a_client_and_with_one_that_is_back(tmp_path: Path) -> None:
+    settings = {**ELASTIC, "wait": 5.0}
+    with pytest.raises(Stopped):
+        played_by(flat(tmp_path, **settings), Coming.of({0: range(2), 1: [3], 2: [3], 3: [3]}))
+    grid = Coming.of({3: range(9)}, t=3)
+    run = played_by(flat(tmp_path, **settings, resume=True), grid)
+    assert changes(run) == [(2, 0, "joined"), (3, 3, "left")]
+    assert run.journal[3]["events"][0]["cause"] == "not connected when the run resumed"
+    assert run.journal[5]["replied"] == [0, 1, 2]

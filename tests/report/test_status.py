@@ -1,0 +1,72 @@
+"""`fedmosaic status` and `fedmosaic remove`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from server_app.storage import removals
+from tests.support.commandline import typed
+from tests.support.events import listed
+from tests.support.tiny import Run
+
+EVENTS = """
+event = [
+  {round = 2, client = 1, kind = "left", cause = "moved"},
+  {round = 2, client = 2, kind = "missed"},
+]
+"""
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    """The folder of a run that client 1 leaves and client 2 misses once."""
+    path = listed(tmp_path, EVENTS)
+    return run(method="fedavg", rounds=3, min_replies=0.5, membership=path).folder
+
+
+def test_status_shows_the_run_and_every_client(folder: Path) -> None:
+    done = typed("status", folder, "--json")
+    status = json.loads(done.stdout)
+    assert (status["state"], status["round"], status["rounds"]) == ("completed", 3, 3)
+    named = ("state", "last_reply", "answered", "missed")
+    assert [tuple(client[name] for name in named) for client in status["clients"]] == [
+        *(("member", 3, 3, 0), ("left", 1, 1, 0), ("member", 3, 2, 1), ("member", 3, 3, 0))
+    ]
+    assert status["clients"][0]["samples"] == 24
+    shown = typed("status", folder).stdout
+    assert "round 3 of 3" in shown and "3 of 4 clients take part" in shown and "left" in shown
+
+
+def test_the_report_shows_the_events(folder: Path) -> None:
+    assert typed("report", folder, "--out", folder / "report.html").returncode == 0
+    page = (folder / "report.html").read_text()
+    assert "Membership" in page and "moved" in page
+
+
+def test_a_removed_client_may_return(folder: Path) -> None:
+    assert "client 3 leaves before the next round" in typed("remove", folder, 3).stdout
+    assert removals.read(folder) == {3}
+    assert "may return" in typed("remove", folder, 3, "--undo").stdout
+    assert removals.read(folder) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((4,), "client 4 is unknown: the run in .* has clients 0 to 3"),
+        ((2, "--undo"), "client 2 is not removed from the run in"),
+    ],
+)
+def test_a_wrong_client_is_one_line(folder: Path, arguments: tuple[str], line: str) -> None:
+    done = typed("remove", folder, *arguments)
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert re.search(line, error)
+
+
+def test_a_damaged_list_of_removed_clients_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / removals.NAME).write_text("1 two\n")
+    with pytest.raises(ValueError, match=r"removed\.txt: 'two' is no client number"):
+        removals.read(tmp_path)
