@@ -448,15 +448,14 @@ class Rank:
     """Rank of a row among the rows of a section, by one score.
 
     ``rank``: 1 and the number of rows that are better, each by a bootstrap interval of the
-    difference above 0. ``low``, ``high``: 95 % interval of the mean. ``best``, ``worst``: 95 %
-    interval of the position by mean.
+    difference above 0. ``worst``: the number of rows without those that are worse in this sense.
+    ``low``, ``high``: 95 % interval of the mean.
     """
 
     rank: int
+    worst: int
     low: float
     high: float
-    best: int
-    worst: int
 
 
 def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
@@ -473,13 +472,12 @@ def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
     by_partition = draw.multinomial(partitions, [1 / partitions] * partitions, DRAWS) / partitions
     by_seed = draw.multinomial(seeds, [1 / seeds] * seeds, DRAWS) / seeds
     means = np.einsum("rps,bp,bs->rb", stacked, by_partition, by_seed)
-    positions = (means[None] > means[:, None]).sum(1) + 1  # [rows, draws]
     better = np.quantile(means[None] - means[:, None], 0.025, axis=2) > 0  # [row, other row]
     out = dict[str, Rank]()
     for i, name in enumerate(values):
         low, high = np.quantile(means[i], (0.025, 0.975))
-        best, worst = np.quantile(positions[i], (0.025, 0.975), method="nearest")
-        out[name] = Rank(1 + int(better[i].sum()), float(low), float(high), int(best), int(worst))
+        worst = len(means) - int(better[:, i].sum())
+        out[name] = Rank(1 + int(better[i].sum()), worst, float(low), float(high))
     return out
 
 

@@ -36,7 +36,7 @@ def _rank(score: str) -> Column:
         rank = one.ranks.get(score)
         if rank is None:
             return Cell(NONE)
-        return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
+        return Cell(str(rank.rank), f"{rank.rank}–{rank.worst}", best=rank.rank == 1)
 
     def value(one: Standing) -> float | None:
         rank = one.ranks.get(score)
