@@ -140,7 +140,7 @@ class Protocol(_Part):
         """
         if not row.space:
             return [{RATE: rate} for rate in self.rates]
-        axes = [self.rates[1::2], *row.space.values()]
+        axes: list[Sequence[Value]] = [self.rates[1::2], *row.space.values()]
         whole = itertools.product(*(range(len(axis)) for axis in axes))
         kept = [at for at in whole if len(axes) == 2 or sum(at) % 2 == 0]
         keys = (RATE, *row.space)
@@ -275,15 +275,17 @@ class Board:
             for place in self.places
             if place.added or place.name in self.chosen
         ]
-        columns = [Line(name=name, set={**flat}) for name, flat in self.protocol.columns.items()]
+        columns = [
+            Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
+        ]
         first = next(iter(self.protocol.columns.values()))
-        counted = {**first, "flops": True, "memory": True}
+        counted: dict[str, object] = {**first, "flops": True, "memory": True}
         costs = Line(name=COSTS, set=counted, seeds=self.protocol.seeds[:1])
         return TableFile(
             title=f"{self.protocol.title}, version {self.protocol.version}",
             seeds=self.protocol.seeds,
             base={**self.protocol.base},
-            row=rows or [Line(name="none", set={"method": "local"})],
+            row=rows or [Line(name="none")],
             column=[*columns, costs],
         )
 
@@ -601,7 +603,7 @@ def _standing(
             by_flops = [at_cost(run, curve, work, protocol.budget.flops) for run in runs]
             values[f"{score} at flops"] = _mean(by_flops)
     values["worst"] = _mean([run.measured("personal.worst") for run in runs])
-    rounds = max((int(t) for run in runs for t in run.curve.get("round", [])), default=0)
+    rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
     sent = _mean([sum(_traffic(run)) for run in runs])
     values["bytes a round"] = None if sent is None or not rounds else sent / rounds
     if measured is not None:
