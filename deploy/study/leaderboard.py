@@ -140,7 +140,7 @@ class Protocol(_Part):
         """
         if not row.space:
             return [{RATE: rate} for rate in self.rates]
-        axes = [self.rates[1::2], *row.space.values()]
+        axes: list[Sequence[Value]] = [self.rates[1::2], *row.space.values()]
         whole = itertools.product(*(range(len(axis)) for axis in axes))
         kept = [at for at in whole if len(axes) == 2 or sum(at) % 2 == 0]
         keys = (RATE, *row.space)
@@ -275,15 +275,17 @@ class Board:
             for place in self.places
             if place.added or place.name in self.chosen
         ]
-        columns = [Line(name=name, set={**flat}) for name, flat in self.protocol.columns.items()]
+        columns = [
+            Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
+        ]
         first = next(iter(self.protocol.columns.values()))
-        counted = {**first, "flops": True, "memory": True}
+        counted: dict[str, object] = {**first, "flops": True, "memory": True}
         costs = Line(name=COSTS, set=counted, seeds=self.protocol.seeds[:1])
         return TableFile(
             title=f"{self.protocol.title}, version {self.protocol.version}",
             seeds=self.protocol.seeds,
             base={**self.protocol.base},
-            row=rows or [Line(name="none", set={"method": "local"})],
+            row=rows or [Line(name="none")],
             column=[*columns, costs],
         )
 
@@ -448,15 +450,14 @@ class Rank:
     """Rank of a row among the rows of a section, by one score.
 
     ``rank``: 1 and the number of rows that are better, each by a bootstrap interval of the
-    difference above 0. ``low``, ``high``: 95 % interval of the mean. ``best``, ``worst``: 95 %
-    interval of the position by mean.
+    difference above 0. ``worst``: the number of rows without those that are worse in this sense.
+    ``low``, ``high``: 95 % interval of the mean.
     """
 
     rank: int
+    worst: int
     low: float
     high: float
-    best: int
-    worst: int
 
 
 def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
@@ -473,13 +474,12 @@ def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
     by_partition = draw.multinomial(partitions, [1 / partitions] * partitions, DRAWS) / partitions
     by_seed = draw.multinomial(seeds, [1 / seeds] * seeds, DRAWS) / seeds
     means = np.einsum("rps,bp,bs->rb", stacked, by_partition, by_seed)
-    positions = (means[None] > means[:, None]).sum(1) + 1  # [rows, draws]
     better = np.quantile(means[None] - means[:, None], 0.025, axis=2) > 0  # [row, other row]
     out = dict[str, Rank]()
     for i, name in enumerate(values):
         low, high = np.quantile(means[i], (0.025, 0.975))
-        best, worst = np.quantile(positions[i], (0.025, 0.975), method="nearest")
-        out[name] = Rank(1 + int(better[i].sum()), float(low), float(high), int(best), int(worst))
+        worst = len(means) - int(better[:, i].sum())
+        out[name] = Rank(1 + int(better[i].sum()), worst, float(low), float(high))
     return out
 
 
@@ -603,7 +603,7 @@ def _standing(
             by_flops = [at_cost(run, curve, work, protocol.budget.flops) for run in runs]
             values[f"{score} at flops"] = _mean(by_flops)
     values["worst"] = _mean([run.measured("personal.worst") for run in runs])
-    rounds = max((int(t) for run in runs for t in run.curve.get("round", [])), default=0)
+    rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
     sent = _mean([sum(_traffic(run)) for run in runs])
     values["bytes a round"] = None if sent is None or not rounds else sent / rounds
     if measured is not None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -36,7 +37,7 @@ def _rank(score: str) -> Column:
         rank = one.ranks.get(score)
         if rank is None:
             return Cell(NONE)
-        return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
+        return Cell(str(rank.rank), f"{rank.rank}–{rank.worst}", best=rank.rank == 1)
 
     def value(one: Standing) -> float | None:
         rank = one.ranks.get(score)
@@ -101,7 +102,7 @@ def table(section: Section, one_shot: bool) -> Table:
     """Return the table of a section; ``one_shot``: of its one-shot methods, else of the others."""
     rows = ordered(section, one_shot)
     header = ["", *(column.name for column in COLUMNS), "leaves a client"]
-    lines = [
+    lines: list[list[str | Cell]] = [
         [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends)]
         for one in rows
     ]
@@ -218,7 +219,7 @@ def picture(found: Sequence[Section], path: Path) -> bool:
         for section, line in zip(shown, axes, strict=True):
             for (score, word), place in zip(SCORES.items(), line, strict=True):
                 ranked = [one for one in section.standings if score in one.ranks]
-                ranked.sort(key=lambda one, score=score: one.values[score] or 0.0)
+                ranked.sort(key=partial(_mean, score))
                 for y, one in enumerate(ranked):
                     rank = one.ranks[score]
                     kind = 1 if one.place.one_shot else 2 if one.place.row.reference else 0
@@ -236,6 +237,10 @@ def picture(found: Sequence[Section], path: Path) -> bool:
         figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
         save(figure, path)
     return True
+
+
+def _mean(score: str, one: Standing) -> float:
+    return one.values[score] or 0.0
 
 
 def write_html(board: Board, found: Sequence[Section], path: Path) -> None:
