@@ -100,7 +100,7 @@ def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Ten
     if test:
         samples = [[_samples(data, run) for run in part] for part in parts]
     elif data.window:
-        parts = [*zip(*(_cut(run) for run in parts[0]), strict=True)]  # type: ignore[list-item]
+        parts = [*zip(*(_cut(run) for run in parts[0]), strict=True)]
         samples = [[_samples(data, run) for run in part] for part in parts]
     else:
         parts, samples = [parts[0]], [[run.values for run in parts[0]]]

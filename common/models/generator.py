@@ -99,7 +99,9 @@ class Generator(nn.Module):
         return output
 
     def _cropped(self, x: Tensor) -> Tensor:
-        return x[(..., *(slice(side) for side in self.size))]
+        for axis, side in enumerate(self.size, 2):
+            x = x.narrow(axis, 0, side)
+        return x
 
     def _enlarged(self, x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=2.0, mode="nearest") if self.size else x

@@ -95,3 +95,22 @@ def test_its_inner_norms_have_dafl_s_eps() -> None:
 
 def test_its_state_has_no_constants() -> None:
     assert not {"mean", "std"} & set(small().state_dict())
+
+
+@pytest.mark.parametrize("shape", [(3, 33), (7,)])
+def test_signals_and_tables_have_mean_0_and_variance_1_and_the_datas_units_before_that(
+    shape: tuple[int, ...],
+) -> None:
+    channels = shape[0]
+    with seeds.scope(0, "generator"):
+        generator = Generator(10, shape, mean=[5.0] * channels, std=[2.0] * channels, width=8)
+    z = generator.latents(64, seeds.stream(0, "z"))
+    with torch.no_grad():
+        x, raw = generator(z), generator.pixels(z)
+    assert x.shape == (64, *shape)
+    over = (0, *range(2, x.ndim))
+    assert torch.allclose(x.mean(over), torch.zeros(channels), atol=1e-4)
+    assert torch.allclose(x.var(over, correction=0), torch.ones(channels), atol=0.02)
+    assert torch.allclose(raw, 2 * x + 5, atol=1e-4)
+    redraw(generator, seeds.stream(0, "redraw"))
+    assert generator(z).isfinite().all()

@@ -20,7 +20,7 @@ class HalfPlanes(Classifier):
     """Class 0 where the first feature is below 0, else 1 where the second is below 0, else 2."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = x[:, 0, 0, 0], x[:, 1, 0, 0]
+        first, second = x[:, 0], x[:, 1]
         right = (first >= 0).float()
         return torch.stack([1 - right, right * (second < 0), right * (second >= 0)], dim=1)
 
@@ -54,7 +54,7 @@ def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
     settings = flat(tmp_path / "toy", rounds=1)
     play(settings)
     (tmp_path / "toy/config.toml").write_text(to_toml(settings))
-    with pytest.raises(ValueError, match=r"shape \(1, 8, 8\), not on points"):
+    with pytest.raises(ValueError, match="is a run on images 1×8×8, not on points"):
         pictures.regions(tmp_path / "toy")
 
 
