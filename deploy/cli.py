@@ -457,7 +457,10 @@ app.command(rich_help_panel=DEPLOY)(machines.node)  # becomes another program, s
 @app.command("list", cls=Answering, rich_help_panel=INSPECT)
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, models, datasets, partitions, trackers or settings.")
+        str,
+        typer.Argument(
+            help="methods, models, datasets, partitions, trackers, selections or settings."
+        ),
     ],
     word: Annotated[
         str,
@@ -467,7 +470,7 @@ def list_(
         ),
     ] = "",
 ) -> None:
-    """List methods, models, datasets, partitions, trackers or settings."""
+    """List methods, models, datasets, partitions, trackers, selections or settings."""
     from deploy.report import listing
     from deploy.run import user_modules
 
