@@ -41,7 +41,7 @@ def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("COMP_WORDS", "fedmosaic re"), ("COMP_CWORD", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("_FEDMOSAIC_COMPLETE", "complete_bash")
-    assert typed().stdout.split() == ["report", "register"]
+    assert typed().stdout.split() == ["report", "register", "remove"]
 
 
 @pytest.fixture
