@@ -20,6 +20,7 @@ from common.techniques import privacy as techniques
 from common.training.task import Task
 from server_app.aggregation import privacy
 from server_app.messaging.channel import PlainChannel
+from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.method import Client
 from server_app.storage.run_record import Record
@@ -79,7 +80,8 @@ class Federation:
         info: dict[str, Any] = {"n": 10, "n_test": 0, "model": "mlp@0.25", "classes": [0]}
         info |= {"counts": None, "task": "", "public": "", "version": ""}
         peers = [Client(ClientInfo(k=k, **info), k + 1) for k in range(clients)]
-        self.strategy.clients = peers
+        self.strategy.membership = Membership(messenger, Replying(lambda *_: "lost"), task)
+        self.strategy.membership.members = dict(enumerate(peers))
         self.strategy.method.begin(peers)
         self.start: StateDict = dict(self.strategy.method.w)
         self.names = techniques.averaged(self.start, set(self.start), buffers=True)

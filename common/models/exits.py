@@ -51,7 +51,9 @@ class Exit(Classifier):
     After the last stage, and with ``linear`` after every stage: mean and linear layer.
     """
 
-    def __init__(self, widths: Sequence[int], classes: int, kind: Kind, layers: Layers) -> None:
+    def __init__(
+        self, widths: Sequence[int], classes: int, kind: Kind, layers: Layers = IMAGES
+    ) -> None:
         super().__init__()
         _, norm, self.interpolation = layers
         c, through = widths[0], widths if kind == "bottleneck" else widths[:1]

@@ -1,7 +1,7 @@
 """FedGKT, server half: train on all clients' features and send logits."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import final
 
 import torch
@@ -38,12 +38,9 @@ class FedGKT(Method[Options, Reply]):
         self.w = tree.snapshot(self.net)
         self.z: dict[int, Tensor] = {}
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
-        self.check_sizes(clients)
-
     def admit(self, client: Client) -> None:
         super().admit(client)
+        self.check_sizes([client])
         shape = feature_shape(splittable(self.build(client.architecture)), self.task.shape)
         if shape != self.features:
             raise ValueError(
