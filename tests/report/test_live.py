@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -115,9 +116,12 @@ def test_a_run_on_digits_is_watched_between_two_rounds_and_after_its_end(tmp_pat
     options = [part for setting in settings for part in ("-s", setting)]
     pipe = subprocess.PIPE
     follow = command_line("watch", folder, "--wait", "--metrics", 0)
-    watch = subprocess.Popen(follow, stdout=pipe, text=True)
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so under nohup
+    watch = subprocess.Popen(follow, stdout=pipe, text=True, preexec_fn=heed)
     line = command_line("run", "--out", folder, "--workers", "0", *options)
-    run = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=heed
+    )
     try:
         assert watch.stdout is not None
         url, metrics = (watch.stdout.readline().split()[1] for _ in range(2))
