@@ -25,7 +25,7 @@ def begin(federation: Federation, k: int, name: str) -> None:
     federation.processes.spare(name)
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_clients_join_leave_and_return_over_grpc_and_a_replay_gives_the_same_bits(
     tmp_path: Path,
 ) -> None:
