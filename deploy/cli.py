@@ -313,13 +313,14 @@ def leaderboard(
         raise ValueError(f"{runs[0]} is given without --add")
     folder = to.resolve()
     board = ranking.open_record(folder)
+    board.check_rows(row or [])
+    place_ = ranking.add(board, runs or [], name, sends) if add else None
     for line in pages.protocol_lines(board.protocol):
         plain(line)
     if estimate:
         answer(_estimate(board))
         return
-    if add:
-        place_ = ranking.add(board, runs or [], name, sends)
+    if place_ is not None:
         plain(f"added: {place_.name}, {place_.fleet}")
     if play:
         words = [word for one in row or [] for word in ("--row", one)]

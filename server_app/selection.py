@@ -88,10 +88,7 @@ def find(name: str) -> Rule:
     """Return the rule ``name``. Raises ``ValueError``, one line, if there is none."""
     if name in RULES:
         return RULES[name]
-    rule = plugins.find("selections", name)
-    if rule is None:
-        choices = plugins.choices("selections", name, RULES)
-        raise ValueError(f"select.by = {name!r} is unknown: choose from {choices}")
+    rule = plugins.required("selections", name, RULES, f"select.by = {name!r} is unknown")
     if not callable(rule):
         raise ValueError(f"selection {name!r} is of type {type(rule).__name__}, not a function")
     return cast("Rule", rule)

@@ -93,10 +93,7 @@ def source(name: str) -> Source:
     """
     if name in DATASETS:
         return DATASETS[name]
-    plugin = plugins.find("datasets", name)
-    if plugin is None:
-        choices = plugins.choices("datasets", name, DATASETS)
-        raise ValueError(f"unknown data.name {name!r}: choose from {choices}")
+    plugin = plugins.required("datasets", name, DATASETS, f"unknown data.name {name!r}")
     if isinstance(plugin, Source):
         return replace(plugin, load=external.loader(name, plugin.load))
     description = (inspect.getdoc(plugin) or "").partition("\n")[0]

@@ -349,10 +349,8 @@ def rule(name: str) -> Partition:
     """
     if name in PARTITIONS:
         return PARTITIONS[name]
-    plugin = plugins.find("partitions", name)
-    if plugin is None:
-        choices = plugins.choices("partitions", name, PARTITIONS)
-        raise ValueError(f"unknown data.partition {name!r}: choose from {choices}")
+    what = f"unknown data.partition {name!r}"
+    plugin = plugins.required("partitions", name, PARTITIONS, what)
     if not isinstance(plugin, Partition):
         if not callable(plugin):
             raise ValueError(

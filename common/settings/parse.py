@@ -28,6 +28,8 @@ NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
 
 PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
+    "labels": "key=value, or several with commas between them",
+    "tags": "at most 20 tags of letters, digits, '.', '_' and '-' with commas between them",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "milestones": "rounds, such as 100,150",
 }

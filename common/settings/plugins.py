@@ -169,6 +169,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def required(kind: str, name: str, ours: Iterable[str], what: str) -> object:
+    """Return the object of a plug-in's name, as ``find`` does, but never None.
+
+    Raises ``ValueError``, one line that begins with ``what``, if there is no plug-in of that name.
+    """
+    if (plugin := find(kind, name)) is None:
+        raise ValueError(f"{what}: choose from {choices(kind, name, ours)}")
+    return plugin
+
+
 def choices(kind: str, name: str, ours: Iterable[str]) -> str:
     """Return the built-in and installed names, and the one nearest to the unknown ``name``."""
     known = [*ours, *installed(kind)]

@@ -315,7 +315,7 @@ def read(path: Path) -> Run:
     release.
     """
     if not path.is_dir():
-        raise ValueError(f"{path}: not a directory; a report needs the directory a run wrote")
+        raise ValueError(f"{path}: not a directory; it should be the directory of a run")
     if not (path / JOURNAL).is_file():
         raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
     return _read(path, stamps(path))

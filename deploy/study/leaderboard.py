@@ -240,6 +240,15 @@ class Board:
             )
         return content
 
+    def check_rows(self, rows: Iterable[str]) -> None:
+        """Raise ``ValueError``, one line, for a name that no row has."""
+        names = [place.name for place in self.places]
+        for row in rows:
+            if row not in names:
+                raise ValueError(
+                    f"--row {row} is no row of the leaderboard; its rows are: {'; '.join(names)}"
+                )
+
     def save(self) -> None:
         """Write the chosen configurations and the rows of users."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -375,11 +384,7 @@ def play(
     Raises ``ValueError``, one line, for an unknown row or settings that cannot run.
     """
     names = [place.name for place in board.places]
-    for row in rows:
-        if row not in names:
-            raise ValueError(
-                f"--row {row} is no row of the leaderboard; it has: {', '.join(names)}"
-            )
+    board.check_rows(rows)
     unfinished = Unfinished(board.folder / UNFINISHED)
     wanted = [place for place in board.places if place.name in (rows or names)]
     fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
@@ -706,7 +711,10 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
             return fleet, some, name, seed
         if not nearest or len(differs) < len(nearest):
             nearest = differs
-    wrong = ", ".join(f"{key} = {own} instead of {value}" for key, (own, value) in nearest.items())
+    wrong = ", ".join(
+        f"{key} = {own} instead of {'nothing' if value == '' else value}"
+        for key, (own, value) in nearest.items()
+    )
     raise ValueError(f"{folder} does not follow the protocol: {wrong}")
 
 

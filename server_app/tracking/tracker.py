@@ -72,10 +72,10 @@ def find(name: str) -> type[Tracker]:
 
     Raises ``ValueError``, one line: it does not exist, cannot be imported, or is no tracker.
     """
-    kind = _import(name) if name in TRACKERS else plugins.find("trackers", name)
-    if kind is None:
-        choices = plugins.choices("trackers", name, TRACKERS)
-        raise ValueError(f"track = {name!r} is unknown: choose from {choices}")
+    if name in TRACKERS:
+        kind = _import(name)
+    else:
+        kind = plugins.required("trackers", name, TRACKERS, f"track = {name!r} is unknown")
     if not (isinstance(kind, type) and issubclass(kind, Tracker)):
         where = TRACKERS.get(name, (name,))[0]
         raise ValueError(f"track = {name!r}: {where} is no Tracker")
