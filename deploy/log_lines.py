@@ -76,9 +76,9 @@ def convert_output(form: str, level: str, *, errors_only: bool = False) -> None:
         atexit.register(_await_last_line, streams, done)
         return
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):  # before the command goes on and may end
+            signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:  # not a child of a program that waits for its children
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
             os.close(writing)
             with os.fdopen(reading, "rb") as lines, os.fdopen(streams[0], "wb") as printed:
                 _copy(lines, printed, form, level)
