@@ -18,7 +18,7 @@ from common.training.task import Task, evaluate
 from server_app.methods.fedgkt import FedGKT as Answerer
 from server_app.methods.fedktl import FedKTL
 from server_app.methods.fedtgp import FedTGP
-from tests.support.battery import METHODS, config
+from tests.support.battery import METHODS, config, tiers
 from tests.support.tiny import play
 
 EXACT = {
@@ -82,8 +82,8 @@ def shorter(method: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     "method",
     [
-        name if name in OFTEN else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in METHODS
+        *tiers(OFTEN, ("fedavg", "fedgkt")),
+        *(pytest.param(n, marks=pytest.mark.exhaustive) for n in METHODS if n not in OFTEN),
     ],
 )
 def test_every_forward_pass_of_training_obeys_it(method: str, tmp_path: Path) -> None:

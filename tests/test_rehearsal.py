@@ -19,8 +19,8 @@ from tests.support import battery
 from tests.support.rehearsal import NAME, chosen, rehearsing
 from tests.support.tiny import play
 
-OFTEN = ("fedavg", "fedkf", "fedgen", "fedgkt")
-"""Plain, generators of images and of features with draws on the device, features."""
+FIRST, OFTEN = ("fedavg", "fedkf"), ("fedgen", "fedgkt")
+"""Plain and a generator of images with draws on the device; a generator of features, features."""
 there = pytest.mark.skipif("not config.getoption('--rehearsal')")
 from_outside = pytest.mark.skipif("config.getoption('--rehearsal')")
 HERE = "tests/test_rehearsal.py"
@@ -33,8 +33,11 @@ def on_the_device(*tests: str) -> None:
 
 
 @from_outside
-def test_some_methods_on_the_device() -> None:
-    bits = [f"{HERE}::test_it_gives_the_cpus_bits[{name}]" for name in OFTEN]
+@pytest.mark.parametrize(
+    "methods", [FIRST, pytest.param(OFTEN, marks=pytest.mark.full)], ids=" ".join
+)
+def test_some_methods_on_the_device(methods: tuple[str, ...]) -> None:
+    bits = [f"{HERE}::test_it_gives_the_cpus_bits[{name}]" for name in methods]
     on_the_device(f"{HERE}::test_what_cuda_refuses_is_refused", *bits)
 
 

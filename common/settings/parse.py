@@ -7,7 +7,7 @@ that a ClientApp imports one method instead of all.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -126,9 +126,13 @@ def tables(method: str = "") -> dict[str, type[Section]]:
 
     Raises ``ValueError``, one line, for a method that does not exist.
     """
-    built_in = {name: methods.options(name) for name in methods.names()}
     own = {table_of(method): methods.options(method)} if method else {}
-    return {"": Run, **SECTIONS, **built_in, **own}
+    return {**_built_in_tables(), **own}
+
+
+@cache
+def _built_in_tables() -> dict[str, type[Section]]:
+    return {"": Run, **SECTIONS, **{name: methods.options(name) for name in methods.names()}}
 
 
 def defaults(method: str = "") -> dict[str, Value]:

@@ -19,7 +19,7 @@ from server_app.global_model import Averaged
 from server_app.methods import half
 from server_app.storage import checkpoint
 from server_app.storage.checkpoint import Checkpoint, path_in
-from tests.support.battery import OVERRIDES, Crash, Crashing, config
+from tests.support.battery import OVERRIDES, Crash, Crashing, config, tiers
 from tests.support.halves import server
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, play
@@ -46,7 +46,7 @@ UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 SOME = {"per_round": 2, "rounds": 3}
 ON = {"oca__aggregate": "on"}
 
-every_method = pytest.mark.parametrize("named", METHODS)
+every_method = pytest.mark.parametrize("named", tiers(METHODS, ("fedavg", "fedin")))
 """FedKF is none of them, because it never runs without OCA."""
 
 
@@ -97,7 +97,11 @@ def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
 
 
 @pytest.mark.parametrize(
-    "named", ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl", "scaffold", "fedrolex"]
+    "named",
+    tiers(
+        ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl", "scaffold", "fedrolex"],
+        ("fedavg", "fedin"),
+    ),
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -> None:
     given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}

@@ -21,7 +21,7 @@ from server_app.aggregation.robust import trimmed
 from server_app.messaging.census import unprotected
 from server_app.stopped import Stopped
 from tests.support import halves
-from tests.support.battery import Tampering, changed_tensor
+from tests.support.battery import Tampering, changed_tensor, tiers
 from tests.support.tiny import Run, flat, play
 
 PARAMETERS = {"weight", "bias"}
@@ -192,7 +192,7 @@ def poisoned(out: Path, **changes: Any) -> float:
     return float(result.journal[-1]["loss"])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedgkd"])
+@pytest.mark.parametrize("method", tiers(["fedavg", "fedgkd"]))
 def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
     method: str, tmp_path: Path
 ) -> None:

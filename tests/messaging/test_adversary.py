@@ -23,7 +23,7 @@ from tests.support.adversary import (
     record,
     settings,
 )
-from tests.support.battery import METHODS
+from tests.support.battery import METHODS, tiers
 from tests.support.tiny import TinyRun, play
 
 KINDS = ("fedavg", "fedin", "dl-sh")  #: weights; features beside them; predictions
@@ -73,7 +73,7 @@ def check(method: str, lie: type[Lying], out: Path) -> None:
     record(method, lie.label, {**found, "accuracy": accuracies[-1] if accuracies else None})
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", tiers(KINDS, ("fedavg", "dl-sh")))
 def test_the_largest_numbers_do_not_end_a_run(method: str, tmp_path: Path) -> None:
     check(method, Largest, tmp_path)
 

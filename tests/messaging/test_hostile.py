@@ -28,7 +28,7 @@ from server_app.messaging.messenger import check_finite, open_reply
 from server_app.method import Replies, mean_metrics
 from server_app.methods import half
 from server_app.stopped import Stopped
-from tests.support.battery import METHODS, tiers
+from tests.support.battery import METHODS, pairs, tiers
 from tests.support.hostile import (
     HUGE,
     Case,
@@ -299,8 +299,7 @@ ALWAYS_REFUSED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
 }
 
 
-@every_method
-@pytest.mark.parametrize("case", ALWAYS_REFUSED)
+@pytest.mark.parametrize(("method", "case"), pairs(METHODS, ALWAYS_REFUSED))
 def test_what_no_method_can_use_is_refused_with_the_reason(method: str, case: str) -> None:
     content = seen(method).up
     change, reason = ALWAYS_REFUSED[case]

@@ -10,7 +10,7 @@ from flwr.app import Message
 from common.journal import Magnitude
 from server_app.messaging import sanity
 from server_app.stopped import Stopped
-from tests.support.battery import Tampering, changed_tensor, config, trained
+from tests.support.battery import Tampering, changed_tensor, config, tiers, trained
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 1, "min_replies": 0.6, "train__epochs": 1}
@@ -41,7 +41,7 @@ def lied(settings: dict[str, Any]) -> TinyRun:
     return play(settings, Liar(int(settings["clients"]), settings, workers=0))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiers(METHODS))
 def test_one_number_beyond_reason_is_refused_and_the_run_goes_on(
     method: str, tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ def test_one_number_beyond_reason_is_refused_and_the_run_goes_on(
     assert run.summary["status"] == "completed"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiers(METHODS))
 def test_without_the_bound_a_round_is_undone_once_without_the_liar(
     method: str, tmp_path: Path
 ) -> None:

@@ -91,7 +91,9 @@ def test_a_setting_for_images_is_refused_before_the_start(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local", "fedproto", "fml", "fd"])
+@pytest.mark.parametrize(
+    "method", tiers(["fedavg", "local", "fedproto", "fml", "fd"], ("fedavg", "fedproto"))
+)
 def test_clients_with_mixed_networks_learn_signals(method: str, run: Run) -> None:
     fleet = "resnet1d-8@0.25" if method == "fedavg" else "resnet1d-8@0.25,resnet1d-14@0.25"
     result = run(method=method, data__name="waves", fleet=fleet, **LEARNING)
@@ -108,7 +110,9 @@ def equal(first: TinyRun, second: TinyRun) -> bool:
     return first.weights == second.weights and first.timeless == second.timeless
 
 
-@pytest.mark.parametrize("fleet", ["gru@0.25", "lstm2@0.25", "transformer1d-2@0.25", "har-cnn@0.1"])
+@pytest.mark.parametrize(
+    "fleet", tiers(["gru@0.25", "lstm2@0.25", "transformer1d-2@0.25", "har-cnn@0.1"], ["gru@0.25"])
+)
 def test_a_run_on_signals_repeats_to_the_bit(fleet: str, tmp_path: Path) -> None:
     settings = {"method": "fedavg", "data__name": "waves", "fleet": fleet}
     first, second = (play(flat(tmp_path / name, **settings)) for name in "ab")

@@ -401,6 +401,7 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "switch"), [(method, each) for method, those in SWITCHES.items() for each in those]
 )

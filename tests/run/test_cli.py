@@ -58,7 +58,7 @@ def toy(tmp_path: Path) -> Path:
 
 def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = fedmosaic("run", toy, "--out", out, "--workers", "0", "-s", "seed=5")
+    done = typed("run", toy, "--out", out, "--workers", "0", "-s", "seed=5")
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout and "cnn2@0.5" in done.stdout
     names = {path.name for path in out.iterdir()}

@@ -215,7 +215,7 @@ def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) ->
     assert ray.timeless == alone.timeless and ray.weights == alone.weights
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
     alone = play(flat(tmp_path / "0", **FEDERATION))
     settings = flat(tmp_path / "n", **FEDERATION)

@@ -19,27 +19,40 @@ def path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
 
 
-def test_a_run_finds_its_modules_again_when_the_originals_are_gone(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
+@pytest.fixture
+def run_with_modules(tmp_path: Path) -> tuple[Path, Path]:
+    """An experiment's folder with modules, and the run's folder with their copies."""
+    folder, first = tmp_path / "mine", tmp_path / "first"
     folder.mkdir()
     root = package(folder, {"factor": "from {root}help import ONE\n" + ONE_MODULE})
     (folder / f"{root}help.py").write_text("ONE = 1\n")
     (folder / root / "numbers.txt").write_text("1 2 3\n")
-    first, second = tmp_path / "first", tmp_path / "second"
-    file, quick = experiment(folder, f"{root}:factor"), ("--workers", 0)
-    done = typed("run", file, "--out", first, *quick, "-s", "factor.factor=2")
+    file = experiment(folder, f"{root}:factor")
+    done = typed("run", file, "--out", first, "--workers", 0, "-s", "factor.factor=2")
     assert done.returncode == 0, done.stderr
     copies = first / "plugins"
     kept = {path.relative_to(copies).as_posix() for path in copies.rglob("*")}
     assert kept == {root, f"{root}/factor.py", f"{root}/numbers.txt", f"{root}help.py"}
+    return folder, first
 
-    again = typed("run", first / "config.toml", "--out", second, *quick)
+
+def test_a_run_with_modules_is_repeated_from_its_config(
+    run_with_modules: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (_, first), second = run_with_modules, tmp_path / "second"
+    again = typed("run", first / "config.toml", "--out", second, "--workers", 0)
     assert again.returncode == 0, again.stderr
     assert TinyRun(second).weights == TinyRun(first).weights
 
+
+@pytest.mark.full
+def test_a_run_finds_its_modules_again_when_the_originals_are_gone(
+    run_with_modules: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, first = run_with_modules
     shutil.rmtree(folder)
     moved = first.rename(tmp_path / "moved")
-    longer = fedmosaic("run", "--resume", moved, "-s", "rounds=2", *quick)
+    longer = fedmosaic("run", "--resume", moved, "-s", "rounds=2", "--workers", 0)
     assert longer.returncode == 0, longer.stderr
     assert TinyRun(moved).summary["rounds"] == 2
 

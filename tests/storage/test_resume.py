@@ -16,7 +16,7 @@ from deploy.run.settings import load
 from server_app.app import app
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
-from tests.support.battery import fail_client
+from tests.support.battery import fail_client, tiers
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
 
@@ -78,7 +78,7 @@ KEEPING: dict[str, dict[str, Any]] = {
 """Runs whose server keeps more than one mean of weights, by what it keeps."""
 
 
-@pytest.mark.parametrize("what", KEEPING)
+@pytest.mark.parametrize("what", tiers(KEEPING, ("median", "same", "a generator")))
 def test_whatever_a_server_keeps_a_run_goes_on_to_the_same_bits(what: str, tmp_path: Path) -> None:
     straight = play(flat(tmp_path / "straight", **KEEPING[what], rounds=3))
     play(flat(tmp_path / "part", **KEEPING[what], rounds=2))

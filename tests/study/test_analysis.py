@@ -118,6 +118,7 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
     assert len(table.rows) == 2
 
 
+@pytest.mark.full
 def test_networks_with_a_projection_are_seen_before_it(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_networks_with_a_projection_are_seen_before_it(
         assert overheads(further).parameters > fedavg["overheads"]["parameters"]  # type: ignore[index]
 
 
+@pytest.mark.full
 def test_features_of_several_widths_share_no_plane(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_features_of_several_widths_share_no_plane(
     assert 0 < float(alike) <= 1 and "–" in rest
 
 
+@pytest.mark.full
 def test_runs_that_differ_in_the_seed_alone_are_one_row(
     finished: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,8 @@ PLUGIN = Path(__file__).parents[1] / "example_plugin"
 EXAMPLE = "lab:halfway"
 look_in(PLUGIN, {"method": EXAMPLE})
 METHODS = (*names(), EXAMPLE)
-FAMILIES = (
-    *("fedavg", "scaffold", "heterofl", "fedorion", "fedin", "fedkf"),
-    *("dl-mh", "fedmd", "dense", "fedgkt", EXAMPLE),
-)
-"""One method of each family, which `make test` runs; `make test-all` runs the others."""
+FIRST = ("fedavg", "fedorion", "dl-mh", EXAMPLE)
+"""Methods that `make test` runs: an average of weights, the default, predictions, a plug-in."""
 RELATIVES = (
     *("fd", "fedgh", "fedtgp", "fml", "fedprox", "moon", "fedgkd", "fedntd", "qffl", "ditto"),
     *("fedbn", "fedper", "fedrep", "fedssa", "dafl", "dl-sh", "ds-fl", "i-dl-mh", "fdmeta"),
@@ -112,14 +109,31 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiers(cases: Iterable[Any], first: Iterable[Any] = FAMILIES) -> list[Any]:
-    """Return ``cases`` as parameters; those that are not in ``first`` are for `make test-all`.
+def marks(case: Any, first: Collection[Any] = FIRST) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case: none if it is in ``first``, else `full` or `exhaustive`."""
+    if case in first:
+        return []
+    return [pytest.mark.exhaustive if case in RELATIVES else pytest.mark.full]
 
-    Of them, ``RELATIVES`` are for `make exhaustive`.
+
+def tiers(cases: Iterable[Any], first: Collection[Any] = FIRST) -> list[Any]:
+    """Return ``cases`` as parameters with their ``marks``."""
+    return [pytest.param(case, marks=marks(case, first)) for case in cases]
+
+
+def pairs(methods: Iterable[str], cases: Iterable[Any], every: int = 9) -> list[Any]:
+    """Return the parameters method and case: `make test` has all cases with FedAvg.
+
+    One of ``every`` cases of another method is in the tier of the method, and each case is with
+    several methods there. `make exhaustive` has the others.
     """
-    known, rare = list(first), pytest.mark.exhaustive
-    marks = {c: rare if c in RELATIVES else pytest.mark.full for c in cases}
-    return [c if c in known else pytest.param(c, marks=marks[c]) for c in cases]
+    listed, found = list(cases), list[Any]()
+    for i, method in enumerate(methods):
+        for j, case in enumerate(listed):
+            chosen = method == "fedavg" or (i + j) % every == 0
+            mark = marks(method) if chosen else [pytest.mark.exhaustive]
+            found.append(pytest.param(method, case, marks=mark))
+    return found
 
 
 def config(method: str, out: Path, **changes: Any) -> dict[str, Any]:
