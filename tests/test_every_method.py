@@ -33,6 +33,7 @@ from tests.support.battery import (
     config,
     fail_client,
     lost,
+    of_families,
     tiers,
 )
 from tests.support.recorded_calls import record_calls
@@ -40,6 +41,7 @@ from tests.support.tiny import TinyRun, play
 
 pytestmark = pytest.mark.usefixtures("at_hand")
 every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
+every_family = pytest.mark.parametrize("method", of_families(METHODS), scope="module")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def test_it_repeats_bit_for_bit_in_any_order_of_replies_and_leaves_the_global_ra
     assert (np.random.get_state()[1] == before[1]).all()
 
 
-@every_method
+@every_family
 def test_another_seed_gives_another_result(
     method: str, reference: Reference, tmp_path: Path
 ) -> None:
@@ -141,7 +143,7 @@ def test_a_bad_reply_is_reported_and_not_used(method: str, tmp_path: Path) -> No
         assert failure["k"] == 1 and "refused" in failure["reason"]
 
 
-@every_method
+@every_family
 def test_a_client_that_raises_stops_the_run_by_default_and_is_named(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +153,7 @@ def test_a_client_that_raises_stops_the_run_by_default_and_is_named(
     assert TinyRun(tmp_path).summary["status"] == "stopped"
 
 
-@every_method
+@every_family
 def test_a_client_that_raises_may_be_left_out(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +163,7 @@ def test_a_client_that_raises_may_be_left_out(
     assert result.journal[1]["failures"] == [{"k": 2, "round": 1, "reason": "OSError: disk full"}]
 
 
-@every_method
+@every_family
 def test_every_payload_survives_packing_and_unpacking(
     method: str, reference: Reference, tmp_path: Path
 ) -> None:

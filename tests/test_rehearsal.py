@@ -44,7 +44,7 @@ def test_some_methods_on_the_device(methods: tuple[str, ...]) -> None:
 @from_outside
 @pytest.mark.exhaustive
 def test_the_whole_battery_on_the_device() -> None:
-    on_the_device(HERE, "tests/test_every_method.py")
+    on_the_device("-m", "", HERE, "tests/test_every_method.py")  # methods of all tiers
 
 
 @there

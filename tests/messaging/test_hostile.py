@@ -28,7 +28,7 @@ from server_app.messaging.messenger import check_finite, open_reply
 from server_app.method import Replies, mean_metrics
 from server_app.methods import half
 from server_app.stopped import Stopped
-from tests.support.battery import METHODS, pairs, tiers
+from tests.support.battery import METHODS, of_families, pairs
 from tests.support.hostile import (
     HUGE,
     Case,
@@ -46,7 +46,7 @@ from tests.support.hostile import (
     with_schema,
 )
 
-every_method = pytest.mark.parametrize("method", tiers(METHODS))
+every_method = pytest.mark.parametrize("method", of_families(METHODS))
 battery = settings(
     max_examples=60,
     deadline=None,

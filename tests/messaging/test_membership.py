@@ -16,7 +16,7 @@ from server_app.messaging.schedule import Schedule
 from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
-from tests.support.battery import METHODS, config, failed, tiers
+from tests.support.battery import METHODS, config, failed, of_families
 from tests.support.events import listed
 from tests.support.tiny import TinyRun, flat, play
 
@@ -38,7 +38,7 @@ def changes(run: TinyRun) -> list[tuple[int, int, str]]:
 # A list of events.
 
 
-@pytest.mark.parametrize("method", tiers(METHODS))
+@pytest.mark.parametrize("method", of_families(METHODS))
 def test_every_method_copes_with_clients_that_come_and_go(method: str, tmp_path: Path) -> None:
     settings = {"membership": listed(tmp_path, EVENTS), "rounds": 5, "clients": 4}
     run = play(config(method, tmp_path / "run", **settings))
@@ -56,7 +56,7 @@ def test_every_method_copes_with_clients_that_come_and_go(method: str, tmp_path:
     assert len(run.journal[-1]["scores"]) == 4
 
 
-@pytest.mark.parametrize("method", tiers(METHODS))
+@pytest.mark.parametrize("method", of_families(METHODS))
 def test_events_that_change_nothing_change_no_bit(method: str, tmp_path: Path) -> None:
     rounds = {"rounds": 2, "clients": 4}
     text = 'event = [{round = 9, client = 1, kind = "left"}]'

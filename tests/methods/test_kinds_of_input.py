@@ -11,7 +11,7 @@ from common.methods import names, options
 from common.methods.fedin import Reply as FedINReply
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
-from tests.support.battery import Changing, config, tiers
+from tests.support.battery import Changing, config, of_families, tiers
 from tests.support.npz import write
 from tests.support.tiny import Run, TinyRun, flat, play
 
@@ -46,7 +46,7 @@ def on_kind(method: str, data: str, out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("data", FLEETS)
-@pytest.mark.parametrize("method", tiers([name for name in names() if name not in ON_IMAGES]))
+@pytest.mark.parametrize("method", of_families([name for name in names() if name not in ON_IMAGES]))
 def test_a_method_runs_on_this_kind_of_input(method: str, data: str, tmp_path: Path) -> None:
     settings = on_kind(method, data, tmp_path / "run")
     preflight(settings)

@@ -89,23 +89,27 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
 
 
-@pytest.mark.full
+WAVES = {"method": "fedavg", "data__name": "waves", "fleet": "gru@0.25"}
+POINTS = {"method": "fedkf", "data__name": "points", "fleet": "table-mlp2@0.25"}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "runtime"),
     [
-        {"method": "fedavg", "data__name": "waves", "fleet": "gru@0.25"},
-        {"method": "fedkf", "data__name": "points", "fleet": "table-mlp2@0.25"},
+        pytest.param(WAVES, "grpc", marks=pytest.mark.full),
+        pytest.param(POINTS, "ray", marks=pytest.mark.full),
+        pytest.param(WAVES, "ray", marks=pytest.mark.exhaustive),
+        pytest.param(POINTS, "grpc", marks=pytest.mark.exhaustive),
     ],
 )
 def test_signals_and_tables_give_the_same_bits_everywhere(
-    changes: dict[str, str], tmp_path: Path
+    changes: dict[str, str], runtime: str, tmp_path: Path
 ) -> None:
     no_plugins = {"plugins": "", "node__1__model": changes["fleet"], "score__primary": "auto"}
-    loopback, ray, grpc = (
-        launch(tmp_path, name, 2, **changes, **no_plugins) for name in ("loopback", "ray", "grpc")
+    loopback, other = (
+        launch(tmp_path, name, 2, **changes, **no_plugins) for name in ("loopback", runtime)
     )
-    assert loopback.timeless == ray.timeless == grpc.timeless
-    assert loopback.weights == ray.weights == grpc.weights
+    assert loopback.timeless == other.timeless and loopback.weights == other.weights
 
 
 def test_what_workers_import_ahead_is_there() -> None:

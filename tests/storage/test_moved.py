@@ -14,6 +14,7 @@ from deploy.run.settings import load
 from deploy.run.verify import verify
 from server_app.messaging.census import check_kept
 from server_app.stopped import Stopped
+from tests.support.battery import tiers
 from tests.support.client_info import info
 from tests.support.commandline import typed
 from tests.support.tiny import TinyRun, flat, play
@@ -67,9 +68,13 @@ MOVES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("release", ["this", "earlier"])
-@pytest.mark.parametrize("how", MOVES)
-def test_it_goes_on_where_it_lies(how: str, release: str, run: Path, whole: TinyRun) -> None:
+PAIRS = [(how, release) for how in MOVES for release in ("this", "earlier")]
+OFTEN = [("moved", "this"), ("copied", "earlier")]
+
+
+@pytest.mark.parametrize("move", tiers(PAIRS, OFTEN), ids=" ".join)
+def test_it_goes_on_where_it_lies(move: tuple[str, str], run: Path, whole: TinyRun) -> None:
+    how, release = move
     if release == "earlier":
         absolute(run)
     there = MOVES[how](run)
@@ -99,7 +104,7 @@ def test_paths_inside_are_relative_and_others_stay_as_they_are(tmp_path: Path) -
     assert resume(out.rename(tmp_path / "moved")).summary["rounds"] == 3
 
 
-@pytest.mark.parametrize("method", ["fedorion", "fedmd", "moon", "scaffold", "i-dl-mh"])
+@pytest.mark.parametrize("method", tiers(["fedorion", "fedmd", "moon", "scaffold", "i-dl-mh"]))
 def test_missing_state_is_refused(method: str, tmp_path: Path) -> None:
     public = {"data__public": 0.3} if method in ("fedmd", "i-dl-mh") else {}
     run = begun(tmp_path / "run", method=method, rounds=1, **public)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from deploy.run.preflight import resumed
+from tests.support.battery import tiers
 from tests.support.tiny import play
 
 ARCHIVE = Path(__file__).with_name("runs_with_old_names.tar.xz")
@@ -44,7 +45,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiers(METHODS, ("i-dl-mh", "scaffold")))
 def test_a_run_of_the_code_with_old_names_is_resumed(
     method: str, old: Path, tmp_path: Path
 ) -> None:

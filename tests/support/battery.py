@@ -23,12 +23,14 @@ look_in(PLUGIN, {"method": EXAMPLE})
 METHODS = (*names(), EXAMPLE)
 FIRST = ("fedavg", "fedorion", "dl-mh", EXAMPLE)
 """Methods that `make test` runs: an average of weights, the default, predictions, a plug-in."""
+FAMILIES = ("scaffold", "heterofl", "fedin", "fedkf", "fedmd", "dense", "fedgkt")
+"""One method of each further family, which `make test-all` runs in every test."""
 RELATIVES = (
     *("fd", "fedgh", "fedtgp", "fml", "fedprox", "moon", "fedgkd", "fedntd", "qffl", "ditto"),
     *("fedbn", "fedper", "fedrep", "fedssa", "dafl", "dl-sh", "ds-fl", "i-dl-mh", "fdmeta"),
     *("fedrolex", "lwn", "fedftg-noise"),
 )
-"""Methods on the bases of another one that `make test-all` runs: `make exhaustive` runs them."""
+"""Methods on the bases of another one: only `make exhaustive` runs them."""
 
 PUBLIC = {
     **{"data__public": 0.4, "data__samples": 200},
@@ -109,29 +111,41 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def marks(case: Any, first: Collection[Any] = FIRST) -> list[pytest.MarkDecorator]:
-    """Return the marks of a case: none if it is in ``first``, else `full` or `exhaustive`."""
+def marks(case: Any, first: Collection[Any], second: Callable[[Any], bool]) -> list[Any]:
+    """Return the marks of a case: none in ``first``, full if ``second(case)``, or exhaustive."""
     if case in first:
         return []
-    return [pytest.mark.exhaustive if case in RELATIVES else pytest.mark.full]
+    return [pytest.mark.full if second(case) else pytest.mark.exhaustive]
 
 
 def tiers(cases: Iterable[Any], first: Collection[Any] = FIRST) -> list[Any]:
-    """Return ``cases`` as parameters with their ``marks``."""
-    return [pytest.param(case, marks=marks(case, first)) for case in cases]
+    """Return ``cases`` as parameters: ``first`` is for `make test`, the others for `make test-all`.
+
+    Of them, ``RELATIVES`` are for `make exhaustive`.
+    """
+    return [pytest.param(c, marks=marks(c, first, lambda c: c not in RELATIVES)) for c in cases]
+
+
+def of_families(cases: Iterable[str]) -> list[Any]:
+    """Return methods as parameters: ``FIRST``, for `make test-all` ``FAMILIES``, then the others.
+
+    It is for what hardly depends on the method.
+    """
+    return [pytest.param(c, marks=marks(c, FIRST, FAMILIES.__contains__)) for c in cases]
 
 
 def pairs(methods: Iterable[str], cases: Iterable[Any], every: int = 9) -> list[Any]:
     """Return the parameters method and case: `make test` has all cases with FedAvg.
 
-    One of ``every`` cases of another method is in the tier of the method, and each case is with
-    several methods there. `make exhaustive` has the others.
+    Of a method in ``FIRST`` or ``FAMILIES``, one of ``every`` cases is in the method's tier. All
+    others are for `make exhaustive`.
     """
     listed, found = list(cases), list[Any]()
     for i, method in enumerate(methods):
         for j, case in enumerate(listed):
             chosen = method == "fedavg" or (i + j) % every == 0
-            mark = marks(method) if chosen else [pytest.mark.exhaustive]
+            rare = [pytest.mark.exhaustive]
+            mark = marks(method, FIRST, FAMILIES.__contains__) if chosen else rare
             found.append(pytest.param(method, case, marks=mark))
     return found
 
