@@ -17,6 +17,7 @@ from common.training.task import check_fleet
 from server_app.aggregation.mean import average
 from server_app.aggregation.width import Block, average_blocks
 from server_app.method import Replies
+from tests.support.battery import tiers
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run
 
@@ -197,7 +198,7 @@ def test_methods_that_cannot_say_so(method: str) -> None:
         parse_config({**defaults(), "method": method, "average.across": "width"})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedntd", "moon"])
+@pytest.mark.parametrize("method", tiers(["fedavg", "fedprox", "fedntd", "moon"]))
 def test_it_learns_and_scores_every_width(method: str, run: Run) -> None:
     last = run(method=method, **FLEET, rounds=3).journal[-1]
     assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"}
