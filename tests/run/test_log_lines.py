@@ -63,14 +63,20 @@ def test_a_program_that_the_command_becomes_is_converted_up_to_its_last_line() -
     assert done.returncode == -15 and done.stderr == ""
 
 
-def test_a_command_that_fails_prints_its_error_as_json_and_the_result_stays() -> None:
-    words = ["--superlink", "127.0.0.1:1", "--insecure", "--log-format", "json"]
-    done = fedmosaic("node", *words, "--clients", 1, "--k", 5)
+JSON = ["--superlink", "127.0.0.1:1", "--insecure", "--log-format", "json"]
+
+
+@pytest.mark.full
+def test_a_client_that_fails_prints_its_error_as_json() -> None:
+    done = fedmosaic("node", *JSON, "--clients", 1, "--k", 5)
     (line,) = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
     assert json.loads(line)["level"] == "error"
     assert json.loads(line)["message"].startswith("--k 5 is not allowed")
-    refused = fedmosaic("submit", *words, "-s", "rounds=0", "--json")
+
+
+def test_a_command_that_fails_prints_its_error_as_json_and_the_result_stays() -> None:
+    refused = fedmosaic("submit", *JSON, "-s", "rounds=0", "--json")
     assert refused.returncode == 1 and refused.stdout == ""
     assert json.loads(refused.stderr)["message"].startswith("rounds = 0 is not allowed")
 
