@@ -63,8 +63,7 @@ def equal(a: StateDict, b: StateDict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("named", [*METHODS, "fedkf", "feddf"])
+@pytest.mark.parametrize("named", tiers([*METHODS, "fedkf", "feddf"], ()))
 def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,9 +203,14 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
         assert poisoned(tmp_path / robust, method=method, **changes) < chance, robust
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("across", ["none", "same"])
-@pytest.mark.parametrize("rule", WHOLE)
+@pytest.mark.parametrize(
+    ("rule", "across"),
+    [  # each rule once in `make test-all`, each way for every other rule
+        pytest.param(rule, across, marks=pytest.mark.full if first else pytest.mark.exhaustive)
+        for i, rule in enumerate(WHOLE)
+        for across, first in (("none", i % 2 == 0), ("same", i % 2 == 1))
+    ],
+)
 def test_a_run_with_a_poisoned_client_learns_under_rules_for_whole_models(
     rule: str, across: str, tmp_path: Path
 ) -> None:

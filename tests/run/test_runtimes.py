@@ -125,15 +125,19 @@ cli.app(sys.argv[1:])
 """
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "begun"),
     [
-        ([], True),
-        (["--workers", "2", "-s", "method=fedkf"], True),
-        (["--workers", "0", "-s", "rounds=-5"], False),
-        (["--runtime", "ray", "-s", "rounds=-5"], False),
-        (["-s", "runtime=grpc", "-s", "rounds=-5"], False),
+        pytest.param([], True, marks=pytest.mark.full),
+        pytest.param(["--workers", "0", "-s", "rounds=-5"], False, marks=pytest.mark.full),
+        *(
+            pytest.param(arguments, begun, marks=pytest.mark.exhaustive)
+            for arguments, begun in (
+                (["--workers", "2", "-s", "method=fedkf"], True),
+                (["--runtime", "ray", "-s", "rounds=-5"], False),
+                (["-s", "runtime=grpc", "-s", "rounds=-5"], False),
+            )
+        ),
     ],
 )
 def test_workers_begin_before_torch_is_imported(
@@ -256,8 +260,10 @@ main()
 """``fedmosaic``, killed in a round: its clients have begun to train, in processes of their own."""
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("killed_in", [2, 4])
+@pytest.mark.parametrize(
+    "killed_in",
+    [pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.exhaustive)],
+)
 def test_a_run_killed_in_any_round_and_resumed_equals_the_uninterrupted_one(
     killed_in: int, whole: TinyRun, tmp_path: Path
 ) -> None:
