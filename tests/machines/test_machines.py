@@ -160,6 +160,7 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     assert f"run 7: {sent[0]['experiment']}\n" in said
     there = "the results are in /srv/out, on the server's machine; there: fedmosaic report /srv/out"
     assert said.endswith(f"{there}\n")
+    assert sent[0]["clients"] == 0, "the connected nodes have the number"
     elsewhere = typed(*arguments, "-s", "out=").stdout
     assert f"fedmosaic report ~/.fedmosaic/runs/{sent[-1]['experiment']}\n" in elsewhere
     resumed = typed(*arguments, "--resume")

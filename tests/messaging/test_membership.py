@@ -209,6 +209,36 @@ def test_a_member_that_lost_its_state_fails_once(tmp_path: Path) -> None:
     assert [len(entry["failures"]) for entry in run.journal[1:]] == [0, 0, 1, 0, 0]
 
 
+class Doubled(Coming):
+    """A federation with a further node, which is client 1 too."""
+
+    def __init__(self, clients: int, config: dict[str, Any], **more: Any) -> None:
+        second = {clients: {"partition-id": 1, "num-partitions": clients}}
+        super().__init__(clients + 1, config, node_configs=second, **more)
+
+
+def test_a_second_node_of_a_client_takes_part_once_the_first_has_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = flat(tmp_path, **{**ELASTIC, "min_replies": 0.5})
+    later = Doubled.of({4: [1], 3: range(9), 1: [3, 4, 5]})  # node 5 appears before round 2
+    run = played_by(settings, later)
+    assert "node 5 is ignored: the place of client 1 belongs to node 2" in caplog.text
+    assert changes(run) == [] and [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2]] * 5
+
+
+def test_a_removed_client_returns_though_its_node_was_ignored(tmp_path: Path) -> None:
+    class Operated(Coming):
+        away = {3: range(9)}  # so that there is a free place, and the nodes are asked
+
+        def get_node_ids(self) -> Iterable[int]:
+            removals.write(tmp_path, frozenset({2} if 2 <= self.t <= 3 else ()))
+            return super().get_node_ids()
+
+    run = played_by(flat(tmp_path, **ELASTIC), Operated)
+    assert changes(run) == [(3, 2, "left"), (5, 2, "returned")]
+
+
 def test_the_operator_removes_a_client_and_takes_it_back(tmp_path: Path) -> None:
     class Operated(Coming):
         def get_node_ids(self) -> Iterable[int]:

@@ -217,10 +217,18 @@ class Machines(Run):
         clients: Sequence[Host] = (),
         *,
         durable: bool = False,
+        size: int = CLIENTS,
+        later: Sequence[int] = (),
+        warm: bool = False,
         **changes: Any,
     ) -> None:
-        """``durable``: the SuperLink has a database, and ServerApps are not its child processes."""
+        """``durable``: the SuperLink has a database, and ServerApps are not its child processes.
+
+        ``size``: number of clients; ``later``: clients whose nodes are not started here; ``warm``:
+        whether nodes have warm processes, and the run is submitted when these have their imports.
+        """
         super().__init__(folder / "out", folder / "home")
+        self.size, self._warm = size, warm
         self._logs, self._server, self._clients = folder / "logs", server, clients
         self._logs.mkdir(parents=True)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -237,10 +245,13 @@ class Machines(Run):
         if durable:
             beside = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
             self._start("superexec", [*beside, "--appio-api-address", apps], server, "superlink")
-        for k in range(CLIENTS):
+        first = [k for k in range(size) if k not in later]
+        for k in first:
             self.start_node(k)
+        for k in first if warm else ():
+            until(f"imports of client {k}", lambda k=k: any(maps(p, TORCH) for p in self.pids(k)))
         file = folder / "experiment.toml"
-        file.write_text(to_toml(settings(self.out, **changes)))
+        file.write_text(to_toml(settings(self.out, clients=size, **changes)))
         line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
         self.submitted = self._start("submit", command_line(*line), server)
 
@@ -249,13 +260,18 @@ class Machines(Run):
         path = self._logs / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
+    def pids(self, k: int) -> set[int]:
+        """Return the running processes of client k's node."""
+        return processes(self.home(f"supernode-{k}"), "")
+
     def start_superlink(self) -> subprocess.Popen[bytes]:
         return self._start("superlink", self._command, self._server)
 
     def start_node(self, k: int) -> subprocess.Popen[bytes]:
         host = self._clients[k] if self._clients else None
         line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
-        line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}")), COLD]
+        line += ["--clients", str(self.size), "--home", str(self.home(f"supernode-{k}"))]
+        line += [] if self._warm else [COLD]
         line += ["-s", f"state-dir={self.out / 'state'}"]
         return self._start(f"supernode-{k}", command_line(*line), host)
 
