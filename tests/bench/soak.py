@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -42,7 +41,7 @@ LENGTH = (3, 8)  #: rounds of a fault
 KINDS = ("leave", "kill", "stop", "cut")
 RUN = {
     **{"method": "scaffold", "fleet": "mlp@0.25", "global_model": "mlp@0.25"},
-    **{"per_round": 4, "min_replies": 0.25, "data__samples": 600},
+    **{"per_round": 4, "min_replies": 0.25, "data__samples": 360},
 }
 ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 15.0, "wait": 300.0}
 PARTS = {
@@ -261,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,12 @@ class Run:
     def strike(self, pids: Sequence[int] | set[int], number: signal.Signals) -> None:
         """Send the signal to the processes, and note the time of this fault."""
         assert pids, "no process to signal"
-        self.strike_by(lambda: [os.kill(pid, number) for pid in pids])
+
+        def send() -> None:
+            for pid in pids:
+                os.kill(pid, number)
+
+        self.strike_by(send)
 
     def strike_by(self, fault: Callable[[], object]) -> None:
         """Call ``fault``, and note its time."""
@@ -180,7 +186,10 @@ class Launched(Run):
             self.process.kill()
             self.process.communicate()
         for name in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
-            until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"))
+            until(f"the end of {name}", partial(self._ended, name))
+
+    def _ended(self, name: str) -> bool:
+        return not processes(self.home(name), "flw")
 
     def check(self) -> None:
         assert not self.process.poll(), self.process.communicate()
@@ -249,7 +258,7 @@ class Machines(Run):
         for k in first:
             self.start_node(k)
         for k in first if warm else ():
-            until(f"imports of client {k}", lambda k=k: any(maps(p, TORCH) for p in self.pids(k)))
+            until(f"the imports of client {k}", partial(self._imported, k))
         file = folder / "experiment.toml"
         file.write_text(to_toml(settings(self.out, clients=size, **changes)))
         line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
@@ -263,6 +272,9 @@ class Machines(Run):
     def pids(self, k: int) -> set[int]:
         """Return the running processes of client k's node."""
         return processes(self.home(f"supernode-{k}"), "")
+
+    def _imported(self, k: int) -> bool:
+        return any(maps(pid, TORCH) for pid in self.pids(k))
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         return self._start("superlink", self._command, self._server)
