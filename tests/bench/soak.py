@@ -41,9 +41,9 @@ LENGTH = (3, 8)  #: rounds of a fault
 KINDS = ("leave", "kill", "stop", "cut")
 RUN = {
     **{"method": "scaffold", "fleet": "mlp@0.25", "global_model": "mlp@0.25"},
-    **{"per_round": 4, "min_replies": 0.25, "data__samples": 360},
+    **{"per_round": 5, "min_replies": 0.25, "data__samples": 360},
 }
-ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 15.0, "wait": 300.0}
+ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 25.0, "wait": 300.0}
 PARTS = {
     "flower-superlin": "SuperLink",
     "flower-superexe": "SuperExec",

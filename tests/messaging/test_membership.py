@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 
 from common.journal import members
-from common.settings.parse import parse
+from common.settings.parse import parse, to_toml
 from deploy.run.loopback import Loopback
 from server_app.messaging.membership import Membership
 from server_app.messaging.schedule import Schedule
@@ -17,6 +17,7 @@ from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import METHODS, config, failed, tiers
+from tests.support.commandline import typed
 from tests.support.events import listed
 from tests.support.tiny import TinyRun, flat, play
 
@@ -104,6 +105,25 @@ def test_a_list_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_more_than_the_roster_cannot_be_required(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="min-clients = 5 is more than clients = 4"):
         parse(flat(tmp_path, min_clients=5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("min-clients=5", "min-clients = 5 is more than clients = 4"),
+        ("select.tags=tpu", "select.tags: no client has the tag 'tpu'; the clients' tags are none"),
+        ("membership=", "events.toml: client 4 left in round 2, but the clients are 0 to 3"),
+    ],
+)
+def test_a_mistake_is_one_line_of_the_command(setting: str, line: str, tmp_path: Path) -> None:
+    own = {"out": "", "state-dir": "", "experiment": ""}
+    (tmp_path / "run.toml").write_text(to_toml(flat(tmp_path, rounds=1) | own))
+    if setting == "membership=":
+        setting += listed(tmp_path, 'event = [{round = 2, client = 4, kind = "left"}]')
+    words = ("--out", tmp_path / "out", "--workers", 0, "-s", setting)
+    done = typed("run", tmp_path / "run.toml", *words)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and line in done.stderr
 
 
 # Nodes that come and go.
