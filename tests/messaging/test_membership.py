@@ -11,6 +11,8 @@ from flwr.app import Message
 from common.journal import members
 from common.settings.parse import parse, to_toml
 from deploy.run.loopback import Loopback
+from server_app.messaging.channel import CENSUS
+from server_app.messaging.exchange import UNAVAILABLE
 from server_app.messaging.membership import Membership
 from server_app.messaging.schedule import Schedule
 from server_app.stopped import Stopped
@@ -227,6 +229,26 @@ def test_a_member_that_lost_its_state_fails_once(tmp_path: Path) -> None:
     run = played_by(flat(tmp_path, **{**ELASTIC, "min_replies": 0.5}), Losing)
     assert changes(run) == [(4, 1, "replaced")]
     assert [len(entry["failures"]) for entry in run.journal[1:]] == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("late", "joined"), [(2, [(4, 3, "joined")]), (9, [])])
+def test_a_newcomer_without_a_reply_is_asked_before_three_rounds(
+    late: int, joined: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(Coming):
+        away = {3: [1]}
+        asked = 0
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                census = reply.metadata.message_type == CENSUS and self.t > 1
+                self.asked += census
+                expired = census and self.asked <= late
+                yield failed(reply, UNAVAILABLE, "expired") if expired else reply
+
+    run = played_by(flat(tmp_path, **{**ELASTIC, "rounds": 6}), Slow)
+    assert changes(run) == joined
+    assert ("node 4 is ignored: no reply within" in caplog.text) is (not joined)
 
 
 class Doubled(Coming):
