@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test test-all installed containers exhaustive faults hostile poison check bench bench-peers clean
+.PHONY: run test test-all installed containers exhaustive faults soak hostile poison check bench bench-peers clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -28,6 +28,9 @@ exhaustive: $(VENV)/.installed-dev
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.faults
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.bench.soak
 
 hostile: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.hostile

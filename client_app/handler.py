@@ -92,7 +92,7 @@ class Handler(ABC, Generic[O, D]):
         ``ValueError`` if the client cannot take part.
         """
         p, task = self.participant, self.task
-        if p.clients != hello.clients:
+        if hello.clients and p.clients != hello.clients:
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
         if hello.forget:
             p.forget()
@@ -109,6 +109,8 @@ class Handler(ABC, Generic[O, D]):
             public=self.public(),
             version=version_of(self.config),
             tags=listed(str(p.node.get("tags", ""))),
+            name=str(p.node.get("name", "")),
+            clients=p.clients,
         )
         if self.config.privacy.mode != "local":
             return info

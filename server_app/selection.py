@@ -96,7 +96,7 @@ def find(name: str) -> Rule:
 
 @final
 class Selection:
-    """The selection of one run, with the metrics of the clients' replies so far."""
+    """The selection of one run, with the metrics of the clients' replies that its rule reads."""
 
     def __init__(self, config: Config) -> None:
         self.by, self.rule = config.select.by, find(config.select.by)
@@ -104,9 +104,14 @@ class Selection:
         self.metrics: dict[int, dict[int, dict[str, float]]] = {}  #: by client and round
 
     def add(self, entry: Entry) -> None:
-        """Add the metrics of a round's replies."""
+        """Add the metrics of a round's replies: all for a plug-in, so that memory grows with it."""
+        if self.rule in (uniform, by_samples):
+            return
         for k, metrics in entry.client_metrics.items():
-            self.metrics.setdefault(k, {})[entry.round] = metrics
+            if self.rule is not by_loss:
+                self.metrics.setdefault(k, {})[entry.round] = metrics
+            elif LOSS in metrics:
+                self.metrics[k] = {entry.round: {LOSS: metrics[LOSS]}}
 
     def check_tags(self, known: set[str]) -> None:
         """Raise ``ValueError`` if no client has one of the tags; ``known``: the clients' tags."""

@@ -42,6 +42,7 @@ from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
 from server_app.storage.run_record import Record
+from server_app.storage.status_file import StatusFile
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -82,6 +83,9 @@ class MethodStrategy(Strategy):
         run cannot continue; the checkpoint of the last valid round is kept.
         """
         self.grid, config, record = grid, self.config, self.record
+        self.membership = Membership(self.messenger, grid, self.task)
+        self.status = StatusFile(record.folder, grid, lambda: self.membership.known)
+        self.messenger.channel.waiting = self.status.renew
         saved = resume.newest(config) if config.run.resume else None
         with record.opened():
             self._begin(saved)
@@ -131,6 +135,7 @@ class MethodStrategy(Strategy):
     def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
         """Update the members before round t; return the events, and failures for the journal."""
         method, membership = self.method, self.membership
+        self.status.enter(t, "membership")
         events, refused_nodes = membership.renew(t, method.admit)
         method.clients, method.roster = self.clients, membership.roster
         for event in events:
@@ -155,7 +160,7 @@ class MethodStrategy(Strategy):
         if not sent and not self.private:  # with privacy, noise is added without any client too
             return
         self.method.release_memory()
-        with _phase(entry, phase), sending(over_grpc(self.grid)):
+        with self._phase(phase), sending(over_grpc(self.grid)):
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
         entry.failures = entry.failures + lost
         del sent  # frees the packed payloads, which are as large as the replies
@@ -196,7 +201,7 @@ class MethodStrategy(Strategy):
         self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
-        with _phase(entry, "step"), seeds.scope(self.task.seed, "step", t):
+        with self._phase("step"), seeds.scope(self.task.seed, "step", t):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
@@ -307,7 +312,7 @@ class MethodStrategy(Strategy):
         """Score the server's model if a score is due; raise ``DivergedRound`` if it diverged."""
         entry, score = self.entry, self.config.score
         if self._due(score.every) or entry.end:
-            with _phase(entry, "score"):
+            with self._phase("score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
@@ -420,14 +425,13 @@ class MethodStrategy(Strategy):
         if saved is not None:
             self._restore(saved)
         entry, record = self.entry, self.record
-        with clock(entry, "total"), _phase(entry, "census"):
-            self.membership = Membership(self.messenger, self.grid, self.task)
+        with clock(entry, "total"), self._phase("census"):
             self.membership.begin(saved)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
             self._introduce()
         record.add_settings(self.messenger.experiment, self.method.roster_size)
         if saved is None:
-            with clock(entry, "total"), _phase(entry, "score"):
+            with clock(entry, "total"), self._phase("score"):
                 self.scorer.score(self.scorer.begin(entry))
             self.method.release_memory()
             census.describe(entry, self.method, self.membership.strangers)
@@ -480,6 +484,13 @@ class MethodStrategy(Strategy):
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Measure the time of a phase, and name the phase in the status and in progress lines."""
+        self.status.enter(self.entry.round, name)
+        with clock(self.entry, name), progress.block("server step" if name == "step" else name):
+            yield
+
     # Conditions and selections.
 
     @property
@@ -519,13 +530,6 @@ class MethodStrategy(Strategy):
         if self.scorer.primary == "personal":
             due = due or self._due(score.every)
         return not self.private and (self.entry.end != "" or due)
-
-
-@contextmanager
-def _phase(entry: Entry, name: str) -> Iterator[None]:
-    """Measure the time of a phase, and name the phase in progress lines."""
-    with clock(entry, name), progress.block("server step" if name == "step" else name):
-        yield
 
 
 def _better(entry: Entry, best: Entry) -> bool:

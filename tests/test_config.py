@@ -39,6 +39,7 @@ def test_the_defaults_parse() -> None:
         ({"precision": "fp8"}, "precision = \"fp8\" is not allowed; it should be 'fp32' or 'bf16'"),
         ({"labels": "abc"}, 'labels = "abc" is not allowed; it should be key=value'),
         ({"select__tags": "a b"}, 'select.tags = "a b" is not allowed; it should be at most 20'),
+        ({"node__1__name": ""}, 'node.1.name = "" is not allowed; it should be 1 to 60 characters'),
         ({"device": "gpu"}, 'device = "gpu" is not allowed; it should be auto, cpu, cuda'),
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),

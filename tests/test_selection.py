@@ -71,6 +71,18 @@ def test_a_wrong_setting_is_one_line(settings: dict[str, Any], line: str, tmp_pa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("by", "kept"),
+    [("uniform", {}), ("samples", {}), ("loss", {0: {3: {"loss": 1.0}}, 1: {2: {"loss": 4.0}}})],
+)
+def test_a_rule_keeps_only_the_metrics_that_it_reads(by: str, kept: Any, tmp_path: Path) -> None:
+    selection = Selection(parse(flat(tmp_path, select__by=by)))
+    selection.add(Entry(round=1, client_metrics={0: {"loss": 2.0, "more": 1.0}, 1: {"loss": 3.0}}))
+    selection.add(Entry(round=2, client_metrics={1: {"loss": 4.0}}))
+    selection.add(Entry(round=3, client_metrics={0: {"loss": 1.0}, 1: {"more": 1.0}}))
+    assert selection.metrics == kept
+
+
 RULES = """
 def fewest(candidates, size, rng):
     asked = {c.k: len(c.metrics) for c in candidates}

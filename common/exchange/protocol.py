@@ -102,9 +102,9 @@ class ModelReply(Reply, kind="protocol.Trained"):
 class CensusRequest(ToClient, kind="protocol.Hello"):
     """Request of the census, to which a client replies with its ``ClientInfo``.
 
-    ``clients``: number of clients in the roster. ``t``: the round after which the run resumes or
-    the client joins, 0 for a new run. ``forget``: whether the client first deletes its stored
-    state, which a replayed event ``replaced`` requires.
+    ``clients``: number of clients in the roster; 0: the number that the client expects. ``t``: the
+    round after which the run resumes or the client joins, 0 for a new run. ``forget``: whether the
+    client first deletes its stored state, which a replayed event ``replaced`` requires.
     """
 
     clients: Count
@@ -137,10 +137,15 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
 
     tags: Annotated[list[Name], Field(max_length=20)] = []
     """Tags of the client, by which a run can select it."""
+    name: Annotated[str, Field(max_length=60)] = ""
+    """Name of the client's node for the operator; empty if it has none."""
+    clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Number of clients in the roster that this client expects."""
 
     def equals(self, other: Self) -> bool:
-        """Return whether ``other``, of any round, describes the same client."""
-        return self == other.model_copy(update={"t": self.t, "kept": self.kept})
+        """Return whether ``other``, of any round and on any node, describes the same client."""
+        own = {"t": self.t, "kept": self.kept, "name": self.name}
+        return self == other.model_copy(update=own)
 
 
 class ScoreRequest(ToClient, kind="protocol.Ask"):

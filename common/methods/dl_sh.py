@@ -87,7 +87,7 @@ class Distilling(OnPublicSet):
         name, rule = config.run.method, config.ensemble.aggregation
         if rule not in self.rules:
             raise not_allowed("ensemble.aggregation", rule, f'method = "{name}"', *self.rules)
-        if self.free_riders and self.free_riders >= config.run.clients:
+        if 0 < config.run.clients <= self.free_riders:
             raise ValueError(
                 f"{name}.free-riders = {self.free_riders} is not allowed; it should be below the "
                 f"number of clients, {config.run.clients}"

@@ -96,7 +96,8 @@ class Run(Section):
     """Total number of rounds."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
-    ``data.partition = "natural"`` (plain ``flwr run``: as many as are connected)."""
+    ``data.partition = "natural"``. With ``submit`` and ``flwr run`` 0 is the number that the
+    connected nodes expect."""
     min_clients: Annotated[int, Field(ge=0)] = 0
     """Number of clients with which a run starts and goes on; the others may join later. 0: a run
     starts with all."""
@@ -416,6 +417,8 @@ class Node(Section):
     """Folder of the client's private state."""
     tags: Annotated[str | None, Field(pattern=TAGS)] = None
     """Comma-separated tags of the client, such as ``gpu,north``, for ``select.tags``."""
+    name: Annotated[str | None, Field(pattern=r"^[^\x00-\x1f\x7f]{1,60}$")] = None
+    """Name of the client's node for the operator (``fedmosaic status``)."""
     incentive: bool | None = None
     """``i-dl-mh``: whether the client takes the server's reward."""
 

@@ -30,6 +30,7 @@ PATTERNS = {
     "device": "auto, cpu, cuda or cuda:N",
     "labels": "key=value, or several with commas between them",
     "tags": "at most 20 tags of letters, digits, '.', '_' and '-' with commas between them",
+    "name": "1 to 60 characters on one line",
     "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "milestones": "rounds, such as 100,150",
 }

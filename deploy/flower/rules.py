@@ -61,7 +61,7 @@ FREE = frozenset(
     {
         # only the server and the launcher use them
         *("out", "plugins", "track", "name", "labels", "membership", "select.by"),
-        *("select.tags", "node.K.tags"),
+        *("select.tags", "node.K.tags", "node.K.name"),
         "fedktl.generator",  # only the server reads it
         *("experiment", "device", "node.K.device"),  # have a pattern
         *("data.label-column", "data.owner-column", "data.digest"),

@@ -7,11 +7,15 @@ file runs Flower's own program, but the step that fetches a message also starts 
 
 It also corrects an error: if a run ends while Flower fetches one of its messages, the message is
 not deleted, and each later reply is assigned to the following message.
+
+Flower logs seven lines for each message. Unless its level is set (FLWR_LOG_LEVEL), this program
+logs one line for each run instead, and its ClientApps log from level warning on.
 """
 
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -32,7 +36,9 @@ LOOK, REPLY = 1 / 4, 1 / 20
 
 A poll for messages is a call of the SuperLink, a poll for the reply is local to the process."""
 LONGEST_LOOK, LONGEST_REPLY = 3.0, 0.5  #: longest waits in seconds: Flower's values
+LEVEL = "FLWR_LOG_LEVEL"  #: environment variable with the level of Flower's log
 Result = TypeVar("Result")
+log = logging.getLogger("flwr.fedmosaic")
 
 
 def wait(look: Callable[[], Result | None], share: float, longest: float) -> Result:
@@ -48,6 +54,10 @@ class Node:
     """Wrapped steps of Flower's loop, which also do the work of ``flower-superexec``."""
 
     address = ""  #: address of this SuperNode for ClientApps
+    quiet = False  #: whether to leave out Flower's lines once the node waits for messages
+
+    def __init__(self) -> None:
+        self._runs: set[int] = set()  #: runs with a message so far
 
     def listening(self, serve: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``serve``, which starts the server for ClientApps, to store its address."""
@@ -65,8 +75,14 @@ class Node:
 
         @functools.wraps(fetch)
         def wrapped(*, state: Any, object_store: Any, **named: Any) -> int:
+            if self.quiet:
+                leave_out_messages()
+                self.quiet = False
             take = functools.partial(whole, fetch, state=state, object_store=object_store, **named)
             run_id = wait(take, LOOK, LONGEST_LOOK)
+            if run_id not in self._runs:
+                log.info("run %d: the first message has arrived", run_id)
+            self._runs.add(run_id)
             wait(functools.partial(self._ended, state), REPLY, LONGEST_REPLY)
             return run_id
 
@@ -82,6 +98,13 @@ class Node:
             line = [CLIENT_APP, "--clientappio-api-address", self.address, "--token", token]
             subprocess.Popen([*line, "--insecure", "--parent-pid", str(os.getpid())])
         return not state.get_tasks(statuses=AT_WORK) or None
+
+
+def leave_out_messages() -> None:
+    """Leave out Flower's log lines below level warning, and those of new ClientApps."""
+    for handler in logging.getLogger("flwr").handlers:
+        handler.addFilter(lambda line: line.name == log.name or line.levelno >= logging.WARNING)
+    os.environ[LEVEL] = "WARNING"
 
 
 def whole(
@@ -117,6 +140,7 @@ def main() -> None:
 
     loop: Any = importlib.import_module(LOOP)
     node = Node()
+    node.quiet = LEVEL not in os.environ
     loop.run_clientappio_api_grpc = node.listening(loop.run_clientappio_api_grpc)
     loop._pull_and_store_message = node.serving(loop._pull_and_store_message)
     loop.pull_objects = functools.partial(loop.pull_objects, initial_backoff=SHORTEST)

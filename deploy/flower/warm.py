@@ -219,6 +219,14 @@ def _take_over(
             os.close(output)
 
 
+def _log_from(level: str) -> None:
+    """Set the level of Flower's log, which it reads from the environment on import only."""
+    from flwr.common.logger import update_console_handler
+
+    with contextlib.suppress(ValueError):  # an unknown level
+        update_console_handler(level=level, timestamps=level == "DEBUG")
+
+
 def _become(mains: Mapping[str, Callable[[], None]], request: Any, outputs: list[int]) -> None:
     """Run the requested program in the child; never returns."""
     status = 1
@@ -231,6 +239,7 @@ def _become(mains: Mapping[str, Callable[[], None]], request: Any, outputs: list
         os.environ.clear()
         os.environ.update(request["env"])
         sys.argv = request["argv"]
+        _log_from(os.environ.get("FLWR_LOG_LEVEL", "INFO").upper())
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(sys.argv[0][:15])  # the name in top and ps
         mains[sys.argv[0]]()

@@ -304,9 +304,11 @@ def app(
     """Write an experiment as an app for plain `flwr run`, with your own modules in it."""
     from deploy.flower.bundle import write_app
     from deploy.machines import submit as sending
+    from deploy.run.preflight import counted
 
     _folder(folder, "app")
-    flat = sending.prepared(resolved(experiment, settings), False, False)
+    flat = counted(resolved(experiment, settings), data_here=False)
+    flat = sending.prepared(flat, False, False)
     flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
     _print_notes(flat)
     written = write_app(folder, flat)

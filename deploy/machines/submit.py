@@ -42,15 +42,16 @@ def _is_host(text: str) -> bool:
 def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str, Value]:
     """Return the run config to send: complete, checked, and with a name for the run.
 
+    ``clients = 0`` stays: the ServerApp takes the number that the connected nodes expect.
     ``if_any``: resume if ``out``, read on this machine, contains a checkpoint. Other folders belong
     to the server's and the clients' machines, so they are not checked here.
 
     Raises ``ValueError`` for settings that no machine can run.
     """
-    from deploy.run.preflight import check_names, counted, name_of  # imports torch
+    from deploy.run.preflight import check_names, name_of  # imports torch
     from server_app.storage import checkpoint
 
-    flat = {**counted(flat, data_here=False), "runtime": "grpc"}
+    flat = {**flat, "runtime": "grpc"}
     for key in ("out", *places(flat)):
         if flat[key] and not Path(str(flat[key])).is_absolute():
             raise ValueError(f"{key} = {flat[key]!r} is relative; other machines need a full path")

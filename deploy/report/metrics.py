@@ -1,7 +1,8 @@
 """Metrics of a run for Prometheus, read from the files in its folder at each scrape.
 
-Their only source is the journal, which omits what a private run withholds
-(``server_app/release.py``). For such a run, metrics without a value are left out instead of 0.
+Their sources are the journal, which omits what a private run withholds (``server_app/release.py``),
+and the list of connected nodes. For a private run, metrics without a value are left out instead of
+0.
 """
 
 import re
@@ -19,6 +20,7 @@ from common.exchange.seal.files import read_certificate
 from common.journal import Entry, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
+from server_app.storage.status_file import ServerStatus
 
 PATH = "/metrics"
 KIND = "text/plain; version=0.0.4; charset=utf-8"  #: Prometheus's text format
@@ -78,6 +80,9 @@ def of_run(run: Run) -> Iterator[Metric]:
     yield from gauge("round", "The last finished round; 0 is the census.", run.done)
     written = (run.path / JOURNAL).stat().st_mtime
     yield from gauge("last_round_timestamp_seconds", "Time of the last finished round.", written)
+    if (nodes := ServerStatus.read(run.path).nodes) and not ended:
+        online = sum(nodes[k].online for k in present(run.entries) & nodes.keys())
+        yield from gauge("clients_online", "Clients that take part and are connected.", online)
     if run.entries:
         yield from _of_last(run, run.entries[-1])
     yield from _of_all(run)

@@ -4,14 +4,16 @@ A private run withholds which clients replied (``server_app/release.py``), so th
 ``missed`` are unknown there.
 """
 
+import time
 from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
 from common.journal import present
 from deploy.report.read import Run, total
-from deploy.report.table import NONE, Table, duration, number, percent
+from deploy.report.table import NONE, Table, clean, duration, number, percent
 from server_app.storage.lock import held
+from server_app.storage.status_file import NodeStatus, ServerStatus
 
 RECENT = 5  #: rounds whose mean duration gives the estimate
 
@@ -21,27 +23,37 @@ RECENT = 5  #: rounds whose mean duration gives the estimate
 class ClientStatus:
     """Client k. ``state``: member, left, or not joined.
 
-    ``last_reply``: the last round with a valid reply; ``answered`` and ``missed``: numbers of
-    rounds in which the client was selected; None in a private run.
+    ``node``: the name of its node, else the id; ``last_seen``: Unix time at which the server last
+    saw the node connected, None: never. ``last_reply``: the last round with a valid reply;
+    ``answered`` and ``missed``: numbers of rounds in which the client was selected; None in a
+    private run.
     """
 
     k: int
+    node: str
     state: str
     model: str
     samples: int
+    tags: list[str]
+    last_seen: float | None
     last_reply: int | None
     answered: int | None
     missed: int | None
+    version: str
 
 
 @final
 @dataclass(frozen=True)
 class Status:
-    """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds."""
+    """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds.
+
+    ``phase``: what the server does now; empty if the run is not running.
+    """
 
     run: str
     state: str
     error: str
+    phase: str
     round: int
     rounds: int | None
     accuracy: float | None
@@ -58,7 +70,7 @@ def roster(run: Run) -> int:
 
 def of(run: Run) -> Status:
     """Return the status of a run and of every client of its roster."""
-    running, headline = held(run.path), run.headline()
+    running, headline, server = held(run.path), run.headline(), ServerStatus.read(run.path)
     state = "running" if running else "completed" if run.finished else "interrupted"
     error = "" if running or run.summary is None else run.summary.error or ""
     left = None
@@ -69,35 +81,45 @@ def of(run: Run) -> Status:
         run=run.path.resolve().name,
         state="stopped" if error else state,
         error=error,
+        phase=f"{clean(server.phase)} of round {server.round}" if running else "",
         round=run.done,
         rounds=run.rounds,
         accuracy=headline["final"],
         best=headline["best"],
         left=left,
-        clients=[_client(run, k) for k in range(roster(run))],
+        clients=_clients(run, server),
     )
 
 
-def _client(run: Run, k: int) -> ClientStatus:
-    member = next((member for member in run.members if member.k == k), None)
-    here = "member" if k in present(run.entries) else "left" if member else "not joined"
-    selected = [entry for entry in run.entries if k in entry.selected]
-    replied = [entry.round for entry in selected if k in entry.replied]
-    return ClientStatus(
-        k=k,
-        state=here,
-        model=member.model if member else "",
-        samples=member.n if member else 0,
-        last_reply=None if run.private else max(replied, default=0),
-        answered=None if run.private else len(replied),
-        missed=None if run.private else len(selected) - len(replied),
-    )
+def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
+    members, here = {member.k: member for member in run.members}, present(run.entries)
+    clients = []
+    for k in range(roster(run)):
+        member, node = members.get(k), server.nodes.get(k, NodeStatus(node=0))
+        selected = [entry for entry in run.entries if k in entry.selected]
+        replied = [entry.round for entry in selected if k in entry.replied]
+        status = ClientStatus(
+            k=k,
+            node=clean(node.name) or str(node.node or ""),
+            state="member" if k in here else "left" if member else "not joined",
+            model=member.model if member else "",
+            samples=member.n if member else 0,
+            tags=member.tags if member else [],
+            last_seen=node.seen or None,
+            last_reply=None if run.private else max(replied, default=0),
+            answered=None if run.private else len(replied),
+            missed=None if run.private else len(selected) - len(replied),
+            version=clean(node.version),
+        )
+        clients.append(status)
+    return clients
 
 
 def line(status: Status) -> str:
     """Return the status of the run in one line."""
     rounds = "" if status.rounds is None else f" of {status.rounds}"
     parts = [f"{status.run}: {status.state}", f"round {status.round}{rounds}"]
+    parts += [status.phase] if status.phase else []
     if status.accuracy is not None:
         parts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
     if status.left is not None:
@@ -109,10 +131,13 @@ def line(status: Status) -> str:
 
 def table(status: Status) -> Table:
     """Return a table with a row for each client."""
-    header = ("client", "state", "model", "samples", "last reply", "answered", "missed")
+    header = ("client", "node", "state", "model", "tags", "version", "samples", "last seen")
+    numbers = ("last reply", "answered", "missed")
     rows = [
         (
-            *(str(client.k), client.state, client.model or NONE, number(client.samples)),
+            *(str(client.k), client.node or NONE, client.state, client.model or NONE),
+            *(",".join(client.tags) or NONE, client.version or NONE, number(client.samples)),
+            NONE if client.last_seen is None else _ago(client.last_seen),
             *(
                 NONE if value is None else number(value)
                 for value in (client.last_reply, client.answered, client.missed)
@@ -120,4 +145,10 @@ def table(status: Status) -> Table:
         )
         for client in status.clients
     ]
-    return Table(header, rows, align="rllr")
+    return Table((*header, *numbers), rows, align="rlllllr")
+
+
+def _ago(moment: float) -> str:
+    """Return how long ago a Unix time was."""
+    seconds = max(time.time() - moment, 0.0)
+    return f"{duration(seconds) if seconds >= 60 else f'{seconds:.0f} s'} ago"

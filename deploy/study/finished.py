@@ -153,7 +153,7 @@ def _run_round(run: Finished, size: int, workers: int) -> Further:
     task = Task.of(config, dataset, device.choose(config.run.device))
     method, messenger = run.method(task), Messenger(PlainChannel(config, run.saved.experiment))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
-        clients = take_census(grid, messenger, task).clients
+        clients = take_census(grid, messenger, task, config.run.clients).clients
         method.begin(clients)
         request = method.request(t)
         sent = ((c, request(c) if callable(request) else request) for c in clients[:size])

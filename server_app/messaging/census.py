@@ -45,58 +45,61 @@ class Census:
 
 
 def wait_for_nodes(
-    grid: Grid, config: Config, strangers: Mapping[int, str] | None = None
+    grid: Grid, config: Config, size: int, strangers: Mapping[int, str] | None = None
 ) -> list[int]:
     """Wait until enough nodes are online, and return the ids of all but the ``strangers``.
 
-    Enough are ``clients`` nodes. With ``min-clients``, or with ``clients = 0``, enough are also
+    Enough are ``size`` nodes. With ``min-clients``, or with ``size`` = 0 (unknown), enough are also
     fewer nodes, at least ``min-clients``, once their list has not changed for two seconds.
 
-    Raises ``Stopped`` after ``wait`` seconds, or if ``clients = 0`` and ``per-round`` is larger.
+    Raises ``Stopped`` after ``wait`` seconds.
     """
     run, start, strangers = config.run, time.monotonic(), strangers or {}
-    fewest = run.min_clients or run.clients or 1
+    fewest = run.min_clients or size or 1
     online, since = sorted({*grid.get_node_ids()} - strangers.keys()), start
-    while not 0 < run.clients <= len(online):
+    while not 0 < size <= len(online):
         if len(online) >= fewest and time.monotonic() - since >= SETTLED:
             break
         if time.monotonic() - start > run.wait:
             others = "".join(f"; node {node}: {why}" for node, why in strangers.items())
             raise Stopped(
-                f"{len(online)} of {run.min_clients or run.clients or 'at least 1'} clients "
+                f"{len(online)} of {run.min_clients or size or 'at least 1'} clients "
                 f"connected within wait = {run.wait:g} s{others}"
             )
         time.sleep(POLL)
         if (nodes := sorted({*grid.get_node_ids()} - strangers.keys())) != online:
             online, since = nodes, time.monotonic()
-    if run.per_round > (size := run.clients or len(online)):
-        raise Stopped(f"per-round = {run.per_round} is more than the {size} clients")
     return online
 
 
-def take_census(grid: Grid, messenger: Messenger, task: Task) -> Census:
+def take_census(grid: Grid, messenger: Messenger, task: Task, size: int) -> Census:
     """Request the information of every node until enough clients have a valid reply.
 
+    ``size``: number of clients of the roster; 0: the number that the connected nodes expect.
     Enough are ``min-clients``, or else all of the roster. Other nodes are strangers then: without
     a place, of another run, or with an error. Raises ``Stopped`` naming the client if there are not
     enough: without a valid reply, with another code version, another task, impossible classes or
-    counts; also for an id that two nodes claim.
+    counts; also for an id that two nodes claim, and for nodes that expect different numbers.
     """
     run, strangers = messenger.config.run, dict[int, str]()
     while True:
-        nodes = wait_for_nodes(grid, messenger.config, strangers)
-        replies, failed = _census_replies(grid, nodes, messenger, strangers)
-        size, infos = run.clients or len(replies) + len(failed), dict[int, ClientInfo]()
+        nodes = wait_for_nodes(grid, messenger.config, size, strangers)
+        replies, failed = _census_replies(grid, nodes, messenger, size, strangers)
+        infos = dict[int, ClientInfo]()
         for node, reply in replies.items():
             try:
                 infos[node] = messenger.info(node, reply)
             except ValueError as error:
                 failed[node] = str(error)
+        if not size and infos:
+            size = _expected_size([*infos.values()])
+            if run.per_round > size:
+                raise Stopped(f"per-round = {run.per_round} is more than the {size} clients")
         limits = size, messenger.experiment, task, run.max_samples
         wrong = {node: why for node, info in infos.items() if (why := why_not(info, *limits))}
         good = {node: info for node, info in infos.items() if node not in wrong}
         check_together([*good.values()])
-        if len(good) >= (run.min_clients or size):
+        if len(good) >= (run.min_clients or size or 1):
             break
         placeless = {n: wrong[n] for n, info in infos.items() if info.k >= size}
         placeless |= {node: why for node, why in failed.items() if NO_PLACE in why}
@@ -109,8 +112,20 @@ def take_census(grid: Grid, messenger: Messenger, task: Task) -> Census:
     return Census(sorted(clients, key=lambda client: client.k), size, strangers)
 
 
+def _expected_size(infos: Sequence[ClientInfo]) -> int:
+    """Return how many clients the nodes expect; raise ``Stopped`` if they do not agree."""
+    first = infos[0]
+    for other in infos:
+        if other.clients != first.clients:
+            raise Stopped(
+                f"census: client {other.k} expects {other.clients} clients, client {first.k} "
+                f"{first.clients}: start all nodes with the same --clients, or set clients"
+            )
+    return first.clients
+
+
 def _census_replies(
-    grid: Grid, nodes: list[int], messenger: Messenger, strangers: Mapping[int, str]
+    grid: Grid, nodes: list[int], messenger: Messenger, size: int, strangers: Mapping[int, str]
 ) -> tuple[dict[int, Message], dict[int, str]]:
     """Return the replies by node id, and by node id why another node has none.
 
@@ -120,8 +135,7 @@ def _census_replies(
     failed: dict[int, str] = {}
     while True:
         missing = [node for node in nodes if node not in received and node not in failed]
-        size = len(nodes)
-        sent = messenger.census_messages(missing, config.run.clients or size)
+        sent = messenger.census_messages(missing, size)
         replies, failures = messenger.channel.exchange(grid, sent, config.run.timeout, 0)
         received |= {missing[i]: reply for i, reply in replies.items()}
         lost = {missing[f.k]: f.reason for f in failures if f.k not in replies}
@@ -129,9 +143,7 @@ def _census_replies(
         failed |= {node: why for node, why in lost.items() if late or LEFT not in why}
         if lost.keys() <= failed.keys():
             return {node: received[node] for node in nodes if node in received}, failed
-        nodes = wait_for_nodes(grid, config, strangers)
-        if len(nodes) != size and not config.run.clients:  # the requests had another number
-            received, failed = {}, {}
+        nodes = wait_for_nodes(grid, config, size, strangers)
 
 
 def member(task: Task, client: Client) -> Member:

@@ -33,6 +33,7 @@ class Channel(ABC):
         self.config, self.experiment = config, experiment
         self.store = ReplyStore(Path(config.run.out), int(config.wire.max_mb * 1e6))
         self.traffic: dict[str, int] = {}
+        self.waiting: Callable[[], None] = lambda: None  #: called often while replies are missing
 
     def count(self, way: str, content: RecordDict, arrays: int = 0) -> None:
         """Add the bytes of a payload to ``traffic``; ``arrays`` of them belong to arrays."""
@@ -61,7 +62,12 @@ class Channel(ABC):
 
     def _exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         window = self.config.run.window
-        with progress.block("replies", len(messages)) as report:
+        with progress.block("replies", len(messages)) as show:
+
+            def report(done: int) -> None:
+                show(done)
+                self.waiting()
+
             return exchange(grid, messages, timeout, t, window, self.store, report)
 
 

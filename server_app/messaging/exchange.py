@@ -28,6 +28,7 @@ LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a
 WRAPPED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", re.DOTALL)
 """Flower's text of an exception that a ClientApp raised, with its class and message."""
 UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
+NO_REPLY = "no reply"  #: beginning of the reason of a failure after the timeout
 LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -61,7 +62,7 @@ def exchange(
     def lose(k: int, reason: str) -> None:
         failures.append(Failure(k=k, round=t, reason=reason))
 
-    no_reply = f"no reply within {timeout:g} s"
+    no_reply = f"{NO_REPLY} within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     sizes = {id(content): count_bytes(content) for content in _contents(messages)}
     most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than requests

@@ -8,6 +8,7 @@ the operator (``fedmosaic remove``) changes that.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import final
@@ -19,6 +20,7 @@ from common.exchange.protocol import ClientInfo
 from common.journal import Change, Event, Failure
 from common.training.task import Task
 from server_app.messaging import census
+from server_app.messaging.exchange import NO_REPLY
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import Readmission
 from server_app.messaging.schedule import Schedule
@@ -29,6 +31,8 @@ from server_app.storage.checkpoint import Checkpoint
 
 Admit = Callable[[Client], None]
 """Function that raises ``ValueError`` for a client that does not suit the method."""
+
+TRIES = 3  #: rounds before which a node without a reply is asked, until it is ignored
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -46,8 +50,10 @@ class Membership:
         self.met: set[int] = set()  #: clients that were members before
         self.absences: dict[int, int] = {}  #: rounds in a row without its node, by client
         self.strangers: dict[int, str] = {}  #: why a node is ignored, by node
+        self.claims: dict[int, int] = {}  #: client that an ignored node may become later, by node
         self.missed: frozenset[int] = frozenset()  #: members without a reply, by the schedule
         self.events: list[Event] = []  #: of the next round
+        self._late = Counter[int]()  #: census requests without a reply, by node
         self._doubtful: set[int] = set()  #: members whose stored state may be lost
         self._readmission = Readmission(messenger, grid)
 
@@ -73,7 +79,9 @@ class Membership:
         A member of ``saved`` that is not connected leaves. Raises ``Stopped`` if too few clients
         take part, or if a client has lost its state and the membership is fixed.
         """
-        taken, run = census.take_census(self.grid, self.messenger, self.task), self.run
+        run = self.run
+        size = run.clients or (len(saved.roster or saved.nodes) if saved is not None else 0)
+        taken = census.take_census(self.grid, self.messenger, self.task, size)
         if run.min_clients > taken.size:
             raise Stopped(f"min-clients = {run.min_clients} is more than the {taken.size} clients")
         self.strangers = taken.strangers
@@ -182,7 +190,11 @@ class Membership:
 
     def _look(self, t: int, online: set[int], admit: Admit, removed: frozenset[int]) -> None:
         """Take a census of new nodes if there is a free place, and of doubtful members."""
-        self.strangers = {n: why for n, why in self.strangers.items() if n in online}
+        for node in [*self.strangers]:
+            k = self.claims.get(node)
+            if node not in online or (k is not None and self._is_free(k, online, removed)):
+                del self.strangers[node]
+                self.claims.pop(node, None)
         nodes = {client.node: k for k, client in self.members.items()}
         doubtful = self._doubtful & self.members.keys()
         asked = {self.members[k].node for k in doubtful} & online
@@ -193,13 +205,22 @@ class Membership:
         replies, failed = self._ask(sorted(asked), t)
         self._doubtful = gone | {nodes[n] for n in failed.keys() & nodes.keys()}
         for node, why in failed.items():
-            if node not in nodes and census.LEFT not in why:
+            late = why.startswith(NO_REPLY)
+            self._late[node] += late
+            again = census.LEFT in why or (late and self._late[node] < TRIES)
+            if node not in nodes and not again:
                 self._ignore(node, why)
         for node, info in replies.items():
             if why := self._why_not(info, node, removed, admit, online):
                 self._ignore(node, why)
+                if not self._is_free(info.k, online, removed):
+                    self.claims[node] = info.k
             else:
                 self._enter(Client(info, node))
+
+    def _is_free(self, k: int, online: Set[int], removed: Set[int]) -> bool:
+        """Return whether client k is not removed, and has no node that is connected."""
+        return k not in removed and (k not in self.members or self.members[k].node not in online)
 
     def _ask(
         self, nodes: list[int], t: int, *, forget: bool = False

@@ -17,9 +17,11 @@ from flwr.app import Message
 from common.exchange.seal import files
 from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoked, ssh_public_key
 from common.settings.config import Value
-from deploy.flower import control
+from deploy.flower import admission, control
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates, make, make_key, read_public_key, revoke
+from deploy.run.grpc import start_federation
+from deploy.run.settings import app_folder
 from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
 from tests.support.commandline import typed
@@ -372,6 +374,23 @@ def test_a_resumed_run_and_a_new_run_refuse_a_revoked_client_in_a_line(
         line = str(stopped.value)
         assert line.startswith("census: node 2 answered: ") and "\n" not in line
         assert f"it claims to be client 1: its key 1.pub is revoked, see {certs.revoked}" in line
+
+
+# A second node with the same key.
+
+
+@pytest.mark.full
+def test_a_second_node_with_the_same_key_is_refused_in_one_line(
+    certs: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(admission.await_admission.__kwdefaults__, "patience", 1.0)
+    with start_federation(app_folder(), 1, tmp_path, certificates=certs) as federation:
+        own = ("--clients", 1, "--k", 0, "--ca", certs.ca, "--home", tmp_path / "second")
+        done = typed("node", "--superlink", federation.fleet, *own)
+        assert federation.control.online() == 1, "the first node stays"
+    assert done.returncode == 1 and "counts client 0 as connected" in done.stdout
+    line = f"error: client 0 is connected already: its key {certs.key(0)} is in use elsewhere\n"
+    assert done.stderr == line
 
 
 # Certificates that end soon.

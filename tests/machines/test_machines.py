@@ -27,7 +27,7 @@ from deploy.machines import commands as machines
 from deploy.machines import node, submit
 from deploy.machines.certificates import make, read_public_key
 from deploy.machines.node import check_here, command
-from deploy.run.settings import resolve
+from deploy.run.settings import load, resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
 from tests.support.listening import listening, reachable
@@ -160,6 +160,7 @@ def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     assert f"run 7: {sent[0]['experiment']}\n" in said
     there = "the results are in /srv/out, on the server's machine; there: fedmosaic report /srv/out"
     assert said.endswith(f"{there}\n")
+    assert sent[0]["clients"] == 0, "the connected nodes have the number"
     elsewhere = typed(*arguments, "-s", "out=").stdout
     assert f"fedmosaic report ~/.fedmosaic/runs/{sent[-1]['experiment']}\n" in elsewhere
     resumed = typed(*arguments, "--resume")
@@ -290,7 +291,7 @@ def test_replicas_that_share_a_folder_are_different_clients(tmp_path: Path) -> N
 def test_a_submitted_run_is_complete_and_resumes_if_there_is_something(tmp_path: Path) -> None:
     given = {**resolve(None), "out": str(tmp_path)}
     sent = submit.prepared(given, resume=False, if_any=True)
-    assert sent["clients"] == 6 and sent["runtime"] == "grpc" and sent["resume"] is False
+    assert sent["clients"] == 0 and sent["runtime"] == "grpc" and sent["resume"] is False
     other = submit.prepared(given, True, False)["experiment"]
     assert sent["experiment"] != other, "clients keep their models under it"
     assert str(sent["experiment"]).rpartition("-")[0] == str(other).rpartition("-")[0]
@@ -394,7 +395,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
             until(f"replica {i}", (tmp_path / "replicas" / f"{i}.lock").exists)
         out = tmp_path / "out"
-        values = flat(out, method="fedorion", clients=2, rounds=1, **{"state-dir": ""})
+        values = flat(out, method="fedorion", clients=0, rounds=1, **{"state-dir": ""})
         values |= {"data.name": "folder", "data.dir": str(paint(tmp_path / "images", 7))}
         values |= {"data.partition": "own", "fleet": "mlp,cnn2", "data.samples": 0}
         values["data.test-samples"] = 0
@@ -407,6 +408,10 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         assert "own model" in done.stdout and (out / "report.html").exists()
         assert done.stdout.endswith(f"report: {out / 'report.html'}\n")
         assert f"app digest {pin}\n" in done.stdout
+        assert load(out / "config.toml")["clients"] == 2, "the nodes expect so many"
+        for i in range(2):
+            lines = (tmp_path / f"node{i}.log").read_text().splitlines()
+            assert len(lines) <= 10 and any("first message" in line for line in lines), lines
         # a bundle with other contents is not run: this one has a table more
         more = ("-s", "node.0.threads=1", "-s", f"out={tmp_path / 'other'}")
         other = typed("submit", *sets, *more, *to)

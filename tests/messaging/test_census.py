@@ -73,6 +73,42 @@ def test_nodes_without_a_place_are_listed_and_ignored(tmp_path: Path) -> None:
     ]
 
 
+def test_without_a_number_the_connected_nodes_have_it(tmp_path: Path) -> None:
+    config = flat(tmp_path / "all", clients=0, rounds=1)
+    run = play(config, Loopback(3, config, workers=0))
+    assert run.journal[1]["replied"] == [0, 1, 2]
+    assert "clients = 3\n" in (run.folder / "config.toml").read_text()
+    config = flat(tmp_path / "some", clients=0, min_clients=2, rounds=1)
+    own = {k: {"num-partitions": 4} for k in range(3)}
+    run = play(config, Loopback(3, config, workers=0, node_configs=own))
+    assert run.journal[1]["replied"] == [0, 1, 2]
+    assert "clients = 4\n" in (run.folder / "config.toml").read_text()
+    resumed = flat(tmp_path / "some", clients=0, min_clients=2, rounds=2, resume=True)
+    run = play(resumed, Loopback(4, resumed, workers=0))
+    assert [(e["k"], e["kind"]) for e in run.journal[2]["events"]] == [(3, "joined")]
+
+
+@pytest.mark.parametrize(
+    ("own", "reason", "settings"),
+    [
+        (
+            {1: {"num-partitions": 4}},
+            "client 1 expects 4 clients, client 0 3: start all nodes with the same --clients",
+            {},
+        ),
+        ({k: {"num-partitions": 4} for k in range(3)}, r"3 of 4 clients connected within", {}),
+        ({}, "per-round = 4 is more than the 3 clients", {"per_round": 4}),
+    ],
+)
+def test_nodes_that_do_not_make_a_federation_are_refused(
+    own: Any, reason: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = flat(tmp_path, **{"clients": 0, "wait": 2.5, **settings})
+    with pytest.raises(Stopped, match=reason) as error:
+        play(config, Loopback(3, config, workers=0, node_configs=own))
+    assert "\n" not in str(error.value)
+
+
 def test_a_place_that_a_node_without_one_does_not_fill_is_named(tmp_path: Path) -> None:
     config = flat(tmp_path, wait=0.3)
     grid = Loopback(4, config, workers=0, node_configs={2: {"partition-id": 7}})

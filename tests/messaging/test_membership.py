@@ -9,14 +9,17 @@ import pytest
 from flwr.app import Message
 
 from common.journal import members
-from common.settings.parse import parse
+from common.settings.parse import parse, to_toml
 from deploy.run.loopback import Loopback
+from server_app.messaging.channel import CENSUS
+from server_app.messaging.exchange import UNAVAILABLE
 from server_app.messaging.membership import Membership
 from server_app.messaging.schedule import Schedule
 from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import METHODS, config, failed, of_families
+from tests.support.commandline import typed
 from tests.support.events import listed
 from tests.support.tiny import TinyRun, flat, play
 
@@ -104,6 +107,25 @@ def test_a_list_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_more_than_the_roster_cannot_be_required(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="min-clients = 5 is more than clients = 4"):
         parse(flat(tmp_path, min_clients=5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("min-clients=5", "min-clients = 5 is more than clients = 4"),
+        ("select.tags=tpu", "select.tags: no client has the tag 'tpu'; the clients' tags are none"),
+        ("membership=", "events.toml: client 4 left in round 2, but the clients are 0 to 3"),
+    ],
+)
+def test_a_mistake_is_one_line_of_the_command(setting: str, line: str, tmp_path: Path) -> None:
+    own = {"out": "", "state-dir": "", "experiment": ""}
+    (tmp_path / "run.toml").write_text(to_toml(flat(tmp_path, rounds=1) | own))
+    if setting == "membership=":
+        setting += listed(tmp_path, 'event = [{round = 2, client = 4, kind = "left"}]')
+    words = ("--out", tmp_path / "out", "--workers", 0, "-s", setting)
+    done = typed("run", tmp_path / "run.toml", *words)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and line in done.stderr
 
 
 # Nodes that come and go.
@@ -207,6 +229,56 @@ def test_a_member_that_lost_its_state_fails_once(tmp_path: Path) -> None:
     run = played_by(flat(tmp_path, **{**ELASTIC, "min_replies": 0.5}), Losing)
     assert changes(run) == [(4, 1, "replaced")]
     assert [len(entry["failures"]) for entry in run.journal[1:]] == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("late", "joined"), [(2, [(4, 3, "joined")]), (9, [])])
+def test_a_newcomer_without_a_reply_is_asked_before_three_rounds(
+    late: int, joined: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(Coming):
+        away = {3: [1]}
+        asked = 0
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                census = reply.metadata.message_type == CENSUS and self.t > 1
+                self.asked += census
+                expired = census and self.asked <= late
+                yield failed(reply, UNAVAILABLE, "expired") if expired else reply
+
+    run = played_by(flat(tmp_path, **{**ELASTIC, "rounds": 6}), Slow)
+    assert changes(run) == joined
+    assert ("node 4 is ignored: no reply within" in caplog.text) is (not joined)
+
+
+class Doubled(Coming):
+    """A federation with a further node, which is client 1 too."""
+
+    def __init__(self, clients: int, config: dict[str, Any], **more: Any) -> None:
+        second = {clients: {"partition-id": 1, "num-partitions": clients}}
+        super().__init__(clients + 1, config, node_configs=second, **more)
+
+
+def test_a_second_node_of_a_client_takes_part_once_the_first_has_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = flat(tmp_path, **{**ELASTIC, "min_replies": 0.5})
+    later = Doubled.of({4: [1], 3: range(9), 1: [3, 4, 5]})  # node 5 appears before round 2
+    run = played_by(settings, later)
+    assert "node 5 is ignored: the place of client 1 belongs to node 2" in caplog.text
+    assert changes(run) == [] and [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2]] * 5
+
+
+def test_a_removed_client_returns_though_its_node_was_ignored(tmp_path: Path) -> None:
+    class Operated(Coming):
+        away = {3: range(9)}  # so that there is a free place, and the nodes are asked
+
+        def get_node_ids(self) -> Iterable[int]:
+            removals.write(tmp_path, frozenset({2} if 2 <= self.t <= 3 else ()))
+            return super().get_node_ids()
+
+    run = played_by(flat(tmp_path, **ELASTIC), Operated)
+    assert changes(run) == [(3, 2, "left"), (5, 2, "returned")]
 
 
 def test_the_operator_removes_a_client_and_takes_it_back(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from deploy.flower.processes import free_ports
 from deploy.machines.certificates import make
 from deploy.report.metrics import OTHER, PATH, Metrics, reason_label
 from deploy.report.serve import Server
+from server_app.storage.status_file import NAME, NodeStatus, ServerStatus
 from tests.support.compose import FOLDER
 from tests.support.run_folder import census, entry, finished, write_run
 from tests.support.waiting import until
@@ -46,7 +47,10 @@ def failing(folder: Path) -> Path:
     """Write a run in which client 1 has failed in its last round, and that has not ended."""
     lost = [Failure(k=1, round=2, reason="no reply within 5 s")]
     entries = [census(), entry(1, 0.25), entry(2, 0.0, replied=[0], failures=lost)]
-    return write_run(folder, entries, rounds=9)
+    write_run(folder, entries, rounds=9)
+    nodes = {0: NodeStatus(node=8, online=True), 1: NodeStatus(node=9)}
+    (folder / NAME).write_text(ServerStatus(nodes=nodes).model_dump_json())
+    return folder
 
 
 def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
@@ -67,6 +71,7 @@ def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
         "best_accuracy": 0.25,
         "loss": 0.5,
         "clients": 2,
+        "clients_online": 1,
         "clients_selected": 2,
         "clients_replied": 1,
         "seconds_total{phase=clients}": 2,
@@ -148,14 +153,16 @@ SERIES = {
     "fedmosaic_run_completed": "0+0x30",
     "fedmosaic_last_round_timestamp_seconds": "0+0x30",
     "fedmosaic_round_seconds": "100x30",
+    "fedmosaic_clients": "4x30",
+    "fedmosaic_clients_online": "4x5 3x24",
     "fedmosaic_clients_selected": "4x30",
     "fedmosaic_clients_replied": "4x5 3x24",
     'fedmosaic_certificate_expiry_timestamp_seconds{certificate="server.crt"}': "2592600x30",
     'up{job="fedmosaic"}': "1x30",
 }
-"""A run without a round since 0, a client that fails from minute 6 on, and a certificate that has
-thirty days left at minute 10. Minutes of values."""
-FIRST = {"ClientsFailing": 8, "CertificateExpires": 11, "RoundOverdue": 17}
+"""A run without a round since 0, a client that fails and is away from minute 6 on, and a
+certificate that has thirty days left at minute 10. Minutes of values."""
+FIRST = {"ClientsFailing": 8, "CertificateExpires": 11, "ClientsOffline": 11, "RoundOverdue": 17}
 """Minute in which each alert fires first; a round is overdue after 600 + 3 · 100 s."""
 
 
@@ -240,7 +247,7 @@ def test_prometheus_scrapes_a_run_fires_alerts_and_answers_the_dashboard(tmp_pat
                     alerts = get("alerts").get("alerts", [])
                     return {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
 
-                until("three alerts", lambda: firing() == set(FIRST))
+                until("four alerts", lambda: firing() == set(FIRST))
                 dashboard = json.loads((MONITORING / "dashboard.json").read_text())
                 queries = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
                 empty = [q for q in queries if not get("query", query=q)["result"]]

@@ -2,11 +2,15 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from common.settings.version import code_version
 from server_app.storage import removals
+from server_app.storage.lock import hold
+from server_app.storage.status_file import NAME
 from tests.support.commandline import typed
 from tests.support.events import listed
 from tests.support.tiny import Run
@@ -22,8 +26,9 @@ event = [
 @pytest.fixture
 def folder(run: Run, tmp_path: Path) -> Path:
     """The folder of a run that client 1 leaves and client 2 misses once."""
-    path = listed(tmp_path, EVENTS)
-    return run(method="fedavg", rounds=3, min_replies=0.5, membership=path).folder
+    more = {"membership": listed(tmp_path, EVENTS), "node__1__tags": "gpu,north"}
+    more |= {"node__1__name": "North Hospital"}
+    return run(method="fedavg", rounds=3, min_replies=0.5, **more).folder
 
 
 def test_status_shows_the_run_and_every_client(folder: Path) -> None:
@@ -34,9 +39,21 @@ def test_status_shows_the_run_and_every_client(folder: Path) -> None:
     assert [tuple(client[name] for name in named) for client in status["clients"]] == [
         *(("member", 3, 3, 0), ("left", 1, 1, 0), ("member", 3, 2, 1), ("member", 3, 3, 0))
     ]
-    assert status["clients"][0]["samples"] == 24
+    first, second = status["clients"][:2]
+    assert (first["samples"], first["tags"], first["node"]) == (24, [], "1")
+    assert (second["tags"], second["node"]) == (["gpu", "north"], "North Hospital")
+    assert second["version"] == code_version() and 0 < second["last_seen"] <= time.time()
     shown = typed("status", folder).stdout
     assert "round 3 of 3" in shown and "3 of 4 clients take part" in shown and "left" in shown
+    assert "North Hospital" in shown and "gpu,north" in shown and " ago" in shown
+
+
+def test_the_phase_of_a_run_that_is_going_on_is_shown(folder: Path) -> None:
+    (folder / NAME).write_text('{"round": 4, "phase": "clients"}')
+    assert json.loads(typed("status", folder, "--json").stdout)["phase"] == ""
+    with hold(folder):
+        assert json.loads(typed("status", folder, "--json").stdout)["phase"] == "clients of round 4"
+        assert "running; round 3 of 3; clients of round 4; " in typed("status", folder).stdout
 
 
 def test_the_report_shows_the_events(folder: Path) -> None:

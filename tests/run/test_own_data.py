@@ -14,7 +14,7 @@ from common.settings.config import Value
 from common.settings.parse import parse
 from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
-from deploy.run.preflight import fresh
+from deploy.run.preflight import counted, fresh
 from deploy.run.settings import resolve
 from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
@@ -234,10 +234,11 @@ def test_a_nodes_state_folder_outlives_the_run_so_its_name_is_its_own(tmp_path: 
         assert len(named) == names, key
 
 
-def test_owners_are_counted_here_and_a_number_is_needed_for_data_elsewhere(tmp_path: Path) -> None:
+def test_owners_are_counted_here_and_an_app_needs_a_number(tmp_path: Path) -> None:
     whole = resolve(None, ["data.name=npz", "data.dir=/elsewhere", "data.partition=natural"])
     with pytest.raises(ValueError, match=r"clients = 0 is not allowed .*: -s clients=N"):
-        prepared(whole, False, False)
-    assert prepared({**whole, "clients": 5}, False, False)["clients"] == 5
+        counted(whole, data_here=False)
+    assert counted({**whole, "clients": 5}, data_here=False)["clients"] == 5
+    assert prepared(whole, False, False)["clients"] == 0, "the nodes have the number"
     here = {**whole, "data.dir": str(clients(tmp_path / "mine", 4)), "data.samples": 30}
     assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4

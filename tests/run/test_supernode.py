@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import logging
 import os
 import subprocess
 from collections.abc import Callable
@@ -193,3 +194,27 @@ def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
         assert (args.clientappio_api_address, args.insecure) == ("127.0.0.1:5", True)
         assert args.parent_pid == os.getpid() and args.token
     assert [line[0] for line in begun] == ["flwr-clientapp"] * 2
+
+
+def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record.getMessage())
+
+    flower = logging.getLogger("flwr")
+    monkeypatch.setattr(flower, "handlers", [Lines()])
+    monkeypatch.setenv(supernode.LEVEL, "INFO")
+    flower.info("SuperNode ID: 7")
+    supernode.leave_out_messages()
+    node, served = Node(run_id=3), supernode.Node()
+    monkeypatch.setattr(served, "_ended", lambda state: True)
+    fetch = served.serving(node.fetch)
+    assert node.look(fetch) == node.look(fetch) == 3
+    flower.warning("the SuperLink is lost")
+    first = "run 3: the first message has arrived"
+    assert kept == ["SuperNode ID: 7", first, "the SuperLink is lost"]
+    assert os.environ[supernode.LEVEL] == "WARNING", "its ClientApps log from there on"

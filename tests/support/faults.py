@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,12 @@ class Run:
     def strike(self, pids: Sequence[int] | set[int], number: signal.Signals) -> None:
         """Send the signal to the processes, and note the time of this fault."""
         assert pids, "no process to signal"
-        self.strike_by(lambda: [os.kill(pid, number) for pid in pids])
+
+        def send() -> None:
+            for pid in pids:
+                os.kill(pid, number)
+
+        self.strike_by(send)
 
     def strike_by(self, fault: Callable[[], object]) -> None:
         """Call ``fault``, and note its time."""
@@ -180,7 +186,10 @@ class Launched(Run):
             self.process.kill()
             self.process.communicate()
         for name in ("superlink", *(f"supernode-{k}" for k in range(CLIENTS))):
-            until(f"the end of {name}", lambda name=name: not processes(self.home(name), "flw"))
+            until(f"the end of {name}", partial(self._ended, name))
+
+    def _ended(self, name: str) -> bool:
+        return not processes(self.home(name), "flw")
 
     def check(self) -> None:
         assert not self.process.poll(), self.process.communicate()
@@ -217,10 +226,18 @@ class Machines(Run):
         clients: Sequence[Host] = (),
         *,
         durable: bool = False,
+        size: int = CLIENTS,
+        later: Sequence[int] = (),
+        warm: bool = False,
         **changes: Any,
     ) -> None:
-        """``durable``: the SuperLink has a database, and ServerApps are not its child processes."""
+        """``durable``: the SuperLink has a database, and ServerApps are not its child processes.
+
+        ``size``: number of clients; ``later``: clients whose nodes are not started here; ``warm``:
+        whether nodes have warm processes, and the run is submitted when these have their imports.
+        """
         super().__init__(folder / "out", folder / "home")
+        self.size, self._warm = size, warm
         self._logs, self._server, self._clients = folder / "logs", server, clients
         self._logs.mkdir(parents=True)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -237,10 +254,13 @@ class Machines(Run):
         if durable:
             beside = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
             self._start("superexec", [*beside, "--appio-api-address", apps], server, "superlink")
-        for k in range(CLIENTS):
+        first = [k for k in range(size) if k not in later]
+        for k in first:
             self.start_node(k)
+        for k in first if warm else ():
+            until(f"the imports of client {k}", partial(self._imported, k))
         file = folder / "experiment.toml"
-        file.write_text(to_toml(settings(self.out, **changes)))
+        file.write_text(to_toml(settings(self.out, clients=size, **changes)))
         line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
         self.submitted = self._start("submit", command_line(*line), server)
 
@@ -249,13 +269,21 @@ class Machines(Run):
         path = self._logs / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
+    def pids(self, k: int) -> set[int]:
+        """Return the running processes of client k's node."""
+        return processes(self.home(f"supernode-{k}"), "")
+
+    def _imported(self, k: int) -> bool:
+        return any(maps(pid, TORCH) for pid in self.pids(k))
+
     def start_superlink(self) -> subprocess.Popen[bytes]:
         return self._start("superlink", self._command, self._server)
 
     def start_node(self, k: int) -> subprocess.Popen[bytes]:
         host = self._clients[k] if self._clients else None
         line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
-        line += ["--clients", str(CLIENTS), "--home", str(self.home(f"supernode-{k}")), COLD]
+        line += ["--clients", str(self.size), "--home", str(self.home(f"supernode-{k}"))]
+        line += [] if self._warm else [COLD]
         line += ["-s", f"state-dir={self.out / 'state'}"]
         return self._start(f"supernode-{k}", command_line(*line), host)
 
