@@ -1,0 +1,104 @@
+"""The documentation as a site: equations, what a method's page says, and a strict build."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.methods import contract, names
+from common.settings.version import ROOT
+from deploy.site import equations, method_page
+
+
+def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:
+    shown = str(equations.line("client: w ← Σ_{k∈S_t} p_k w_k for each round"))
+    assert shown.startswith("client: <math>") and shown.endswith("</math> for each round")
+    assert "<msub><mo>∑</mo><mrow><mi>k</mi><mo>∈</mo><msub><mi>S</mi><mi>t</mi></msub>" in shown
+    assert "<msub><mi>p</mi><mi>k</mi></msub><msub><mi>w</mi><mi>k</mi></msub>" in shown
+
+
+def test_scripts_accents_and_marks_of_html_are_kept() -> None:
+    assert equations.inline("x̂") == "<math><mover><mi>x</mi><mo>^</mo></mover></math>"
+    squared = "<msubsup><mi>σ</mi><mi>k</mi><mn>2</mn></msubsup>"
+    assert equations.inline("σ²_k") == equations.inline("σ_k²") == f"<math>{squared}</math>"
+    assert "<mo>&lt;</mo>" in equations.inline("a < b")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_part_of_a_contract_is_on_its_page(name: str) -> None:
+    source, body, deviations = method_page.parts(contract(name))
+    text = " ".join((contract(name).__doc__ or "").split())
+    assert source and body
+    for part in (source, body[:80], body[-80:], deviations[:80], deviations[-80:]):
+        assert " ".join(part.split()) in text
+    assert bool(deviations) == ("\n\nDeviations" in (contract(name).__doc__ or ""))
+
+
+@pytest.mark.parametrize(
+    ("cell", "down", "up"),
+    [
+        ("w", "w", "w"),
+        ("up θ_k", "nothing", "θ_k"),
+        ("w; up also θ_k", "w", "w; also θ_k"),
+        ("down w and ŵ, up w_k", "w and ŵ", "w_k"),
+        ("nothing", "nothing", "nothing"),
+    ],
+)
+def test_a_cell_is_split_into_what_goes_down_and_up(cell: str, down: str, up: str) -> None:
+    assert method_page.directions(cell) == (down, up)
+
+
+@pytest.mark.parametrize(
+    ("name", "public", "rounds", "leaves", "models", "networks"),
+    [
+        ("fedavg", "none", "many", "whole", ("global",), "parts"),
+        ("scaffold", "none", "many", "whole", ("global",), "parts"),
+        ("qffl", "none", "many", "whole", ("global",), "equal"),
+        ("ditto", "none", "many", "whole", ("global", "personal"), "equal"),
+        ("fedmd", "everybody", "many", "nothing", ("personal",), "own"),
+        ("dl-sh", "everybody", "one", "nothing", ("global", "personal"), "own"),
+        ("feddf", "server", "many", "whole", ("global",), "own"),
+        ("dense", "none", "one", "whole", ("global", "personal"), "own"),
+        ("fml", "none", "many", "part", ("global", "personal"), "own"),
+        ("lg-fedavg", "none", "many", "part", ("personal",), "own"),
+        ("fedorion", "none", "many", "whole", ("global", "personal"), "own"),
+        ("fedproto", "none", "many", "nothing", ("personal",), "own"),
+        ("depthfl", "none", "many", "whole", ("global",), "parts"),
+        ("fedgkt", "none", "many", "nothing", ("personal",), "parts"),
+        ("local", "none", "many", "nothing", ("personal",), "own"),
+    ],
+)
+def test_the_chooser_knows_a_method(
+    name: str, public: str, rounds: str, leaves: str, models: tuple[str, ...], networks: str
+) -> None:
+    one = method_page.facts(name)
+    assert (one.public, one.rounds, one.leaves) == (public, rounds, leaves)
+    assert (one.models, one.networks) == (models, networks)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. The build is strict: a broken link or a missing page ends it."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(out)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return out
+
+
+@pytest.mark.full
+def test_the_site_has_a_page_for_each_method_and_each_document(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {f"methods/{name}.html" for name in names()} <= pages
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= pages
+    page = (site / "methods" / "fedavg.html").read_text(encoding="utf-8")
+    assert re.search(r"<math><mi>w</mi><mo>←</mo><msub><mo>∑</mo>", page)
+
+
+@pytest.mark.full
+def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert "methods/fedproto.html" in index and "federated averaging" in index
