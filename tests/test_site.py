@@ -1,15 +1,28 @@
 """The documentation as a site: equations, what a method's page says, and a strict build."""
 
+import functools
+import http.server
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from common.methods import contract, names
 from common.settings.version import ROOT
-from deploy.site import equations, method_page
+from deploy.report.listing import described
+from deploy.site import equations, method_page, paper_page, reference_page
+from deploy.study.claims import read
+from deploy.study.claims_page import stem
+from tests.support.browser import PROGRAM, Browser
+from tests.support.waiting import until
+
+LOOK = (Path(__file__).parent / "support" / "look.js").read_text(encoding="utf-8")
+"""Script that returns what is wrong with the look of a page."""
 
 
 def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:
@@ -78,6 +91,44 @@ def test_the_chooser_knows_a_method(
     assert (one.models, one.networks) == (models, networks)
 
 
+def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
+    pages = paper_page.pages()
+    for paper in read():
+        text = pages[f"results/{stem(paper)}.md"]
+        details = pages[f"results/{stem(paper)}-comparisons.md"]
+        assert paper.conclusion in text and paper.ran in text and paper.differs in text
+        for claim in paper.claim:
+            assert claim.says in text and f"(`{claim.name}`)" in text
+            assert f"## {claim.name}\n" in details
+            for test in claim.test:
+                assert f"| `fedmosaic table {test.table}` |" in text
+
+
+def test_the_reference_has_each_command_setting_and_message() -> None:
+    pages = reference_page.pages()
+    assert "\n## fedmosaic study noise\n" in pages["reference/commands.md"]
+    assert "| `--workers` |" in pages["reference/commands.md"]
+    for setting in described():
+        assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]
+    message = "| plugins = … is not a folder | `deploy/run/settings.py` |"
+    assert message in pages["reference/errors.md"]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of the files in ``folder``."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. The build is strict: a broken link or a missing page ends it."""
@@ -102,3 +153,51 @@ def test_the_site_has_a_page_for_each_method_and_each_document(site: Path) -> No
 def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "methods/fedproto.html" in index and "federated averaging" in index
+
+
+SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
+SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
+SHOWN += ("reference/errors", "reference/api", "leaderboard", "extending")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme: str) -> None:
+    with served(site) as address, Browser("about:blank", tmp_path / "profile") as page:
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.call("Emulation.setEmulatedMedia", features=media)
+        for name in SHOWN:
+            page.call("Page.navigate", url=f"{address}/{name}.html")
+            until(name, lambda: page.value("document.readyState") == "complete")
+            for width in (1280, 375):
+                picture = tmp_path / f"{name.replace('/', '-')}-{width}.png"
+                assert page.width(width, picture) <= width, picture
+                assert page.value(LOOK) == [], picture
+        assert page.errors == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_one_search_and_the_chooser_find_a_method(site: Path, tmp_path: Path) -> None:
+    with served(site) as address:
+        with Browser(f"{address}/index.html", tmp_path / "search") as page:
+            page.width(1280)
+            field = "document.querySelector('[data-md-component=search-query]')"
+            page.value(f"{field}.focus()")
+            page.call("Input.insertText", text="class prototypes")
+            found = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+            until("results", lambda: len(page.value(found)) > 0)
+            assert any("methods/fedproto.html" in link for link in page.value(found))
+            assert page.errors == []
+        with Browser(f"{address}/methods/chooser.html", tmp_path / "chooser") as page:
+            page.value("document.querySelector('[name=rounds][value=one]').click()")
+            page.value("document.querySelector('[name=public][value=none]').click()")
+            left = "[...document.querySelectorAll('#fitting li:not([hidden])')]"
+            assert page.value(f"{left}.map(item => item.querySelector('a').textContent)") == [
+                "Co-Boosting",
+                "DENSE",
+            ]
+            assert page.value("document.getElementById('count').textContent") == (
+                f"2 of {len(names())} methods fit"
+            )

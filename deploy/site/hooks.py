@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)] * (str(ROOT) not in sys.path)
 
-from deploy.site import method_page  # noqa: E402
+from deploy.site import method_page, paper_page, reference_page  # noqa: E402
 
 FRONT = {
     "index.md": "README.md",
@@ -24,7 +24,11 @@ FRONT = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
 }
 """Pages of the site that are files of the repository's root."""
-GENERATED: Mapping[str, Callable[[], Mapping[str, str]]] = {"Methods": method_page.pages}
+GENERATED: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "Methods": method_page.pages,
+    "Results": paper_page.pages,
+    "Reference": reference_page.pages,
+}
 """Functions that return further pages by path, by the section of the navigation that lists them."""
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 
@@ -37,7 +41,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         config.extra["generated"] |= pages
         (entries,) = (part[section] for part in config.nav or [] if section in part)
         listed = re.findall(r"[\w/-]+\.md", str(entries))
-        entries += [path for path in pages if path not in listed]
+        entries += [path for path in pages if path not in listed and "-comparisons" not in path]
     return config
 
 
@@ -47,11 +51,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path, text in {**pages, **config.extra["generated"]}.items():
         files.append(File.generated(config, path, content=text))
     linked = {*Path(config.docs_dir).glob("*.md"), *(ROOT / path for path in FRONT.values())}
-    targets = {
-        (page.parent / to).resolve()
-        for page in linked
-        for to in LINK.findall(page.read_text(encoding="utf-8"))
-    }
+    texts = {page: page.read_text(encoding="utf-8") for page in linked}
+    texts |= {ROOT / path: text for path, text in config.extra["generated"].items()}
+    targets = {(page.parent / to).resolve() for page in texts for to in LINK.findall(texts[page])}
     for target in sorted(targets):
         path = target.relative_to(ROOT).as_posix()
         if target.is_file() and path not in FRONT.values() and not path.startswith("docs/"):

@@ -224,8 +224,9 @@ def page(one: Facts) -> str:
     lines += ["", *(f"- {text}" for text in bullets), "", "```", f"fedmosaic run {command}", "```"]
     lines += ["", diagram(travels, kept), "", "## Algorithm", "", prose(body)]
     lines += ["", "## What leaves a client", ""]
-    lines += [f"In a round: {leaves}.", "", f"The server can infer: {infer}.", ""]
-    lines += [f"Scored: {scored}. [Security](../security.md) explains the words.", ""]
+    lines += [f"In a round: {_inline(leaves)}.", ""]
+    lines += [f"The server can infer: {_inline(infer)}.", ""]
+    lines += [f"Scored: {_inline(scored)}. [Security](../security.md) explains the words.", ""]
     lines += ["### Messages", "", messages(one.name)]
     lines += [
         "",
@@ -296,7 +297,7 @@ def _inline(text: str) -> str:
             return f"\\{match[3]}" if match[3] != "<" else "&lt;"
         return f"{match[1]}<sub>{match[2].strip('{}')}</sub>"
 
-    pieces = re.split(r"(``[^`]+``|\*\*[^*]+\*\*)", text)
+    pieces = re.split(r"(``[^`]+``|`[^`]+`|\*\*[^*]+\*\*)", text)
     return "".join(
         piece.replace("``", "`") if i % 2 else SYMBOL.sub(symbol, piece)
         for i, piece in enumerate(pieces)
@@ -305,16 +306,21 @@ def _inline(text: str) -> str:
 
 def diagram(travels: str, kept: str) -> str:
     """Return what goes down and up in a round, and what a client keeps, as a figure."""
-    down, up = directions(travels)
-    kept = "its data" + ("" if kept == "–" else f"; {kept}")
+    down, up = (_symbols(text) for text in directions(travels))
+    keeps = _symbols("its data" + ("" if kept == "–" else f"; {kept.replace('`', '')}"))
     return (
         '<figure class="round">\n'
         '<div class="box">server</div>\n'
-        f'<div class="down"><span>down</span> {escape(down)}</div>\n'
-        f'<div class="up"><span>up</span> {escape(up)}</div>\n'
-        f'<div class="box">client k keeps {escape(kept.replace("`", ""))}</div>\n'
+        f'<div class="down"><span>down</span> {down}</div>\n'
+        f'<div class="up"><span>up</span> {up}</div>\n'
+        f'<div class="box">client k keeps {keeps}</div>\n'
         "</figure>"
     )
+
+
+def _symbols(text: str) -> str:
+    """Return a text as HTML with subscripts."""
+    return re.sub(r"(?<!\w)([^\W\d_][\u0302-\u0304]?)_(\w+)", r"\1<sub>\2</sub>", str(escape(text)))
 
 
 def directions(travels: str) -> tuple[str, str]:
