@@ -18,11 +18,8 @@ from deploy.report.listing import described
 from deploy.site import equations, method_page, paper_page, reference_page
 from deploy.study.claims import read
 from deploy.study.claims_page import stem
-from tests.support.browser import PROGRAM, Browser
+from tests.support.browser import LOOK, PROGRAM, Browser
 from tests.support.waiting import until
-
-LOOK = (Path(__file__).parent / "support" / "look.js").read_text(encoding="utf-8")
-"""Script that returns what is wrong with the look of a page."""
 
 
 def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:

@@ -50,7 +50,7 @@ def test_the_marked_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=240,
+            timeout=900,
             check=False,
         )
         assert ran.returncode == 0, f"{page}:\n{text}\n{ran.stdout[-4000:]}"
