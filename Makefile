@@ -6,7 +6,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test test-all installed containers exhaustive faults soak hostile poison check bench bench-peers clean
+.PHONY: run test test-all installed containers exhaustive faults soak hostile poison check bench bench-peers docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
@@ -39,6 +39,9 @@ poison: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.poison
 	$(BIN)/python -m tests.bench.hostile --table
 
+docs: $(VENV)/.installed-docs # into build/site; it downloads nothing
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,6 +65,10 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

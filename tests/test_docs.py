@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.methods import names, options
-from common.settings.version import ROOT
+from common.settings.version import ROOT, VERSION
+from deploy.site import method_page
 from tests.support.battery import PLUGIN
 
 DOCS = ROOT / "docs"
@@ -34,9 +35,21 @@ def test_no_line_is_left_of_a_merge(page: Path) -> None:
     assert [line for line in lines if re.match(r"(<{7}|={7}|>{7})( |$)", line)] == []
 
 
-def test_the_readme_has_the_number_of_methods() -> None:
-    (number,) = re.findall(r"(\d+) methods", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert int(number) == len(names())
+def test_the_readme_is_short_and_its_numbers_are_those_of_the_comparison_and_the_code() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (number,) = re.findall(r"(\d+) methods on", readme)
+    (different,) = re.findall(r"methods for clients with different networks \| (\d+) \|", readme)
+    comparison = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    assert f"with different networks | {different} of {number} |" in comparison
+    networks = {name: method_page.facts(name).networks for name in names() if name != "local"}
+    assert int(number) == len(names()) and len(readme.splitlines()) <= 130
+    assert int(different) == sum(kind != "equal" for kind in networks.values())
+    assert re.findall(r"^make (?:test|check)\S*", readme, re.MULTILINE)[0] == "make test"
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_project() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {VERSION}\n" in citation and "\nlicense: Apache-2.0\n" in citation
 
 
 @pytest.mark.parametrize("name", ["architecture", "glossary", "extending"])

@@ -135,7 +135,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
         shared -= {"seed"}
     differing = {n: values for n, values in differences(groups).items() if n in shared}
     named = [
-        ", ".join([m, *(f"{n.rpartition('.')[2]}={clean(v[i], 24)}" for n, v in differing.items())])
+        ", ".join([m, *(f"{n}={clean(v[i], 24)}" for n, v in differing.items())])
         for i, m in enumerate(methods)
     ]
     placed = [f"{m} ({clean(run.path.name, 40)})" for m, run in zip(methods, first, strict=True)]

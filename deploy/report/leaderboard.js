@@ -1,10 +1,8 @@
-"use strict";
-// Sort the tables by a click on a heading, and hide rows that break a constraint. TABLES has the
-// numbers of each row of each table, in their order on the page.
+// Hide rows that break a constraint, and sort by exact numbers. TABLES has the numbers of each row
+// of each table, in their order on the page.
 const status_ = document.getElementById("live");
 const tables = [...document.querySelectorAll("table")].map((table, i) => ({
-  body: table.tBodies[0],
-  heads: [...table.tHead.rows[0].cells],
+  element: table,
   rows: [...table.tBodies[0].rows].map((element, j) => ({ element, ...TABLES[i][j] })),
 }));
 
@@ -42,27 +40,9 @@ function filter() {
   status_.textContent = `${shown} of ${all} rows shown; click a heading to sort`;
 }
 
-function sort(table, column) {
-  const up = table.heads[column].getAttribute("aria-sort") === "descending";
-  table.heads.forEach(head => head.removeAttribute("aria-sort"));
-  table.heads[column].setAttribute("aria-sort", up ? "ascending" : "descending");
-  const compare = (a, b) => {
-    const [x, y] = [a.sort[column], b.sort[column]];
-    if (x === null || y === null) return (x === null) - (y === null); // missing numbers are last
-    const order = typeof x === "string" ? x.localeCompare(y) : x - y;
-    return up ? order : -order;
-  };
-  table.body.append(...[...table.rows].sort(compare).map(row => row.element));
-}
-
-for (const table of tables) {
-  table.heads.slice(0, -1).forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = head.textContent || "method";
-    button.addEventListener("click", () => sort(table, column));
-    head.replaceChildren(button);
-  });
+for (const { element, rows } of tables) {
+  const numbers = new Map(rows.map(row => [row.element, row.sort]));
+  sortable(element, (row, column) => numbers.get(row)[column]);
 }
 bar.addEventListener("input", filter);
 bar.addEventListener("submit", event => event.preventDefault());

@@ -10,7 +10,7 @@ from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width, named
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read_several
-from deploy.report.style import Card, Page, Section, render, single
+from deploy.report.style import Card, Page, Section, render, render_sortable, single
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
 
@@ -20,9 +20,9 @@ def write_report(dirs: list[Path], out: Path) -> None:
     Raises ``ValueError`` if ``dirs`` is empty, has a directory twice or one without a run.
     """
     runs = read_several(dirs)
-    page = one(runs[0]) if len(runs) == 1 else several(runs)
+    page = render(one(runs[0])) if len(runs) == 1 else render_sortable(several(runs))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, render(page).encode())
+    write_atomically(out, page.encode())
 
 
 def one(run: Run) -> Page:

@@ -10,7 +10,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -41,6 +41,7 @@ BARS = 80  # most rounds that are drawn as bars; more are drawn as areas
 LEAST = 5  # smallest width of the axis in bars; fewer bars are centred
 LABELLED = 60  # most clients that are all labelled under their bars
 NUMBERED = 12  # most classes of a confusion matrix with numbers
+BESIDE = 24  # most characters of a name in a legend beside the plot
 MARKS = 60  # most points of a line with a hover text
 DRAWS = 2000  #: random mixtures of the clients' distributions
 CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few dominant clients
@@ -416,7 +417,7 @@ def _curves(
     axes.yaxis.set_major_locator(MaxNLocator(5))
     _over_rounds(axes, margin=0.02)
     if figsize != THIRD:  # a small multiple has no room for a legend
-        _legend(axes, "upper right")
+        _legend(axes)
     return figure
 
 
@@ -504,7 +505,7 @@ def _over_rounds(axes: Axes, margin: float | None = None) -> None:
 def _as_shares(axes: Axes) -> None:
     _percents(axes.yaxis)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    _legend(axes, "lower right")
+    _legend(axes)
 
 
 def _percents(*axes: Axis) -> None:
@@ -517,10 +518,13 @@ def _sizes(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda n, _: size(n)))
 
 
-def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
-    """Draw a legend inside the axes if there are 2 to 10 lines."""
-    if 1 < len(axes.get_legend_handles_labels()[0]) <= 10:
-        axes.legend(loc=loc)
+def _legend(axes: Axes) -> None:
+    """Draw a legend if there are 2 to 10 lines: beside them, or below if a name is long."""
+    handles, names = axes.get_legend_handles_labels()
+    if 1 < len(handles) <= 10:
+        short = max(map(len, names)) <= BESIDE
+        loc = "outside right upper" if short else "outside lower left"
+        axes.get_figure(root=True).legend(handles, names, loc=loc, fontsize=9.0)
 
 
 def _legend_above(figure: Figure, handles: Mapping[str, Patch]) -> None:

@@ -13,7 +13,9 @@ our own SVGs. The page's Content-Security-Policy forbids loading and running any
 of a live page.
 """
 
+import base64
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -308,6 +310,18 @@ class Page:
     tiles: Sequence[tuple[str, str, str]]  # headline numbers: name, number, hint
     notes: Sequence[str]
     sections: Sequence[Section | None] = ()  # None: without content
+
+
+def render_sortable(page: Page, script: str = "") -> str:
+    """Return the page with tables that can be sorted by a click on a heading.
+
+    ``script``: our own JavaScript, which calls ``sortable``; empty: tables are sorted by the
+    numbers that their cells show.
+    """
+    ours = script or (HERE / "sortable.js").read_text(encoding="utf-8")
+    whole = (HERE / "sort.js").read_text(encoding="utf-8") + ours
+    digest = base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()
+    return render(page, whole, f"{LOCKED}; script-src 'sha256-{digest}'")
 
 
 def render(page: Page, script: str = "", policy: str = LOCKED) -> str:

@@ -1,7 +1,5 @@
 """Views of the leaderboard: tables for a terminal, an HTML page with filters, and a picture."""
 
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +9,7 @@ from pathlib import Path
 from typing import final
 
 from common.files import write_atomically
-from deploy.report.serve import LOCKED
-from deploy.report.style import Card, Page, frames, render, save, series, style
+from deploy.report.style import Card, Page, frames, render_sortable, save, series, style
 from deploy.report.style import Section as PageSection
 from deploy.report.table import HERE, NONE, Cell, Table, clean, operations, percent, size
 from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
@@ -202,8 +199,7 @@ def html(board: Board, found: Sequence[Section]) -> str:
     )
     data = json.dumps(numbers).replace("<", "\\u003c")  # no text of a row can end the script
     script = f"const TABLES = {data};\n" + (HERE / SCRIPT).read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return render(page, script, f"{LOCKED}; script-src 'sha256-{digest}'")
+    return render_sortable(page, script)
 
 
 def picture(found: Sequence[Section], path: Path) -> bool:

@@ -25,7 +25,7 @@ from common.files import write_atomically
 from common.settings.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
-from deploy.report.style import png
+from deploy.report.style import Page, png, render_sortable, single
 from deploy.report.table import NONE, Cell, Table, clean
 from deploy.run.preflight import counted, preflight, unused_fleet
 from deploy.run.settings import checked, find, flatten, numbers, read_toml, unread
@@ -477,6 +477,24 @@ def as_json(filled: Comparison, file: TableFile) -> dict[str, object]:
     return {"title": file.title, "seeds": file.seeds, "cells": cells}
 
 
+def page(filled: Comparison, table: Table) -> str:
+    """Return the page of a table, in the design of reports, with rows that can be sorted."""
+    cells = filled.cells.values()
+    left = sum(not cell.values for cell in cells)
+    shown = Table(table.header, table.rows, table.align)
+    return render_sortable(
+        Page(
+            title=table.title,
+            subtitle="Means over seeds ± half of the 95 % interval, beside the paper's numbers",
+            state="open" if left else "done",
+            pill=f"{left} of {len(cells)} cells missing" if left else "complete",
+            tiles=(),
+            notes=table.notes,
+            sections=[single("Results", table=shown)],
+        )
+    )
+
+
 def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
     """Write Markdown, HTML, LaTeX, CSV, PNG, and the bare numbers as JSON (null: never).
 
@@ -486,7 +504,7 @@ def write(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[
     table = filled.table()
     texts = {
         ".md": rendering.markdown(table),
-        ".html": rendering.html(table),
+        ".html": page(filled, table),
         ".tex": rendering.latex(table),
         ".csv": rendering.csv(filled.numbers()),
         ".json": json.dumps(as_json(filled, file), indent=1),

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.support.waiting import until
 
+LOOK = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
+"""Script that returns what is wrong with the look of a page: contrasts, and the keyboard."""
 PROGRAM = shutil.which("chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]

@@ -1,0 +1,402 @@
+"""A page for each method and the chooser, from the contracts, the halves and docs/methods.md."""
+
+import functools
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import final
+
+from markupsafe import Markup, escape
+
+import client_app.methods
+import server_app.methods
+from common import methods
+from common.exchange.records import Records
+from common.settings.parse import parse
+from common.settings.plugins import table_of
+from common.settings.version import ROOT
+from deploy.report.listing import Setting, described
+from deploy.run import settings
+from deploy.run.preflight import fresh, preflight
+from deploy.site import equations
+from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
+
+HERE = Path(__file__).parent
+PROTOCOL = ROOT / "deploy/experiments/leaderboard/protocol.toml"
+DEPTHS = ("fleet=cnn2,cnn3,cnn4",)
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("data.public=0.2",),
+    ("feature-dim=64",),
+    ("rounds=6", "fedl2g.warm-up=2"),
+    ("fleet=cnn2,cnn2@0.5", "score.bn=recalibrated"),
+    DEPTHS,
+    ("fleet=cnn4-exits1,cnn4-exits2,cnn4-exits3",),
+)
+"""Settings that the default experiment needs for a method; the first that suit it are shown."""
+
+
+@final
+@dataclass(frozen=True)
+class Facts:
+    """Answers about a method that its page and the chooser show."""
+
+    name: str
+    title: str  #: such as "FedAvg"
+    idea: str  #: one line: what the method is
+    public: str  #: "none", "server" or "everybody": who has the public set
+    rounds: str  #: "one" or "many"
+    sends: str  #: what leaves a client besides sizes and scores, in words
+    leaves: str  #: "whole", "part" or "nothing": the part of a model that leaves a client
+    models: tuple[str, ...]  #: "global" and "personal": the models that a run scores
+    networks: str  #: "own", "parts" or "equal": the networks that clients train
+    command: tuple[str, ...]  #: settings of a short run
+
+
+PUBLIC = {
+    "none": "needs no public data",
+    "server": "only the server has public data",
+    "everybody": "server and all clients have the same public data",
+}
+ROUNDS = {"one": "one round", "many": "many rounds"}
+LEAVES = {
+    "whole": "the complete network that a client trains leaves it",
+    "part": "a small shared network or a part leaves a client; its own model stays",
+    "nothing": "no weights leave a client",
+}
+MODELS = {"global": "one global model", "personal": "personal models"}
+NETWORKS = {
+    "own": "each client trains a network of its own choice",
+    "parts": "a small device trains a part or a smaller size of one network",
+    "equal": "clients learn from clients with the same network",
+}
+QUESTIONS = (
+    ("public", "Is there public data?", PUBLIC),
+    ("rounds", "How many rounds may it take?", ROUNDS),
+    ("leaves", "May models leave a client?", LEAVES),
+    ("models", "One global model, or personal ones?", MODELS),
+    ("networks", "What can the smallest device train?", NETWORKS),
+)
+
+
+def pages() -> dict[str, str]:
+    """Return the chooser with its data, and the page of each method, as text by path."""
+    every = [facts(name) for name in methods.names()]
+    found = {f"methods/{one.name}.md": page(one) for one in every}
+    return {"methods/chooser.md": chooser(every), **found}
+
+
+@functools.cache
+def rows(document: str, section: str) -> dict[str, list[str]]:
+    """Return the cells of a table in a page of docs/ by each method that its first cell names."""
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    part = text.split(f"## {section}\n")[1].split("\n## ")[0]
+    lines = (line.strip("|\n ").split(" | ") for line in part.splitlines() if line[:3] == "| `")
+    return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
+
+
+@functools.cache
+def protocol() -> dict[str, dict[str, object]]:
+    """Return the leaderboard's row of each method."""
+    table = tomllib.loads(PROTOCOL.read_text(encoding="utf-8"))["row"]
+    return {row["set"]["method"]: row for row in reversed(table)}
+
+
+def facts(name: str) -> Facts:
+    """Return what is known of a method from its halves, its leaderboard row and its tables."""
+    server = server_app.methods.half(name)
+    row, scored = protocol()[name], rows("methods", "What is shared, kept and scored")[name][2]
+    title, _, idea = (methods.contract(name).__doc__ or "").partition("\n")[0].partition(": ")
+    public = "everybody" if issubclass(server, SharedPublicSet) else "server"
+    own = scored.partition("own:")
+    models = ("global",) * bool(own[0].strip("; ")) + ("personal",) * bool(own[1])
+    sends, command = str(row["sends"]), needed(name)
+    return Facts(
+        name=name,
+        title=title,
+        idea=idea.rstrip("."),
+        public=public if issubclass(server, ServerPublicSet) else "none",
+        rounds="one" if "one-shot" in list(row.get("kinds", [])) else "many",  # type: ignore[call-overload]
+        sends=sends,
+        leaves=_leaves(sends),
+        models=models,
+        networks=_networks(name, command),
+        command=command,
+    )
+
+
+def _leaves(sends: str) -> str:
+    """Return how much of a model leaves a client by the leaderboard's words for it."""
+    if re.match(r"a network(?! without)|its part", sends):
+        return "whole"
+    return "part" if re.search(r"small|head|without|network", sends) else "nothing"
+
+
+def _networks(name: str, command: Sequence[str]) -> str:
+    """Return which networks the clients of a method can train."""
+    config = parse(settings.resolve(settings.DEFAULT, [f"method={name}", *command]))
+    half, schemes = client_app.methods.half(name), getattr(methods.options(name), "schemes", ())
+    in_sizes = "mixed" not in str(protocol()[name]["fleets"])
+    if in_sizes or {"width", "depth", "layerwise"} & {*schemes}:
+        return "parts"
+    return "own" if half.trains_own(config) and name != "ditto" else "equal"
+
+
+@functools.cache
+def needed(name: str) -> tuple[str, ...]:
+    """Return the settings with which the default experiment accepts a method.
+
+    Raises ``ValueError`` if none of ``COMMANDS`` suits it.
+    """
+    error: ValueError | None = None
+    in_depths = protocol()[name]["fleets"] == ["depths"]
+    for extra in (DEPTHS, *COMMANDS) if in_depths else COMMANDS:
+        flat = settings.resolve(settings.DEFAULT, [f"method={name}"])
+        try:
+            flat = settings.resolve(settings.DEFAULT, [f"method={name}", *extra])
+            preflight(fresh(flat, "", Path("unused"))[0])
+            return extra
+        except ValueError as refused:
+            error = refused
+    raise ValueError(f"no settings of COMMANDS suit {name}: {error}")
+
+
+def chooser(every: Sequence[Facts]) -> str:
+    """Return the page of five questions. It lists the methods by the answers without a script."""
+    known = {one.name: one for one in every}
+    lines = [
+        "# Which method?",
+        "This page shows the methods that fit your answers to any of five questions. It knows a",
+        "method by the method's files; [all methods](../methods.md) says more.",
+        "",
+        '<form id="chooser" aria-label="Questions">',
+    ]
+    for key, question, answers in QUESTIONS:
+        lines.append(f"<fieldset><legend>{question}</legend>")
+        for value, text in {"": "any", **answers}.items():
+            checked = "" if value else " checked"
+            lines.append(
+                f'<label><input type="radio" name="{key}" value="{value}"{checked}> {text}</label>'
+            )
+        lines.append("</fieldset>")
+    lines += ["</form>", '<p id="count" role="status"></p>', '<ul id="fitting">']
+    for one in known.values():
+        answers = {"public": one.public, "rounds": one.rounds, "leaves": one.leaves}
+        answers |= {"models": " ".join(one.models), "networks": one.networks}
+        data = " ".join(f'data-{key}="{value}"' for key, value in answers.items())
+        lines.append(
+            f'<li {data}><a href="{one.name}.html">{escape(one.title)}</a>: {escape(one.idea)}</li>'
+        )
+    script = (HERE / "chooser.js").read_text(encoding="utf-8")
+    return "\n".join([*lines, "</ul>", f"<script>\n{script}</script>"]) + "\n"
+
+
+def page(one: Facts) -> str:
+    """Return the Markdown page of a method."""
+    module = methods.contract(one.name)
+    source, body, deviations = parts(module)
+    travels, kept, scored = rows("methods", "What is shared, kept and scored")[one.name]
+    leaves, infer = rows("security", "What leaves a client")[one.name][:2]
+    kinds = rows("methods", "Kinds of input").get(one.name, ["yes", "yes", "–"])
+    known = described(one.name)
+    table = table_of(one.name)
+    own = [setting for setting in known if setting.key.startswith(f"{table}.")]
+    shared = [s for s in known if s.key.partition(".")[0] in methods.options(one.name).uses]
+    command = " ".join(f"-s {setting}" for setting in (f"method={one.name}", *one.command))
+    bullets = [
+        PUBLIC[one.public],
+        ROUNDS[one.rounds],
+        LEAVES[one.leaves],
+        " and ".join(MODELS[model] for model in one.models),
+        NETWORKS[one.networks],
+        f"images; signals: {kinds[0]}; tables: {kinds[1]}"
+        + (f" ({kinds[2]})" if kinds[2] != "–" else ""),
+    ]
+    lines = [
+        f"# {one.title}",
+        f'This page describes {one.title}, `method = "{one.name}"`: {one.idea}.',
+    ]
+    lines += ["", *(f"- {text}" for text in bullets), "", "```", f"fedmosaic run {command}", "```"]
+    lines += ["", diagram(travels, kept), "", "## Algorithm", "", prose(body)]
+    lines += ["", "## What leaves a client", ""]
+    lines += [f"In a round: {_inline(leaves)}.", ""]
+    lines += [f"The server can infer: {_inline(infer)}.", ""]
+    lines += [f"Scored: {_inline(scored)}. [Security](../security.md) explains the words.", ""]
+    lines += ["### Messages", "", messages(one.name)]
+    lines += [
+        "",
+        "## Settings",
+        "",
+        settings_table(own) if own else "The method has no own settings.",
+    ]
+    if shared:
+        lines += ["", '??? note "Shared settings that the method reads"', ""]
+        lines += [f"    {line}" for line in settings_table(shared).splitlines()]
+    if deviations:
+        lines += ["", "## Deviations from paper and released code", "", prose(deviations)]
+    lines += ["", "## Paper and code", "", source_line(source), "", code(one.name, module)]
+    return "\n".join(lines) + "\n"
+
+
+def parts(module: ModuleType) -> tuple[str, str, str]:
+    """Return a contract's source, its body and its deviations."""
+    text = inspect.cleandoc(module.__doc__ or "")
+    _, _, rest = text.partition("\n\n")
+    source, _, rest = rest.partition("\n\n")
+    body, mark, deviations = rest.partition("\n\nDeviations")
+    deviations = re.sub(r"^[^:\n]*:\s*", "", f"Deviations{deviations}") if mark else ""
+    after = re.search(r"\n\n(?![-\s])", deviations)
+    if after:  # paragraphs behind the deviations
+        body, deviations = body + deviations[after.start() :], deviations[: after.start()]
+    return source, body, deviations
+
+
+def prose(text: str) -> str:
+    """Return paragraphs of a docstring as Markdown; indented ones are equations."""
+    out: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        if lines and all(line.startswith("    ") for line in lines) and not _explains(lines[0]):
+            indent = min(len(line) - len(line.lstrip()) for line in lines)
+            out.append(equation([line[indent:] for line in lines]))
+        else:
+            items = re.sub(r"\n(?=\s*(?:- |\([a-z]\)))", "\n\n", inspect.cleandoc(paragraph))
+            items = re.sub(r"(?<=\n)(- .*\n(?:  .*\n)*)\n(?=- )", r"\1", items)
+            out.append(_inline(items))
+    return "\n\n".join(out)
+
+
+def _explains(line: str) -> bool:
+    return re.match(r"\s+(where|on|with|of)\b", line) is not None
+
+
+def equation(lines: Sequence[str]) -> str:
+    """Return lines of equations as HTML."""
+    shown = [
+        Markup('<div style="margin-left:{}em">{}</div>').format(
+            (len(line) - len(line.lstrip())) / 2, equations.line(line)
+        )
+        for line in lines
+    ]
+    return f'<div class="equation" tabindex="0">{Markup("").join(shown)}</div>'
+
+
+SYMBOL = re.compile(r"(?<![\w`.])([^\W\d_][\u0302-\u0304]?[²']?)_(\{[^}]+\}|\w+)|([*<\[])")
+
+
+def _inline(text: str) -> str:
+    """Return prose with codes, subscripts and escaped marks as Markdown."""
+
+    def symbol(match: re.Match[str]) -> str:
+        if match[3]:
+            return f"\\{match[3]}" if match[3] != "<" else "&lt;"
+        return f"{match[1]}<sub>{match[2].strip('{}')}</sub>"
+
+    pieces = re.split(r"(``[^`]+``|`[^`]+`|\*\*[^*]+\*\*)", text)
+    return "".join(
+        piece.replace("``", "`") if i % 2 else SYMBOL.sub(symbol, piece)
+        for i, piece in enumerate(pieces)
+    )
+
+
+def diagram(travels: str, kept: str) -> str:
+    """Return what goes down and up in a round, and what a client keeps, as a figure."""
+    down, up = (_symbols(text) for text in directions(travels))
+    keeps = _symbols("its data" + ("" if kept == "–" else f"; {kept.replace('`', '')}"))
+    return (
+        '<figure class="round">\n'
+        '<div class="box">server</div>\n'
+        f'<div class="down"><span>down</span> {down}</div>\n'
+        f'<div class="up"><span>up</span> {up}</div>\n'
+        f'<div class="box">client k keeps {keeps}</div>\n'
+        "</figure>"
+    )
+
+
+def _symbols(text: str) -> str:
+    """Return a text as HTML with subscripts."""
+    return re.sub(r"(?<!\w)([^\W\d_][\u0302-\u0304]?)_(\w+)", r"\1<sub>\2</sub>", str(escape(text)))
+
+
+def directions(travels: str) -> tuple[str, str]:
+    """Return what goes down and what goes up, from a cell of docs/methods.md.
+
+    >>> directions("w; down also a generator, up class counts")
+    ('w; also a generator', 'w; class counts')
+    """
+    ways: dict[str, list[str]] = {"down": [], "up": []}
+    for part in re.split(r"; |, (?=(?:up|down) )", travels.replace("`", "")):
+        way, _, what = part.partition(" ")
+        for name in (way,) if way in ways else ways:
+            ways[name].append(what if way in ways else part)
+    down, up = ("; ".join(parts) or "nothing" for parts in ways.values())
+    return down, up
+
+
+def messages(name: str) -> str:
+    """Return the declared fields of a method's request and replies as a table."""
+    server, client = server_app.methods.half(name), client_app.methods.half(name)
+    kinds = [("down", client.request_type), ("up", server.reply_type)]
+    if server.second_reply_type:
+        kinds.append(("up, second exchange", server.second_reply_type))
+    lines = [
+        f"| {way} | `{field}` | {escape(shape)} | {comment} |"
+        for way, kind in kinds
+        for field, shape, comment in fields(kind)
+    ]
+    if not lines:
+        return "Messages have numbers for the journal only."
+    head = ("| direction | field | type | content |", "|---|---|---|---|")
+    note = "A number of a tensor takes 4 bytes, or fewer with `wire.dtype`."
+    return "\n".join([*head, *lines, "", note])
+
+
+def fields(kind: type[Records]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and comment of the fields that a message declares beyond the envelope."""
+    seen: set[str] = set()
+    for owner in kind.__mro__:
+        if owner.__module__.startswith("common.") and owner is not Records:
+            lines = inspect.getsource(owner)
+            for field in re.finditer(
+                r"^    (\w+): ([^=\n#]+?)(?: = .*?)?(?:  #: (.*))?$", lines, re.M
+            ):
+                name, shape, comment = field[1], field[2].strip(), field[3] or ""
+                if name not in seen and name not in ENVELOPE and name in kind.model_fields:
+                    seen.add(name)
+                    about = comment or "weights and buffers by name" * (shape == "StateDict")
+                    yield name, shape.replace("|", "or"), _inline(about).replace("|", "∣")
+
+
+FIELD = re.compile(r"^    (\w+): ([^=\n#]+?)(?: = .*?)?(?:  #: (.*))?$", re.MULTILINE)
+ENVELOPE = ("experiment", "t", "k", "kept", "metrics")
+
+
+def settings_table(known: Sequence[Setting]) -> str:
+    """Return settings as a Markdown table: key, default, allowed values, meaning."""
+    lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+    for key, default, allowed, text in known:
+        value = json.dumps(default, ensure_ascii=False)
+        cells = (f"`{key}`", f"`{value}`", allowed, text)
+        lines.append("| " + " | ".join(cell.replace("|", "∣") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def source_line(source: str) -> str:
+    """Return the source of a method, with a link to the preprint if the contract names one."""
+    text = _inline(" ".join(source.split()))
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def code(name: str, module: ModuleType) -> str:
+    """Return the names of the files of a method."""
+    halves: Mapping[str, type] = {
+        "server half": server_app.methods.half(name),
+        "client half": client_app.methods.half(name),
+    }
+    files = {"contract": module.__name__} | {part: half.__module__ for part, half in halves.items()}
+    return "\n".join(f"- {part}: `{place.replace('.', '/')}.py`" for part, place in files.items())

@@ -1,0 +1,200 @@
+"""The documentation as a site: equations, what a method's page says, and a strict build."""
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.methods import contract, names
+from common.settings.version import ROOT
+from deploy.report.listing import described
+from deploy.site import equations, method_page, paper_page, reference_page
+from deploy.study.claims import read
+from deploy.study.claims_page import stem
+from tests.support.browser import LOOK, PROGRAM, Browser
+from tests.support.waiting import until
+
+
+def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:
+    shown = str(equations.line("client: w ← Σ_{k∈S_t} p_k w_k for each round"))
+    assert shown.startswith("client: <math>") and shown.endswith("</math> for each round")
+    assert "<msub><mo>∑</mo><mrow><mi>k</mi><mo>∈</mo><msub><mi>S</mi><mi>t</mi></msub>" in shown
+    assert "<msub><mi>p</mi><mi>k</mi></msub><msub><mi>w</mi><mi>k</mi></msub>" in shown
+
+
+def test_scripts_accents_and_marks_of_html_are_kept() -> None:
+    assert equations.inline("x̂") == "<math><mover><mi>x</mi><mo>^</mo></mover></math>"
+    squared = "<msubsup><mi>σ</mi><mi>k</mi><mn>2</mn></msubsup>"
+    assert equations.inline("σ²_k") == equations.inline("σ_k²") == f"<math>{squared}</math>"
+    assert "<mo>&lt;</mo>" in equations.inline("a < b")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_part_of_a_contract_is_on_its_page(name: str) -> None:
+    source, body, deviations = method_page.parts(contract(name))
+    text = " ".join((contract(name).__doc__ or "").split())
+    assert source and body
+    for part in (source, body[:80], body[-80:], deviations[:80], deviations[-80:]):
+        assert " ".join(part.split()) in text
+    assert bool(deviations) == ("\n\nDeviations" in (contract(name).__doc__ or ""))
+
+
+@pytest.mark.parametrize(
+    ("cell", "down", "up"),
+    [
+        ("w", "w", "w"),
+        ("up θ_k", "nothing", "θ_k"),
+        ("w; up also θ_k", "w", "w; also θ_k"),
+        ("down w and ŵ, up w_k", "w and ŵ", "w_k"),
+        ("nothing", "nothing", "nothing"),
+    ],
+)
+def test_a_cell_is_split_into_what_goes_down_and_up(cell: str, down: str, up: str) -> None:
+    assert method_page.directions(cell) == (down, up)
+
+
+@pytest.mark.parametrize(
+    ("name", "public", "rounds", "leaves", "models", "networks"),
+    [
+        ("fedavg", "none", "many", "whole", ("global",), "parts"),
+        ("scaffold", "none", "many", "whole", ("global",), "parts"),
+        ("qffl", "none", "many", "whole", ("global",), "equal"),
+        ("ditto", "none", "many", "whole", ("global", "personal"), "equal"),
+        ("fedmd", "everybody", "many", "nothing", ("personal",), "own"),
+        ("dl-sh", "everybody", "one", "nothing", ("global", "personal"), "own"),
+        ("feddf", "server", "many", "whole", ("global",), "own"),
+        ("dense", "none", "one", "whole", ("global", "personal"), "own"),
+        ("fml", "none", "many", "part", ("global", "personal"), "own"),
+        ("lg-fedavg", "none", "many", "part", ("personal",), "own"),
+        ("fedorion", "none", "many", "whole", ("global", "personal"), "own"),
+        ("fedproto", "none", "many", "nothing", ("personal",), "own"),
+        ("depthfl", "none", "many", "whole", ("global",), "parts"),
+        ("fedgkt", "none", "many", "nothing", ("personal",), "parts"),
+        ("local", "none", "many", "nothing", ("personal",), "own"),
+    ],
+)
+def test_the_chooser_knows_a_method(
+    name: str, public: str, rounds: str, leaves: str, models: tuple[str, ...], networks: str
+) -> None:
+    one = method_page.facts(name)
+    assert (one.public, one.rounds, one.leaves) == (public, rounds, leaves)
+    assert (one.models, one.networks) == (models, networks)
+
+
+def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
+    pages = paper_page.pages()
+    for paper in read():
+        text = pages[f"results/{stem(paper)}.md"]
+        details = pages[f"results/{stem(paper)}-comparisons.md"]
+        assert paper.conclusion in text and paper.ran in text and paper.differs in text
+        for claim in paper.claim:
+            assert claim.says in text and f"(`{claim.name}`)" in text
+            assert f"## {claim.name}\n" in details
+            for test in claim.test:
+                assert f"| `fedmosaic table {test.table}` |" in text
+
+
+def test_the_reference_has_each_command_setting_and_message() -> None:
+    pages = reference_page.pages()
+    assert "\n## fedmosaic study noise\n" in pages["reference/commands.md"]
+    assert "| `--workers` |" in pages["reference/commands.md"]
+    for setting in described():
+        assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]
+    message = "| plugins = … is not a folder | `deploy/run/settings.py` |"
+    assert message in pages["reference/errors.md"]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of the files in ``folder``."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. The build is strict: a broken link or a missing page ends it."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(out)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return out
+
+
+@pytest.mark.full
+def test_the_site_has_a_page_for_each_method_and_each_document(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {f"methods/{name}.html" for name in names()} <= pages
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= pages
+    page = (site / "methods" / "fedavg.html").read_text(encoding="utf-8")
+    assert re.search(r"<math><mi>w</mi><mo>←</mo><msub><mo>∑</mo>", page)
+
+
+@pytest.mark.full
+def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert "methods/fedproto.html" in index and "federated averaging" in index
+
+
+SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
+SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
+SHOWN += ("reference/errors", "reference/api", "leaderboard", "extending")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme: str) -> None:
+    with served(site) as address, Browser("about:blank", tmp_path / "profile") as page:
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.call("Emulation.setEmulatedMedia", features=media)
+        for name in SHOWN:
+            page.call("Page.navigate", url=f"{address}/{name}.html")
+            until(name, lambda: page.value("document.readyState") == "complete")
+            for width in (1280, 375):
+                picture = tmp_path / f"{name.replace('/', '-')}-{width}.png"
+                assert page.width(width, picture) <= width, picture
+                assert page.value(LOOK) == [], picture
+        assert page.errors == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_one_search_and_the_chooser_find_a_method(site: Path, tmp_path: Path) -> None:
+    with served(site) as address:
+        with Browser(f"{address}/index.html", tmp_path / "search") as page:
+            page.width(1280)
+            field = "document.querySelector('[data-md-component=search-query]')"
+            page.value(f"{field}.focus()")
+            page.call("Input.insertText", text="class prototypes")
+            found = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+            until("results", lambda: len(page.value(found)) > 0)
+            assert any("methods/fedproto.html" in link for link in page.value(found))
+            assert page.errors == []
+        with Browser(f"{address}/methods/chooser.html", tmp_path / "chooser") as page:
+            page.value("document.querySelector('[name=rounds][value=one]').click()")
+            page.value("document.querySelector('[name=public][value=none]').click()")
+            left = "[...document.querySelectorAll('#fitting li:not([hidden])')]"
+            assert page.value(f"{left}.map(item => item.querySelector('a').textContent)") == [
+                "Co-Boosting",
+                "DENSE",
+            ]
+            assert page.value("document.getElementById('count').textContent") == (
+                f"2 of {len(names())} methods fit"
+            )
