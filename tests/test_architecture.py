@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,18 @@ MAY_IMPORT = {
 
 def imports(path: Path) -> set[str]:
     """Return what a file imports, also inside functions and under TYPE_CHECKING."""
+    return set(imports_of(path.read_text()))
+
+
+@cache
+def imports_of(source: str) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

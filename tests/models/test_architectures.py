@@ -1,6 +1,5 @@
 """The table of architectures: sizes of the papers, inputs, widths, named initial weights."""
 
-import itertools
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from common.data.kinds import IMAGE
 from common.models import MODELS, Classifier, build, check, count, parameters, parse, smallest
 from common.models.small import LeNet5, enlarge
 from common.training import seeds
+from tests.support.battery import tiers
 
 INPUTS = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32)]
 OPEN = [name for name, row in MODELS.items() if name[:6] != "points"]
@@ -63,7 +63,14 @@ def test_parameters_by_classes_and_stem(
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [*itertools.product(SMALL, INPUTS), *((name, MODELS[name].input) for name in SENSORS)],
+    [
+        *(
+            pytest.param(spec, shape, marks=[] if (i + j) % 4 == 0 else [pytest.mark.exhaustive])
+            for i, spec in enumerate(SMALL)
+            for j, shape in enumerate(INPUTS)
+        ),
+        *((name, MODELS[name].input) for name in SENSORS),
+    ],
 )
 def test_logits_are_the_head_of_the_features_and_every_weight_learns(
     spec: str, shape: tuple[int, ...]
@@ -118,7 +125,7 @@ def test_both_stems_run_at_their_smallest_input(spec: str, stem: str) -> None:
         check(spec, (3, least - 1, least), 10, stem=stem)
 
 
-@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("name", tiers(OPEN, ("lenet5", "mlp", "cnn4", "resnet18", "gru")))
 def test_a_width_factor_thins_every_architecture(name: str) -> None:
     shape = (3, 32, 32) if IMAGE in MODELS[name].kinds else MODELS[name].input
     whole = parameters(name, shape, 10)
@@ -286,6 +293,7 @@ def test_one_class_is_refused() -> None:
         check("mlp", (1, 8, 8), 1)
 
 
+@pytest.mark.full
 def test_small_networks_do_without_torchvision() -> None:
     """A client process starts in the time torch takes, unless it needs torchvision's networks."""
     code = (
