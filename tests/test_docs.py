@@ -47,6 +47,13 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_comparison_and_the
     assert re.findall(r"^make (?:test|check)\S*", readme, re.MULTILINE)[0] == "make test"
 
 
+@pytest.mark.parametrize("page", DOCS.glob("*.md"), ids=lambda page: page.name)
+def test_the_first_sentence_of_a_page_says_its_purpose(page: Path) -> None:
+    title, blank, sentence = page.read_text(encoding="utf-8").split("\n")[:3]
+    assert title.startswith("# ") and not blank
+    assert sentence.startswith(("This page ", "In this tutorial "))
+
+
 def test_the_citation_has_the_version_and_the_licence_of_the_project() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {VERSION}\n" in citation and "\nlicense: Apache-2.0\n" in citation

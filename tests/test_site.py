@@ -18,7 +18,7 @@ from deploy.report.listing import described
 from deploy.site import equations, method_page, paper_page, reference_page
 from deploy.study.claims import read
 from deploy.study.claims_page import stem
-from tests.support.browser import LOOK, PROGRAM, Browser
+from tests.support.browser import LOOK, PICTURES, PROGRAM, Browser
 from tests.support.waiting import until
 
 
@@ -168,7 +168,7 @@ def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme:
             page.call("Page.navigate", url=f"{address}/{name}.html")
             until(name, lambda: page.value("document.readyState") == "complete")
             for width in (1280, 375):
-                picture = tmp_path / f"{name.replace('/', '-')}-{width}.png"
+                picture = PICTURES / f"{name.replace('/', '-')}-{scheme}-{width}.png"
                 assert page.width(width, picture) <= width, picture
                 assert page.value(LOOK) == [], picture
         assert page.errors == []

@@ -481,7 +481,7 @@ def page(filled: Comparison, table: Table) -> str:
     """Return the page of a table, in the design of reports, with rows that can be sorted."""
     cells = filled.cells.values()
     left = sum(not cell.values for cell in cells)
-    shown = Table(table.header, table.rows, table.align)
+    shown = Table(table.header, table.rows, table.align, notes=table.notes)
     return render_sortable(
         Page(
             title=table.title,
@@ -489,7 +489,7 @@ def page(filled: Comparison, table: Table) -> str:
             state="open" if left else "done",
             pill=f"{left} of {len(cells)} cells missing" if left else "complete",
             tiles=(),
-            notes=table.notes,
+            notes=(),
             sections=[single("Results", table=shown)],
         )
     )

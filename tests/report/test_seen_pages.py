@@ -8,7 +8,7 @@ import pytest
 from deploy.report.pages import write_report
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table
-from tests.support.browser import LOOK, PROGRAM, Browser
+from tests.support.browser import LOOK, PICTURES, PROGRAM, Browser
 from tests.support.run_folder import finished
 from tests.support.waiting import until
 
@@ -42,7 +42,7 @@ def test_the_pages_are_readable(pages: list[Path], tmp_path: Path, scheme: str) 
             shown.call("Page.navigate", url=page.as_uri())
             until("the page", lambda: shown.value("document.readyState") == "complete")
             for width in (1280, 375):
-                picture = page.with_name(f"{page.stem}-{scheme}-{width}.png")
+                picture = PICTURES / f"report-{page.stem}-{scheme}-{width}.png"
                 assert shown.width(width, picture) <= width, picture
                 assert shown.value(LOOK) == [], picture
         assert shown.errors == []

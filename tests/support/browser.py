@@ -8,10 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from common.settings.version import ROOT
 from tests.support.waiting import until
 
 LOOK = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
 """Script that returns what is wrong with the look of a page: contrasts, and the keyboard."""
+PICTURES = ROOT / "build" / "screenshots"  #: where tests leave what they have seen
 PROGRAM = shutil.which("chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -81,6 +83,7 @@ class Browser:
         size = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": pixels < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         if picture is not None:
+            picture.parent.mkdir(parents=True, exist_ok=True)
             shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
             picture.write_bytes(base64.b64decode(shot["data"]))
         return int(self.value("document.documentElement.scrollWidth"))
