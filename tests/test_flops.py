@@ -77,6 +77,7 @@ def test_the_server_is_counted_apart(tmp_path: Path) -> None:
     assert twice.summary["flops"] == told and server > 0
 
 
+@pytest.mark.full
 def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
     settings = PUBLIC | {"method": "i-dl-mh", "flops": True}
     short, long = (
@@ -87,6 +88,7 @@ def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
     assert long["server"] == short["server"] > 0
 
 
+@pytest.mark.full
 def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path: Path) -> None:
     settings, learnt = {**ONE, "method": "local", **MEASURED}, tmp_path / "learnt"
     first, again = (
@@ -97,6 +99,7 @@ def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path:
         assert again[measured] == first[measured] and again[measured]["clients"] > 0
 
 
+@pytest.mark.full
 def test_the_report_and_the_trackers_tell_operations_and_memory(tmp_path: Path) -> None:
     run = play(flat(tmp_path / "run", method="fedorion", **MEASURED))
     write_report([run.folder], tmp_path / "page.html")

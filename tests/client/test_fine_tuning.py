@@ -120,6 +120,7 @@ def test_the_copy_alone_changes_and_with_the_head_nothing_else(layers: str, tmp_
     assert not torch.equal(tree.snapshot(later)["head.weight"], after["head.weight"])
 
 
+@pytest.mark.full
 def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     settings = {"method": "fedavg", "fleet": "cnn2@0.5", "rounds": 1, "flops": True, "memory": True}
     without, every, head = (

@@ -97,6 +97,7 @@ def test_neither_the_run_nor_a_message_says_where(tmp_path: Path) -> None:
         check({"learnt-dir": "somewhere"})
 
 
+@pytest.mark.full
 def test_rows_of_a_table_share_their_clients(tmp_path: Path, trainings: list[int]) -> None:
     base = {**TINY, "rounds": 1, "fleet": "mlp@0.25"}
     base |= {"data.public": 0.4, "confidence.epochs": 1, "ensemble.epochs": 1}

@@ -164,6 +164,7 @@ def test_a_page_is_the_same_again_and_its_references_have_one_target(tmp_path: P
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
 
 
+@pytest.mark.full
 def test_accuracies_by_batchnorms_statistics_stand_side_by_side(tmp_path: Path) -> None:
     told = {"running": 0.25, "batch": 0.5}
     both = write_run(tmp_path / "a", [census(), entry(1, 0.25, accuracy_bn=told)])
@@ -240,6 +241,7 @@ def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None
     assert len(inline(plots.seconds_by_round(run), "phases", "")) < 80_000
 
 
+@pytest.mark.full
 def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
     flood = entry(1, 0.5, metrics={f"m{i}": float(i) for i in range(100)})
     tags = Tags(page_of(write_run(tmp_path / "a", [census(), flood])))

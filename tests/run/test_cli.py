@@ -82,7 +82,7 @@ def test_a_run_leaves_everything_it_should(toy: Path, tmp_path: Path) -> None:
     assert json.loads(told.stdout) == {"report": str(page)} and page.exists()
 
 
-@pytest.mark.parametrize("plugin", [False, True])
+@pytest.mark.parametrize("plugin", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_experiment_file_is_read_once_and_the_run_config_is_parsed_once(
     plugin: bool, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

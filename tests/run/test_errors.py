@@ -177,6 +177,7 @@ def test_the_run_goes_on_without_a_tracker_that_raises(tmp_path: Path) -> None:
     assert done.returncode == 0 and f"{line}; traceback: {out / errors.LOG}" in done.stdout
 
 
+@pytest.mark.full
 def test_a_neighbour_that_is_no_python_stops_no_run(tmp_path: Path) -> None:
     file, _ = method(tmp_path, "Client", "pass")
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())

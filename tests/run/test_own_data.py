@@ -39,6 +39,7 @@ def scores(out: Path) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.full
 def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
     folder = clients(tmp_path / "mine", 3)
     own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=0")

@@ -113,6 +113,7 @@ def test_a_complete_run_that_is_resumed_stays_as_it_is(part: Path) -> None:
     assert {path: path.read_bytes() for path in part.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.full
 def test_a_run_started_by_flower_alone_is_resumed_from_the_config_that_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: P
     assert comparison.cell("1.0", "iid").values == (math.inf,)
 
 
+@pytest.mark.full
 def test_rounds_to_another_rows_end_follow_from_the_recorded_curves(tmp_path: Path) -> None:
     rates = {"slow": 0.02, "still": 1e-9, "fast": 0.1}
     rows = {name: f'set = {{ "train.lr" = {rate} }}' for name, rate in rates.items()}
