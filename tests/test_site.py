@@ -19,6 +19,7 @@ from deploy.site import equations, method_page, paper_page, reference_page
 from deploy.study.claims import read
 from deploy.study.claims_page import stem
 from tests.support.browser import LOOK, PICTURES, PROGRAM, Browser
+from tests.support.commandline import typed
 from tests.support.waiting import until
 
 
@@ -109,6 +110,16 @@ def test_the_reference_has_each_command_setting_and_message() -> None:
         assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]
     message = "| plugins = … is not a folder | `deploy/run/settings.py` |"
     assert message in pages["reference/errors.md"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", names())
+def test_the_command_on_a_methods_page_runs(name: str, tmp_path: Path) -> None:
+    fewer = ("rounds=1", "clients=3", "train.epochs=1", "data.samples=300", "data.test-samples=60")
+    chosen = (*fewer, f"method={name}", *method_page.needed(name))
+    options = [word for setting in chosen for word in ("-s", setting)]
+    ran = typed("run", *options, "--workers", "0", "--out", tmp_path / "run")
+    assert ran.returncode == 0, ran.stderr
 
 
 @contextmanager

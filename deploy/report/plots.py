@@ -522,9 +522,12 @@ def _legend(axes: Axes) -> None:
     """Draw a legend if there are 2 to 10 lines: beside them, or below if a name is long."""
     handles, names = axes.get_legend_handles_labels()
     if 1 < len(handles) <= 10:
-        short = max(map(len, names)) <= BESIDE
-        loc = "outside right upper" if short else "outside lower left"
-        axes.get_figure(root=True).legend(handles, names, loc=loc, fontsize=9.0)
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        if max(map(len, names)) <= BESIDE:
+            figure.legend(handles, names, loc="outside right upper", fontsize=9.0)
+        else:
+            figure.legend(handles, names, loc="outside lower left", fontsize=9.0)
 
 
 def _legend_above(figure: Figure, handles: Mapping[str, Patch]) -> None:
