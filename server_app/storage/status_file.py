@@ -78,7 +78,7 @@ class StatusFile:
         import grpc
 
         known = self._known()
-        if time.monotonic() < self._due or len(known) > MOST:
+        if not 0 < len(known) <= MOST or time.monotonic() < self._due:
             return False
         with contextlib.suppress(grpc.RpcError):  # the next exchange reports a lost SuperLink
             online, now = set(self._grid.get_node_ids()), round(time.time(), 1)
@@ -90,7 +90,7 @@ class StatusFile:
                     node=client.node, name=info.name, version=info.version, seen=seen, online=here
                 )
             self._status.nodes = nodes
-            self._due = time.monotonic() + (PAUSE if known else 0.0)
+            self._due = time.monotonic() + PAUSE
         return True
 
     def _write(self) -> None:

@@ -83,9 +83,15 @@ def own(pid: int) -> int:
         return 0
 
 
-def anonymous() -> int:
-    """Bytes of this process's memory that are no file's."""
-    return _sizes(os.getpid())["Anonymous"]
+def anonymous(pid: int | None = None) -> int:
+    """Bytes of a process's memory that are no file's, by default of this one; 0 if it has ended.
+
+    Unlike ``own`` they do not depend on forked children that share pages.
+    """
+    try:
+        return _sizes(os.getpid() if pid is None else pid)["Anonymous"]
+    except OSError:
+        return 0
 
 
 def _rollup(pid: int) -> tuple[int, int, int, int]:

@@ -25,7 +25,7 @@ from typing import Any, final
 
 from deploy.report.table import Table
 from tests.bench.collect import ROOT, Recorded
-from tests.bench.memory import own
+from tests.bench.memory import anonymous
 from tests.bench.page import filled
 from tests.support import namespaces
 from tests.support.faults import Machines, processes, settings
@@ -52,7 +52,7 @@ PARTS = {
     "fedmosaic": "supervisor of a node",
     "python": "warm process of a node",
 }
-LIVED = 20  #: least rounds of a process whose memory counts
+LIVED = 12  #: least rounds of a process whose memory counts
 FLAT = 1.1, 4.0  #: most memory at the end of a life: times that after a quarter, plus MB
 
 
@@ -122,7 +122,7 @@ class Soak:
         for pid in {pid for home in homes for pid in processes(self.run.home(home), "")}:
             name = comm(pid)
             name = "python" if name.startswith("python") else name
-            if name in PARTS and (size := own(pid)):
+            if name in PARTS and (size := anonymous(pid)):
                 self._lives.setdefault((PARTS[name], pid), []).append(size)
 
     def memory(self) -> dict[str, Any]:
@@ -191,18 +191,20 @@ def soak(folder: Path, rounds: int, seed: int) -> Recorded:
         seconds, memory = time.monotonic() - begun, running.memory()
     replay = {"rounds": rounds, "membership": str(folder / "out" / "journal.jsonl")}
     replayed = play(settings(folder / "replay", clients=CLIENTS, **RUN, **replay))
-    check(real, replayed, rounds, memory)
     changes = Counter(event["kind"] for entry in real.journal for event in entry.get("events", []))
     selected, replied = (
         sum(len(entry.get(what, [])) for entry in real.journal) for what in ("selected", "replied")
     )
-    return {
+    recorded = {
         **{"rounds": rounds, "seed": seed, "seconds": round(seconds), "namespaces": hosts},
         "faults": dict(Counter(fault.kind for fault in faults)),
         "events": dict(changes),
         **{"selected": selected, "replied": replied, "memory": memory},
         "load": round(os.getloadavg()[0], 1),
     }
+    print(json.dumps(recorded, indent=1), flush=True)
+    check(real, replayed, rounds, memory)
+    return recorded
 
 
 def check(real: TinyRun, replayed: TinyRun, rounds: int, memory: dict[str, Any]) -> None:
