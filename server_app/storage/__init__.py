@@ -1,1 +1,1 @@
-"""Files of a run on the server: journal, checkpoint, summary, status, and the lock on its folder."""
+"""Files of a run on the server: journal, checkpoint, summary, status, and the folder's lock."""
