@@ -24,6 +24,7 @@ from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.method import Client
 from server_app.storage.run_record import Record
+from server_app.storage.status_file import StatusFile
 from server_app.strategy import MethodStrategy
 from server_app.tracking.sink import Sink
 from tests.support.tiny import flat
@@ -80,7 +81,9 @@ class Federation:
         info: dict[str, Any] = {"n": 10, "n_test": 0, "model": "mlp@0.25", "classes": [0]}
         info |= {"counts": None, "task": "", "public": "", "version": ""}
         peers = [Client(ClientInfo(k=k, **info), k + 1) for k in range(clients)]
-        self.strategy.membership = Membership(messenger, Replying(lambda *_: "lost"), task)
+        grid = Replying(lambda *_: "lost")
+        self.strategy.membership = Membership(messenger, grid, task)
+        self.strategy.status = StatusFile(record.folder, grid, lambda: {})
         self.strategy.membership.members = dict(enumerate(peers))
         self.strategy.method.begin(peers)
         self.start: StateDict = dict(self.strategy.method.w)
