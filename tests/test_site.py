@@ -18,7 +18,7 @@ from deploy.report.listing import described
 from deploy.site import equations, method_page, paper_page, reference_page
 from deploy.study.claims import read
 from deploy.study.claims_page import stem
-from tests.support.browser import LOOK, PICTURES, PROGRAM, Browser
+from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
 from tests.support.waiting import until
 
@@ -172,17 +172,9 @@ SHOWN += ("reference/errors", "reference/api", "leaderboard", "extending")
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme: str) -> None:
-    with served(site) as address, Browser("about:blank", tmp_path / "profile") as page:
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        page.call("Emulation.setEmulatedMedia", features=media)
-        for name in SHOWN:
-            page.call("Page.navigate", url=f"{address}/{name}.html")
-            until(name, lambda: page.value("document.readyState") == "complete")
-            for width in (1280, 375):
-                picture = PICTURES / f"{name.replace('/', '-')}-{scheme}-{width}.png"
-                assert page.width(width, picture) <= width, picture
-                assert page.value(LOOK) == [], picture
-        assert page.errors == []
+    with served(site) as address:
+        addresses = {name.replace("/", "-"): f"{address}/{name}.html" for name in SHOWN}
+        check_look(addresses, tmp_path / "profile", scheme)
 
 
 @pytest.mark.full

@@ -52,6 +52,7 @@ PARTS = {
     "fedmosaic": "supervisor of a node",
     "python": "warm process of a node",
 }
+LEAST = 12  #: least rounds of a soak: the late nodes and a fault have ended before the last
 LIVED = 12  #: least rounds of a process whose memory counts
 FLAT = 1.1, 4.0  #: most memory at the end of a life: times that after a quarter, plus MB
 
@@ -248,6 +249,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the run; default: a temporary one")
     parser.add_argument("--table", action="store_true", help="only write the table again")
     given = parser.parse_args()
+    if given.rounds < LEAST:
+        parser.error(f"--rounds {given.rounds} is not allowed; it should be at least {LEAST}")
     if not given.table:
         with contextlib.ExitStack() as stack:
             place = given.out or Path(

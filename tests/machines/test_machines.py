@@ -71,6 +71,8 @@ NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
         (NODE, "--k K or --replicas"),
         ([*NODE, "--k", "2"], "--k 2 is not allowed; with --clients 2 it is 0 to 1"),
         ([*NODE, "--k", "0", "-s", "modle=resnet8"], "node config 'modle' is unknown; allowed"),
+        ([*NODE, "--k", "0", "-s", "tags=a b"], "node config tags = 'a b'; it must be"),
+        ([*NODE, "--k", "0", "-s", "device=tpu"], "node config device = 'tpu'; it must be"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_1(arguments: list[str], said: str) -> None:

@@ -8,9 +8,8 @@ import pytest
 from deploy.report.pages import write_report
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table
-from tests.support.browser import LOOK, PICTURES, PROGRAM, Browser
+from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.run_folder import finished
-from tests.support.waiting import until
 
 TABLE = EXPERIMENTS / "averaging_small.toml"
 RECORD = EXPERIMENTS / "results" / "averaging_small" / "cells.jsonl"
@@ -35,17 +34,8 @@ def pages(tmp_path: Path) -> list[Path]:
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_are_readable(pages: list[Path], tmp_path: Path, scheme: str) -> None:
-    with Browser("about:blank", tmp_path / "profile") as shown:
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        shown.call("Emulation.setEmulatedMedia", features=media)
-        for page in pages:
-            shown.call("Page.navigate", url=page.as_uri())
-            until("the page", lambda: shown.value("document.readyState") == "complete")
-            for width in (1280, 375):
-                picture = PICTURES / f"report-{page.stem}-{scheme}-{width}.png"
-                assert shown.width(width, picture) <= width, picture
-                assert shown.value(LOOK) == [], picture
-        assert shown.errors == []
+    addresses = {f"report-{page.stem}": page.as_uri() for page in pages}
+    check_look(addresses, tmp_path / "profile", scheme)
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,21 @@ class Browser:
             self._rest += part
         first, _, self._rest = self._rest.partition(b"\0")
         return json.loads(first)
+
+
+def check_look(addresses: Mapping[str, str], profile: Path, scheme: str) -> None:
+    """Fail if a page has an error, is wider than the window, or has something hard to read.
+
+    ``addresses``: by the name of the page's pictures. ``scheme``: of the colours, light or dark.
+    """
+    with Browser("about:blank", profile) as page:
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.call("Emulation.setEmulatedMedia", features=media)
+        for name, address in addresses.items():
+            page.call("Page.navigate", url=address)
+            until(name, lambda: page.value("document.readyState") == "complete")
+            for width in (1280, 375):
+                picture = PICTURES / f"{name}-{scheme}-{width}.png"
+                assert page.width(width, picture) <= width, picture
+                assert page.value(LOOK) == [], picture
+        assert page.errors == []
