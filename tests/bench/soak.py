@@ -43,7 +43,7 @@ RUN = {
     **{"method": "scaffold", "fleet": "mlp@0.25", "global_model": "mlp@0.25"},
     **{"per_round": 5, "min_replies": 0.25, "data__samples": 360},
 }
-ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 25.0, "wait": 300.0}
+ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 60.0, "wait": 300.0}
 PARTS = {
     "flower-superlin": "SuperLink",
     "flower-superexe": "SuperExec",
