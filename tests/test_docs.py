@@ -71,7 +71,10 @@ def test_the_citation_has_the_version_and_the_licence_of_the_project() -> None:
     assert f"\nversion: {VERSION}\n" in citation and "\nlicense: Apache-2.0\n" in citation
 
 
-@pytest.mark.parametrize("name", ["architecture", "code-map", "glossary", "hooks", "write-a-method"])
+CODE = ("architecture", "code-map", "glossary", "hooks", "write-a-method")
+
+
+@pytest.mark.parametrize("name", CODE)
 def test_every_path_and_name_of_the_code_exists(name: str) -> None:
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     paths = [path for path in PATH.findall(text) if not re.search("NAME|my_method", path)]

@@ -1,9 +1,9 @@
 """Run the fault tests, keep what happened in each, and write the table of it into the docs.
 
 ``python -m tests.bench.faults`` (``make faults``) runs them, those of containers one at a time,
-writes ``faults.json`` beside this file and the tables into ``docs/faults-recorded.md``. ``-k WORDS`` runs
-those that pytest selects by them; what is not run, or fails, keeps its former line. ``--table``
-only writes the tables again.
+writes ``faults.json`` beside this file and the tables into ``docs/faults-recorded.md``. ``-k
+WORDS`` runs those that pytest selects by them; what is not run, or fails, keeps its former line.
+``--table`` only writes the tables again.
 """
 
 import os
