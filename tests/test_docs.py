@@ -13,11 +13,16 @@ from deploy.site import method_page
 from tests.support.battery import PLUGIN
 
 DOCS = ROOT / "docs"
-EXTENDING = (DOCS / "extending.md").read_text(encoding="utf-8")
 OURS = ("common", "server_app", "client_app", "deploy")
 PAGES = [*DOCS.glob("*.md"), *ROOT.glob("*.md")]
 PATH = re.compile(rf"`((?:{'|'.join(OURS)}|docs|tests)/[\w./-]*)`")
 NAME = re.compile(r"`(\w+)` \(`([\w/.]+\.py)`\)")
+REFERENCES = (
+    *("attacks", "checks", "code-map", "faults-recorded", "glossary", "hooks", "leaves"),
+    *("methods-shared", "plugins", "scale-measured", "soak", "troubleshooting"),
+)
+"""Pages to look things up in. Only they may have more than ``WORDS`` words."""
+WORDS = 1500
 BLOCK = re.compile(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -54,12 +59,22 @@ def test_the_first_sentence_of_a_page_says_its_purpose(page: Path) -> None:
     assert sentence.startswith(("This page ", "In this tutorial "))
 
 
+@pytest.mark.parametrize("page", DOCS.glob("*.md"), ids=lambda page: page.name)
+def test_a_page_is_short_unless_its_first_sentence_calls_it_a_reference(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert (page.stem in REFERENCES) == ("the reference of" in text.split("\n")[2])
+    assert len(text.split()) <= WORDS or page.stem in (*REFERENCES, "results")
+
+
 def test_the_citation_has_the_version_and_the_licence_of_the_project() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {VERSION}\n" in citation and "\nlicense: Apache-2.0\n" in citation
 
 
-@pytest.mark.parametrize("name", ["architecture", "glossary", "extending"])
+CODE = ("architecture", "code-map", "glossary", "hooks", "write-a-method")
+
+
+@pytest.mark.parametrize("name", CODE)
 def test_every_path_and_name_of_the_code_exists(name: str) -> None:
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     paths = [path for path in PATH.findall(text) if not re.search("NAME|my_method", path)]
@@ -75,7 +90,7 @@ def test_the_glossary_is_in_alphabetical_order() -> None:
 
 
 def test_the_folder_map_repeats_the_sentence_of_each_folder() -> None:
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    page = (DOCS / "code-map.md").read_text(encoding="utf-8")
     for path in (path for top in OURS for path in (ROOT / top).rglob("__init__.py")):
         folder = path.parent.relative_to(ROOT).as_posix()
         if folder != "deploy/fedmosaic":  # its docstring is that of the installed package
@@ -85,7 +100,9 @@ def test_the_folder_map_repeats_the_sentence_of_each_folder() -> None:
 
 
 def test_every_file_of_the_example_is_printed_as_it_is() -> None:
-    printed = {name: text for name, text in BLOCK.findall(EXTENDING) if (PLUGIN / name).exists()}
+    names = ("write-a-method", "bring-a-model")
+    tutorials = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in names)
+    printed = {name: text for name, text in BLOCK.findall(tutorials) if (PLUGIN / name).exists()}
     files = [*PLUGIN.rglob("*.py"), *PLUGIN.glob("*.toml")]
     assert printed.keys() == {
         file.relative_to(PLUGIN).as_posix() for file in files if file.name != "__init__.py"
@@ -95,7 +112,7 @@ def test_every_file_of_the_example_is_printed_as_it_is() -> None:
 
 
 def test_the_table_of_shared_parts_has_each_method_once() -> None:
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    page = (DOCS / "methods-shared.md").read_text(encoding="utf-8")
     section = page.split("## What is shared, kept and scored\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
@@ -103,7 +120,7 @@ def test_the_table_of_shared_parts_has_each_method_once() -> None:
 
 
 def test_the_table_of_kinds_of_input_agrees_with_the_contracts() -> None:
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    page = (DOCS / "methods-shared.md").read_text(encoding="utf-8")
     section = page.split("## Kinds of input\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (yes|no) \| (yes|no) \| (.*) \|$", section, re.MULTILINE)
     listed = {n: row for row in rows for n in re.findall(r"`([\w-]+)`", row[0])}
@@ -121,8 +138,9 @@ def test_the_page_about_htfllib_has_each_of_its_methods_by_our_name() -> None:
 
 
 def public_names() -> dict[str, list[str]]:
-    """Return the names of docs/extending.md that a plug-in may import, by module."""
-    section = EXTENDING.split("### Public names\n")[1].split("\n##")[0]
+    """Return the names of docs/plugins.md that a plug-in may import, by module."""
+    page = (DOCS / "plugins.md").read_text(encoding="utf-8")
+    section = page.split("## Public names\n")[1].split("\n##")[0]
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", section, re.MULTILINE)
     return {module: re.findall(r"`(\w+)`", names) for module, names in rows}
 

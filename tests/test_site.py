@@ -165,7 +165,7 @@ def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
 
 SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
 SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
-SHOWN += ("reference/errors", "reference/api", "leaderboard", "extending")
+SHOWN += ("reference/errors", "reference/api", "leaderboard", "write-a-method")
 
 
 @pytest.mark.full

@@ -23,7 +23,8 @@ PAGES = {
 
 
 def test_the_front_page_the_first_run_and_the_tutorials_are_marked() -> None:
-    assert {"README.md", "docs/start.md", "docs/compare.md", "docs/hospitals.md"} <= {*PAGES}
+    tutorials = ("compare", "hospitals", "sensors", "write-a-method", "bring-a-model")
+    assert {"README.md", "docs/start.md", *(f"docs/{name}.md" for name in tutorials)} <= {*PAGES}
 
 
 def test_every_mark_is_before_a_block() -> None:
@@ -39,6 +40,7 @@ def test_the_marked_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     environment = os.environ | {"PATH": places, "HOME": str(tmp_path / "home")}
     for kind, text in PAGES[page]:
         if kind and kind != "python":
+            (tmp_path / kind).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / kind).write_text(text, encoding="utf-8")
             continue
         shell = [sys.executable, "-"] if kind else ["bash", "-euo", "pipefail"]

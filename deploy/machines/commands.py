@@ -355,7 +355,7 @@ def node(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What a run may do on this machine (docs/deployment.md); needs --app-digest.",
+            help="What a run may do on this machine (docs/owner.md); needs --app-digest.",
         ),
     ] = None,
     warm: WarmStart = None,

@@ -1,4 +1,4 @@
-"""A page for each method and the chooser, from the contracts, the halves and docs/methods.md."""
+"""A page for each method and the chooser, from contracts, halves and docs/methods-shared.md."""
 
 import functools
 import inspect
@@ -28,6 +28,7 @@ from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 
 HERE = Path(__file__).parent
 PROTOCOL = ROOT / "deploy/experiments/leaderboard/protocol.toml"
+SHARED = "What is shared, kept and scored"
 DEPTHS = ("fleet=cnn2,cnn3,cnn4",)
 COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
@@ -110,7 +111,7 @@ def protocol() -> dict[str, dict[str, object]]:
 def facts(name: str) -> Facts:
     """Return what is known of a method from its halves, its leaderboard row and its tables."""
     server = server_app.methods.half(name)
-    row, scored = protocol()[name], rows("methods", "What is shared, kept and scored")[name][2]
+    row, scored = protocol()[name], rows("methods-shared", SHARED)[name][2]
     title, _, idea = (methods.contract(name).__doc__ or "").partition("\n")[0].partition(": ")
     public = "everybody" if issubclass(server, SharedPublicSet) else "server"
     own = scored.partition("own:")
@@ -200,9 +201,9 @@ def page(one: Facts) -> str:
     """Return the Markdown page of a method."""
     module = methods.contract(one.name)
     source, body, deviations = parts(module)
-    travels, kept, scored = rows("methods", "What is shared, kept and scored")[one.name]
-    leaves, infer = rows("security", "What leaves a client")[one.name][:2]
-    kinds = rows("methods", "Kinds of input").get(one.name, ["yes", "yes", "–"])
+    travels, kept, scored = rows("methods-shared", SHARED)[one.name]
+    leaves, infer = rows("leaves", "By method")[one.name][:2]
+    kinds = rows("methods-shared", "Kinds of input").get(one.name, ["yes", "yes", "–"])
     known = described(one.name)
     table = table_of(one.name)
     own = [setting for setting in known if setting.key.startswith(f"{table}.")]
@@ -226,7 +227,7 @@ def page(one: Facts) -> str:
     lines += ["", "## What leaves a client", ""]
     lines += [f"In a round: {_inline(leaves)}.", ""]
     lines += [f"The server can infer: {_inline(infer)}.", ""]
-    lines += [f"Scored: {_inline(scored)}. [Security](../security.md) explains the words.", ""]
+    lines += [f"Scored: {_inline(scored)}. [All methods](../leaves.md) are in one table.", ""]
     lines += ["### Messages", "", messages(one.name)]
     lines += [
         "",
@@ -324,7 +325,7 @@ def _symbols(text: str) -> str:
 
 
 def directions(travels: str) -> tuple[str, str]:
-    """Return what goes down and what goes up, from a cell of docs/methods.md.
+    """Return what goes down and what goes up, from a cell of docs/methods-shared.md.
 
     >>> directions("w; down also a generator, up class counts")
     ('w; also a generator', 'w; class counts')

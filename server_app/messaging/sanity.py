@@ -10,7 +10,7 @@ Two measures detect that for every method:
   statistics, logits, prototypes, features, generators and models without a measurable change.
 
 ``sanity`` is the limit of the change, and 10⁴ times ``sanity`` that of the largest. Honest clients
-stay far below: docs/security.md has the measurements.
+stay far below: docs/checks.md has the measurements.
 
 Under [privacy] only *largest* is measured, which does not depend on other replies.
 """

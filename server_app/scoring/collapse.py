@@ -2,7 +2,7 @@
 
 A client can ruin the model with updates that are neither refused nor make the loss absurd. Only
 scores in the journal decide, so a resumed run decides as an uninterrupted one. The window is
-smaller than the default of ``keep``: checkpoints from before the collapse remain. docs/faults.md
+smaller than the default of ``keep``: checkpoints from before the collapse remain. docs/hostile.md
 has the measured rate of false alarms.
 """
 

@@ -1,9 +1,9 @@
 """Run the fault tests, keep what happened in each, and write the table of it into the docs.
 
 ``python -m tests.bench.faults`` (``make faults``) runs them, those of containers one at a time,
-writes ``faults.json`` beside this file and the tables into ``docs/faults.md``. ``-k WORDS`` runs
-those that pytest selects by them; what is not run, or fails, keeps its former line. ``--table``
-only writes the tables again.
+writes ``faults.json`` beside this file and the tables into ``docs/faults-recorded.md``. ``-k
+WORDS`` runs those that pytest selects by them; what is not run, or fails, keeps its former line.
+``--table`` only writes the tables again.
 """
 
 import os
@@ -16,7 +16,7 @@ from deploy.report.table import Table
 from tests.bench.collect import ROOT, Recorded, collected, main
 
 RECORDED = Path(__file__).with_name("faults.json")
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "faults-recorded.md"
 COLUMNS = {
     "fault": "fault",
     "seen": "what happens",

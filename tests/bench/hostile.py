@@ -1,7 +1,7 @@
 """Tell every method well-formed lies, keep what became of each, and write the tables into the docs.
 
 ``python -m tests.bench.hostile`` (``make hostile``) runs the tests, writes ``hostile.json`` beside
-this file and the tables into ``docs/hostile.md``. ``-k WORDS`` runs those that pytest selects by
+this file and the tables into ``docs/attacks.md``. ``-k WORDS`` runs those that pytest selects by
 them; what is not run, or fails, keeps its former cell. ``--table`` only writes the tables again.
 """
 
@@ -14,7 +14,7 @@ from tests.bench import poison
 from tests.bench.collect import ROOT, Recorded, collected, main
 
 RECORDED = Path(__file__).with_name("hostile.json")
-PAGE = ROOT / "docs" / "hostile.md"
+PAGE = ROOT / "docs" / "attacks.md"
 TOLD = (
     *("nobody lies", "zeros", "largest", "one number", "constant", "times −10"),
     *("another client's", "last round's", "labels of one class", "10¹⁸ samples", "another's k"),

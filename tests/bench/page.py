@@ -1,4 +1,4 @@
-"""``python -m tests.bench.page docs/scale.md``: fill a page's tables from the recorded figures.
+"""``python -m tests.bench.page docs/scale-measured.md``: fill a page's tables from the records.
 
 The pictures ``round.svg`` and ``clients.svg`` are drawn beside the page. A table stands between
 ``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.

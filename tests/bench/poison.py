@@ -2,7 +2,7 @@
 
 ``python -m tests.bench.poison`` plays every run that ``poison.json`` beside this file lacks: half
 an hour on one core. An interrupted call goes on where it stopped. ``python -m tests.bench.hostile
---table`` writes the table into ``docs/hostile.md``; ``make poison`` does both.
+--table`` writes the table into ``docs/attacks.md``; ``make poison`` does both.
 
 Each run has ten clients of the handwritten digits (8×8), of which the last ones lie in every round
 while the defence is set for as many liars.

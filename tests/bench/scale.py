@@ -162,7 +162,7 @@ def _memory(peak: Peak) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what was measured, as ``docs/scale.md`` shows it."""
+    """Print what was measured, as ``docs/scale-measured.md`` shows it."""
     names = [("crowd", "crowd"), ("payload", "payload"), ("traffic", "methods")]
     page.show({}, found, *(table for key, table in names if found.get(key)))
     if len(found.get("crowd", {})) > 1:

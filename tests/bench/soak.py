@@ -4,7 +4,7 @@
 keep state, with the faults of ``--seed``. It needs Linux. Where root may make network namespaces,
 each machine has one; elsewhere all nodes are on this machine, and no network is cut. The run must
 complete, and a replay of its journal on loopback must give the same weights. The figures go to
-``soak.json`` beside this file and into docs/membership.md; ``--table`` only writes the page.
+``soak.json`` beside this file and into docs/soak.md; ``--table`` only writes the page.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, play
 
 RECORDED = Path(__file__).with_name("soak.json")
-PAGE = ROOT / "docs" / "membership.md"
+PAGE = ROOT / "docs" / "soak.md"
 CLIENTS, LATER = 10, (8, 9)  #: clients, and those whose nodes start after the run
 AWAY = 3  #: most clients with a fault at one time
 CHANCE = 0.2  #: probability of a fault in a round

@@ -299,7 +299,7 @@ def test_the_example_policies_are_policies(tmp_path: Path) -> None:
     assert full.model_fields_set - {"download"} == policy.Policy.model_fields.keys() - {"download"}
     assert full.privacy.mode == "local" and full.server_keys is not None
     assert files.FINGERPRINT.fullmatch(full.server_keys[0])
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "owner.md").read_text()
     keys = {kebab(name) for name in policy.Policy.model_fields} - {"privacy"}
     for key in (*keys, *(f"privacy.{kebab(name)}" for name in policy.LeastPrivacy.model_fields)):
         assert f"| `{key}` | " in page, key
@@ -309,7 +309,7 @@ def test_the_example_policies_are_policies(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (which("openssl") and which("ssh-keygen")), reason="not installed")
 def test_the_command_of_the_docs_prints_the_fingerprint_of_server_keys(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "owner.md").read_text()
     command = re.findall("`(openssl x509 -in serverapp.crt .*)`", page)
     make(tmp_path, [], 0)
     shown = subprocess.run(*command, shell=True, cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A copy of the project in a folder, in which the steps of docs/docker.md run as written."""
+"""A copy of the project in a folder, in which the steps of docs/docker*.md run as written."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from deploy.flower.processes import free_ports
 from tests.support import compose
 from tests.support.engine import Engine
 
-PAGE = compose.ROOT / "docs" / "docker.md"
+PAGES = sorted((compose.ROOT / "docs").glob("docker*.md"))
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "results", ".env", "keys")
 
 
@@ -73,6 +73,7 @@ class Clone:
 
 
 def steps(heading: str) -> list[str]:
-    """Return the blocks of commands under a heading of docs/docker.md."""
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    """Return the blocks of commands under a heading of the pages on containers."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return [block for block in re.findall(r"^```\n(.*?)^```", section, re.M | re.S)]
