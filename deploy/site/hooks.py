@@ -56,7 +56,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path, text in {**pages, **config.extra["generated"]}.items():
         files.append(File.generated(config, path, content=text))
     linked = {*Path(config.docs_dir).glob("*.md"), *(ROOT / path for path in FRONT.values())}
-    texts = {page: generated_pages(page.read_text(encoding="utf-8")) for page in linked}
+    texts = {page: with_generated_links(page.read_text(encoding="utf-8")) for page in linked}
     texts |= {ROOT / path: text for path, text in config.extra["generated"].items()}
     targets = {(page.parent / to).resolve() for page in texts for to in LINK.findall(texts[page])}
     for target in sorted(targets):
@@ -66,7 +66,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def generated_pages(text: str) -> str:
+def with_generated_links(text: str) -> str:
     """Return a page that links to the generated pages of papers and records, not to their files."""
     text = RECORD.sub(r"](results/records/\1.md", text)
     return PAPER.sub(lambda of: f"### Claims of [{of[1]}](results/{named(of[1])}.md)", text)
@@ -115,6 +115,6 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     if page.file.src_uri in FRONT:
         return re.sub(r"(\]\(|src=\")docs/", r"\1", markdown).replace("](README.md", "](index.md")
     if "/" not in page.file.src_uri:
-        text = generated_pages(markdown)
+        text = with_generated_links(markdown)
         return re.sub(r"\]\(\.\./", "](", text).replace("](README.md", "](index.md")
     return markdown

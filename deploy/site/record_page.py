@@ -27,6 +27,8 @@ BN = {
     "recalibrated": "statistics that the clients measured in batch normalisation",
 }
 
+Claims = Sequence[Mapping[str, Any]]
+
 
 def names() -> list[str]:
     """Return the names of the records: folders of results that have a text of the same name."""
@@ -39,7 +41,7 @@ def title(name: str) -> str:
     return (RESULTS / name / f"{name}.md").read_text(encoding="utf-8").split("\n")[0].strip("#* ")
 
 
-def pages(papers: Mapping[str, tuple[str, str]], claims: Sequence[dict[str, Any]]) -> dict[str, str]:
+def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, str]:
     """Return the page of each record as text by path.
 
     ``papers``: name and page of a record's paper, for records that belong to one. ``claims``: the
@@ -66,7 +68,7 @@ def study_page(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_page(name: str, of: str, claims: Sequence[dict[str, Any]]) -> str:
+def table_page(name: str, of: str, claims: Claims) -> str:
     """Return the page of the recorded table ``name``; ``of`` names its paper."""
     file = paper_table.read(Path(name))
     numbers = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8")
@@ -74,7 +76,7 @@ def table_page(name: str, of: str, claims: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"# {file.title.split(': ')[0].removesuffix(', CPU scale')}",
         "",
-        f"This page has the record `{name}`, a table{of}: what it shows, its numbers, its protocol.",
+        f"This page has the record `{name}`, a table{of}: what it shows, numbers and protocol.",
         "",
         f"{file.title}.",
         "",
@@ -117,7 +119,7 @@ def table_page(name: str, of: str, claims: Sequence[dict[str, Any]]) -> str:
 
 
 def pairs(file: TableFile) -> list[tuple[str, str]]:
-    """Return the pairs of rows to compare: ``against`` of the rows, then the table's ``compare``."""
+    """Return pairs of rows: those of the rows' ``against``, then of the table's ``compare``."""
     found = [(row.name, row.against) for row in file.row if row.against]
     for name, row in itertools.product(file.compare, file.row):
         if row.name != name and not {(name, row.name), (row.name, name)} & {*found}:
@@ -158,7 +160,7 @@ def _difference(first: Mapping[int, float], second: Mapping[int, float], spec: s
 
 
 def protocol(file: TableFile) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a table's runs in words; each has the values of all rows and columns."""
+    """Yield the settings of a table's runs in words, with the values of all rows and columns."""
     firsts = {(cell.row, cell.column): cell.flat for cell in paper_table.cells(file)}
     runs = list(firsts.values())
 
@@ -177,7 +179,7 @@ def protocol(file: TableFile) -> Iterator[tuple[str, str]]:
     yield "networks", some(lambda run: ", ".join(f"`{n}`" for n in str(run["fleet"]).split(",")))
     yield "server's network", some(lambda run: _network(run))
     yield "rounds", some(lambda run: str(run["rounds"]))
-    yield "local training", some(_training)
+    yield "local training, with its rate", some(_training)
     yield "scored on", some(lambda run: BN[str(run["score.bn"])])
     groups: dict[str, list[str]] = {}
     for row in file.row:
@@ -205,7 +207,8 @@ def _public(run: Mapping[str, Value]) -> str:
     """Return the public set, or an empty text without one."""
     if run["data.public-dir"] or run["data.public-name"]:
         return f"{run['data.public-samples']:,} samples of another data set"
-    return f"{100 * float(run['data.public']):g} % of the training samples" if run["data.public"] else ""
+    share = 100 * float(run["data.public"])
+    return f"{share:g} % of the training samples" if share else ""
 
 
 def _active(run: Mapping[str, Value]) -> str:
@@ -218,12 +221,11 @@ def _network(run: Mapping[str, Value]) -> str:
 
 
 def _training(run: Mapping[str, Value]) -> str:
-    steps, epochs, optimizer = (str(run[f"train.{key}"]) for key in ("steps", "epochs", "optimizer"))
-    length = f"{steps} steps" if steps != "0" else f"{epochs} epoch{'s' * (epochs != '1')}"
-    return (
-        f"{length}, batches of {run['train.batch-size']}, "
-        f"{OPTIMIZERS.get(optimizer, optimizer)} at rate {run['train.lr']:g}"
-    )
+    steps, epochs = run["train.steps"], run["train.epochs"]
+    length = f"{steps} steps" if steps else f"{epochs} epoch{'s' * (epochs != 1)}"
+    optimizer = str(run["train.optimizer"])
+    optimizer = OPTIMIZERS.get(optimizer, optimizer)
+    return f"{length}, batches of {run['train.batch-size']}, {optimizer} at {run['train.lr']:g}"
 
 
 def _range(seeds: Sequence[int]) -> str:

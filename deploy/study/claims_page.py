@@ -1,4 +1,4 @@
-"""Render the judged claims: three sentences and a forest plot for each paper, the rest as JSON."""
+"""Render the judged claims: a summary and a forest plot for each paper, the rest as JSON."""
 
 import hashlib
 import json
@@ -140,7 +140,7 @@ def sentences(paper: Paper) -> str:
 
 
 def markdown(papers: Papers, pictures: str) -> str:
-    """Return three sentences, the verdicts, the plot and the records of each paper as Markdown.
+    """Return what follows and differs, counts of verdicts, plot and records of each paper.
 
     ``pictures``: the folder of the plots as the document names it.
     """
@@ -148,11 +148,11 @@ def markdown(papers: Papers, pictures: str) -> str:
     for paper, judged in papers:
         verdicts = [one.verdict for one in judged]
         counts = [f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts]
-        parts += [f"### Claims of {paper.paper}", sentences(paper)]
+        parts += [f"### Claims of {paper.paper}", f"{paper.conclusion} {paper.differs}"]
         parts += [f"Of {len(judged)} claims: {', '.join(counts)}."]
         parts += [f"![Effects: {paper.paper}]({pictures}/{stem(paper)}.png)"]
-        unknown = {t.table for one in judged for t in one.tests if t.effect is None}
-        known = [name for name in paper.tables if name not in unknown]
+        measured = {t.table for one in judged for t in one.tests if t.effect is not None}
+        known = [name for name in paper.tables if name in measured.union(paper.records)]
         above = posixpath.normpath(f"{pictures}/..")
         parts += [f"Records: {', '.join(f'[{n}]({above}/{n}/{n}.md)' for n in known)}."]
     parts += [f"Sentences, conditions, comparisons and reasons: [JSON]({pictures}/claims.json)."]
