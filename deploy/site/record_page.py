@@ -49,8 +49,8 @@ def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, st
     """
     found = {}
     for name in names():
-        paper, link = papers.get(name, ("", ""))
-        of = f" about [{paper}](../{link}.md)" if paper else ""
+        paper, link = papers.get(name, ("methods of other papers", "../results"))
+        of = f" about [{paper}](../{link}.md)"
         is_table = (RESULTS / name / records.NAME).exists()
         page = table_page(name, of, claims) if is_table else study_page(name)
         found[f"results/records/{name}.md"] = page
@@ -73,14 +73,15 @@ def table_page(name: str, of: str, claims: Claims) -> str:
     file = paper_table.read(Path(name))
     numbers = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8")
     numbers = DIFFERENCES.sub("", numbers.partition("\n\n")[2]).rstrip()  # without the title
+    heading = file.title.split(": ")[0].removesuffix(", CPU scale")
     lines = [
-        f"# {file.title.split(': ')[0].removesuffix(', CPU scale')}",
+        f"# {heading}",
         "",
         f"This page has the record `{name}`, a table{of}: what it shows, numbers and protocol.",
         "",
-        f"{file.title}.",
-        "",
     ]
+    if heading != file.title:
+        lines += [f"{file.title}.", ""]
     if file.remarks:
         lines += ["## What it shows", "", file.remarks.strip(), ""]
     lines += ["## Numbers", "", numbers, ""]
@@ -104,7 +105,7 @@ def table_page(name: str, of: str, claims: Claims) -> str:
             for one in judged
         ]
         lines += [""]
-    lines += ["## Protocol", "", "| | |", "|:--|:--|"]
+    lines += ["## Protocol", "", "| setting | value |", "|:--|:--|"]
     lines += [f"| {what} | {value} |" for what, value in protocol(file)]
     lines += [
         "",
