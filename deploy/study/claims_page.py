@@ -149,7 +149,7 @@ def markdown(papers: Papers, pictures: str) -> str:
         verdicts = [one.verdict for one in judged]
         counts = [f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts]
         parts += [f"### Claims of {paper.paper}", f"{paper.conclusion} {paper.differs}"]
-        parts += [f"Of {len(judged)} claims: {', '.join(counts)}."]
+        parts += [f"Verdicts: {', '.join(counts)}."]
         parts += [f"![Effects: {paper.paper}]({pictures}/{stem(paper)}.png)"]
         measured = {t.table for one in judged for t in one.tests if t.effect is not None}
         known = [name for name in paper.tables if name in measured.union(paper.records)]
