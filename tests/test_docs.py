@@ -15,6 +15,11 @@ from tests.support.battery import PLUGIN
 DOCS = ROOT / "docs"
 OURS = ("common", "server_app", "client_app", "deploy")
 PAGES = [*DOCS.glob("*.md"), *ROOT.glob("*.md")]
+WORDS = 1_500  #: most words of a page
+LONG = {  # pages that may have more, such as references
+    *("architecture", "data", "deployment", "docker", "extending", "faults", "glossary"),
+    *("hostile", "membership", "methods", "scale", "security", "tables"),
+}
 PATH = re.compile(rf"`((?:{'|'.join(OURS)}|docs|tests)/[\w./-]*)`")
 NAME = re.compile(r"`(\w+)` \(`([\w/.]+\.py)`\)")
 REFERENCES = (
@@ -50,6 +55,11 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_comparison_and_the
     assert int(number) == len(names()) and len(readme.splitlines()) <= 130
     assert int(different) == sum(kind != "equal" for kind in networks.values())
     assert re.findall(r"^make (?:test|check)\S*", readme, re.MULTILINE)[0] == "make test"
+
+
+@pytest.mark.parametrize("page", DOCS.glob("*.md"), ids=lambda page: page.name)
+def test_a_page_is_short_unless_it_is_a_reference(page: Path) -> None:
+    assert page.stem in LONG or len(page.read_text(encoding="utf-8").split()) <= WORDS
 
 
 @pytest.mark.parametrize("page", DOCS.glob("*.md"), ids=lambda page: page.name)

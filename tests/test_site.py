@@ -15,8 +15,9 @@ import pytest
 from common.methods import contract, names
 from common.settings.version import ROOT
 from deploy.report.listing import described
-from deploy.site import equations, method_page, paper_page, reference_page
-from deploy.study.claims import read
+from deploy.site import equations, hooks, method_page, paper_page, reference_page
+from deploy.study import paper_table
+from deploy.study.claims import RESULTS, read
 from deploy.study.claims_page import stem
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
@@ -99,7 +100,43 @@ def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
             assert claim.says in text and f"(`{claim.name}`)" in text
             assert f"## {claim.name}\n" in details
             for test in claim.test:
-                assert f"| `fedmosaic table {test.table}` |" in text
+                assert re.search(rf"^\| \[?`?{test.table}\b", text, re.MULTILINE)
+        for name in paper.records:
+            assert f"| [{name}](records/{name}.md) |" in text
+
+
+def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
+    pages = paper_page.pages()
+    linked = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for folder in (path for path in RESULTS.iterdir() if path.name != "claims"):
+        name, text = folder.name, pages[f"results/records/{folder.name}.md"]
+        title, blank, sentence = text.split("\n")[:3]
+        assert title.startswith("# ") and not blank and sentence.startswith("This page ")
+        assert f"](../deploy/experiments/results/{name}/{name}.md)" in linked
+        if (folder / "cells.jsonl").exists():
+            rows = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
+            assert [row for row in rows if row.startswith("|") and row not in text] == []
+            assert f"\nfedmosaic table {name} --out FOLDER\n" in text
+            assert paper_table.read(Path(name)).remarks.strip() in text
+
+
+def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table() -> None:
+    text = paper_page.pages()["results/records/fedorion_small.md"]
+    assert "\n| FedORION less without distillation | **1.8 ± 1.4** | **1.6 ± 1.3** |" in text
+    assert "\n| FedORION less FedAvg of the smallest | 0.9 ± 1.9 | 1.1 ± 2.7 |" in text
+    assert "\n| clients | 10, 5 in a round |\n" in text
+    assert "\n| partition | `label_dirichlet`, α = 0.6 |\n" in text
+    assert "\n| local training, with its rate | 2 epochs, batches of 32, SGD at 0.05 |\n" in text
+    assert "\n| seeds | 1 to 5; 1 to 10: FedORION, without distillation |\n" in text
+    assert "(../fedorion-comparisons.md#fedorion-distillation)" in text
+
+
+def test_the_site_links_to_the_pages_of_papers_and_records_instead_of_their_files() -> None:
+    text = "### Claims of DL-MH\n[a_b](../deploy/experiments/results/a_b/a_b.md)"
+    shown = "### Claims of [DL-MH](results/dl-mh.md)\n[a_b](results/records/a_b.md)"
+    assert hooks.with_generated_links(text) == shown
+    other = "[x](../deploy/experiments/results/a_b/c.md)"
+    assert hooks.with_generated_links(other) == other
 
 
 def test_the_reference_has_each_command_setting_and_message() -> None:
@@ -165,6 +202,7 @@ def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
 
 SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
 SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
+SHOWN += ("results", "speed", "results/records/fedkf_small", "results/records/fedorion_toy")
 SHOWN += ("reference/errors", "reference/api", "leaderboard", "write-a-method")
 
 

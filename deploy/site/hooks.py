@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)] * (str(ROOT) not in sys.path)
 
 from deploy.site import method_page, paper_page, reference_page  # noqa: E402
+from deploy.study.claims_page import named  # noqa: E402
 
 FRONT = {
     "index.md": "README.md",
@@ -30,6 +31,10 @@ GENERATED: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "Reference": reference_page.pages,
 }
 """Functions that return further pages by path, by the section of the navigation that lists them."""
+DETAIL = re.compile(r"-comparisons|/records/")
+"""Pages that the navigation leaves out; another page links to each."""
+RECORD = re.compile(r"\]\(\.\./deploy/experiments/results/(\w+)/\1\.md")
+PAPER = re.compile(r"^### Claims of (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 
 
@@ -41,7 +46,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         config.extra["generated"] |= pages
         (entries,) = (part[section] for part in config.nav or [] if section in part)
         listed = re.findall(r"[\w/-]+\.md", str(entries))
-        entries += [path for path in pages if path not in listed and "-comparisons" not in path]
+        entries += [path for path in pages if path not in listed and not DETAIL.search(path)]
     return config
 
 
@@ -51,7 +56,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path, text in {**pages, **config.extra["generated"]}.items():
         files.append(File.generated(config, path, content=text))
     linked = {*Path(config.docs_dir).glob("*.md"), *(ROOT / path for path in FRONT.values())}
-    texts = {page: page.read_text(encoding="utf-8") for page in linked}
+    texts = {page: with_generated_links(page.read_text(encoding="utf-8")) for page in linked}
     texts |= {ROOT / path: text for path, text in config.extra["generated"].items()}
     targets = {(page.parent / to).resolve() for page in texts for to in LINK.findall(texts[page])}
     for target in sorted(targets):
@@ -59,6 +64,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         if target.is_file() and path not in FRONT.values() and not path.startswith("docs/"):
             files.append(File.generated(config, path, content=target.read_bytes()))
     return files
+
+
+def with_generated_links(text: str) -> str:
+    """Return a page that links to the generated pages of papers and records, not to their files."""
+    text = RECORD.sub(r"](results/records/\1.md", text)
+    return PAPER.sub(lambda of: f"### Claims of [{of[1]}](results/{named(of[1])}.md)", text)
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
@@ -104,5 +115,6 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     if page.file.src_uri in FRONT:
         return re.sub(r"(\]\(|src=\")docs/", r"\1", markdown).replace("](README.md", "](index.md")
     if "/" not in page.file.src_uri:
-        return re.sub(r"\]\(\.\./", "](", markdown).replace("](README.md", "](index.md")
+        text = with_generated_links(markdown)
+        return re.sub(r"\]\(\.\./", "](", text).replace("](README.md", "](index.md")
     return markdown

@@ -6,6 +6,7 @@ from typing import Any
 
 from deploy.report.table import Table, markdown
 from deploy.run.settings import read_toml
+from deploy.site import record_page
 from deploy.study.claims import CLAIMS, RESULTS, Paper, Verdict, read
 from deploy.study.claims_page import percent, stem
 
@@ -28,7 +29,7 @@ Claims = Sequence[dict[str, Any]]
 
 
 def pages() -> dict[str, str]:
-    """Return the overview, the page of each paper and its comparisons, as text by path."""
+    """Return the overview, each paper's page and comparisons, and all records, by path."""
     recorded = json.loads((FOLDER / "claims.json").read_text(encoding="utf-8"))
     papers = [
         (paper, [one for one in recorded if one["paper"] == paper.paper]) for paper in read(CLAIMS)
@@ -38,7 +39,8 @@ def pages() -> dict[str, str]:
         found[f"results/{stem(paper)}.md"] = page(paper, claims)
     for paper, claims in papers:
         found[f"results/{stem(paper)}-comparisons.md"] = comparisons(paper, claims)
-    return found
+    owners = {name: (paper.paper, stem(paper)) for paper, _ in papers for name in paper.tables}
+    return found | record_page.pages(owners, recorded)
 
 
 def overview(papers: Sequence[tuple[Paper, Claims]]) -> str:
@@ -62,7 +64,7 @@ def overview(papers: Sequence[tuple[Paper, Claims]]) -> str:
         "A claim is a sentence of the abstract, the contributions or the conclusion that a "
         "measurement can decide. A rule gives the verdict: at least five seeds, intervals of 95 % "
         "and Holm's correction over the claim's comparisons. `fedmosaic claims` repeats the "
-        "verdicts from the records, and [all measurements](../results.md) has every table.",
+        "verdicts from the records, and [results](../results.md) lists every record.",
         "",
         "Our runs are small: they show orderings on small data, not the papers' accuracies.",
     ]
@@ -94,14 +96,19 @@ def page(paper: Paper, claims: Claims) -> str:
             lines += [f"## {heading}", "", meaning, "", *map(_claim, some), ""]
     if any(_changed(one) for one in claims):
         lines += ["† The claim was written or changed when its runs were there already.", ""]
-    lines += ["## Protocol", "", "Each table repeats with the command in the first column.", ""]
-    lines += ["| command | runs | seeds |", "|---|---|---|"]
-    for table in dict.fromkeys(test["table"] for one in claims for test in one["tests"]):
-        file = read_toml(CLAIMS.parent / f"{table}.toml")
-        title = str(file["title"]).replace("|", "∣")
-        lines.append(f"| `fedmosaic table {table}` | {title} | {len(file['seeds'])} |")
+    lines += ["## Protocol and records", "", "`fedmosaic table NAME` repeats a table.", ""]
+    lines += ["| record | runs | seeds |", "|---|---|--:|"]
+    lines += [_record(name) for name in paper.tables]
     lines += ["", f"[All comparisons]({name}-comparisons.md) have their numbers."]
     return "\n".join(lines) + "\n"
+
+
+def _record(name: str) -> str:
+    """Return the row of a record: a link to its page if it has one, its title and its seeds."""
+    file = read_toml(CLAIMS.parent / f"{name}.toml")
+    shown = f"[{name}](records/{name}.md)" if name in record_page.names() else f"`{name}`"
+    title = str(file.get("title") or record_page.title(name)).replace("|", "∣")
+    return f"| {shown} | {title} | {len(file.get('seeds', '1'))} |"
 
 
 def _changed(one: dict[str, Any]) -> bool:

@@ -238,7 +238,15 @@ class Paper(BaseModel):
     ran: str
     differs: str
     conclusion: str
+    records: list[str] = []
+    """Further records of the paper's methods, which decide no claim."""
     claim: list[Claim] = Field(min_length=1)
+
+    @property
+    def tables(self) -> list[str]:
+        """The records that decide the claims, then the others."""
+        of_claims = [test.table for claim in self.claim for test in claim.test]
+        return list(dict.fromkeys([*of_claims, *self.records]))
 
 
 @final

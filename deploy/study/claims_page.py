@@ -1,9 +1,10 @@
-"""Render the judged claims: three sentences and a forest plot for each paper, the rest as JSON."""
+"""Render the judged claims: a summary and a forest plot for each paper, the rest as JSON."""
 
 import hashlib
 import json
 import math
 import os
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,17 +29,18 @@ def find(papers: Sequence[Paper], name: str) -> Paper:
     Raises ``ValueError`` for an unknown paper.
     """
     known = {stem(paper): paper for paper in papers}
-    if _stem(name) not in known:
+    if named(name) not in known:
         raise ValueError(f"{name!r} is no paper with claims; allowed: {', '.join(known)}")
-    return known[_stem(name)]
+    return known[named(name)]
 
 
 def stem(paper: Paper) -> str:
     """Return the name of a paper in file names and commands."""
-    return _stem(paper.paper)
+    return named(paper.paper)
 
 
-def _stem(name: str) -> str:
+def named(name: str) -> str:
+    """Return a paper's name as file names and commands have it."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
@@ -138,19 +140,21 @@ def sentences(paper: Paper) -> str:
 
 
 def markdown(papers: Papers, pictures: str) -> str:
-    """Return three sentences, the verdicts and the plot of each paper as Markdown.
+    """Return what follows and differs, counts of verdicts, plot and records of each paper.
 
     ``pictures``: the folder of the plots as the document names it.
     """
     parts = []
     for paper, judged in papers:
-        names = {
-            v: [f"`{j.claim.name}`{' †' * j.claim.changed}" for j in judged if j.verdict is v]
-            for v in Verdict
-        }
-        counts = [f"{len(some)} {v} ({', '.join(some)})" for v, some in names.items() if some]
-        parts += [f"### Claims of {paper.paper}", sentences(paper), f"{'; '.join(counts)}."]
+        verdicts = [one.verdict for one in judged]
+        counts = [f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts]
+        parts += [f"### Claims of {paper.paper}", f"{paper.conclusion} {paper.differs}"]
+        parts += [f"Verdicts: {', '.join(counts)}."]
         parts += [f"![Effects: {paper.paper}]({pictures}/{stem(paper)}.png)"]
+        measured = {t.table for one in judged for t in one.tests if t.effect is not None}
+        known = [name for name in paper.tables if name in measured.union(paper.records)]
+        above = posixpath.normpath(f"{pictures}/..")
+        parts += [f"Records: {', '.join(f'[{n}]({above}/{n}/{n}.md)' for n in known)}."]
     parts += [f"Sentences, conditions, comparisons and reasons: [JSON]({pictures}/claims.json)."]
     return "\n\n".join(parts)
 

@@ -74,6 +74,10 @@ class TableFile(BaseModel):
     format: str = ".2f"
     better: Literal["higher", "lower", ""] = "higher"
     note: str = ""
+    remarks: str = ""
+    """What the record shows beside its numbers: Markdown for its page of the documentation."""
+    compare: list[str] = []
+    """Rows that this page compares with every other row, seed by seed."""
     base: dict[str, object] = {}
     row: list[Line] = Field(min_length=1)
     column: list[Line] = Field(min_length=1)
@@ -246,7 +250,7 @@ def read(path: Path) -> TableFile:
 
 
 def as_toml(file: TableFile) -> str:
-    """Return a table as the text of its file, without the paper's numbers."""
+    """Return a table as the text of its file, without the paper's numbers and remarks."""
 
     def value(of: object) -> str:
         if isinstance(of, dict):
@@ -256,7 +260,8 @@ def as_toml(file: TableFile) -> str:
     def pairs(values: Mapping[str, object]) -> list[str]:
         return [f"{json.dumps(key)} = {value(of)}" for key, of in values.items()]
 
-    lines = pairs(file.model_dump(exclude={"base", "row", "column", "expected"}))
+    beside = {"base", "row", "column", "expected", "remarks", "compare"}
+    lines = pairs(file.model_dump(exclude=beside))
     lines += ["", "[base]", *pairs(file.base)]
     for kind in ("row", "column"):
         for line in getattr(file, kind):
@@ -279,10 +284,11 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         for name in expected:
             if row_name not in rows or name not in columns:
                 raise ValueError(f"expected.{row_name}.{name} stands for no cell")
-    for column in file.column:
-        for name in column.rows:
+    named = [(repr(column.name), "rows", column.rows) for column in file.column]
+    for where, key, some in (*named, ("the table", "compare", file.compare)):
+        for name in some:
             if name not in rows:
-                raise ValueError(f"{column.name!r}: rows = {name!r} is no row")
+                raise ValueError(f"{where}: {key} = {name!r} is no row")
     for row, column in itertools.product(file.row, file.column):
         if column.rows and row.name not in column.rows:
             continue

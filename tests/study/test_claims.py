@@ -362,8 +362,10 @@ def test_the_summary_the_json_and_the_document_tell_the_same(scene: Scene, tmp_p
     scene.record(A=HIGH, B=LOW)
     judged = scene.judge_all()
     text, numbers, plot = claims_page.write(judged, tmp_path / "out")
-    assert "We ran A. The paper has B. A is above B." in text.read_text()
-    assert "1 reproduced (`a-above-b`)." in text.read_text()
+    assert "### Claims of P\n\nA is above B. The paper has B.\n\nVerdicts: 1 reproduced.\n" in (
+        text.read_text()
+    )
+    assert "\n\nRecords: [ours](../ours/ours.md).\n\n" in text.read_text()
     (told,) = json.loads(numbers.read_text())
     assert told["verdict"] == "reproduced" and told["tests"][0]["kept"] is True
     assert matplotlib.image.imread(plot).shape[1] == 900

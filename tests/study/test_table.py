@@ -132,6 +132,7 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("seeds = [1, 2]", "seeds = 1", "seeds = 1"),
         ("seeds = [1, 2]", "", "key 'seeds' is missing"),
         ('against = "FedAvg"', 'against = "nobody"', "against = 'nobody' is no row"),
+        ("note =", 'compare = ["nobody"]\nnote =', "the table: compare = 'nobody' is no row"),
         ("note =", "nota =", "key 'nota' is unknown; did you mean 'note'?; allowed: title, seeds"),
         ("against =", "agains =", "key 'row.2.agains' is unknown; did you mean 'against'?; all"),
         ("note =", "note ", "two.toml is not valid TOML: "),
