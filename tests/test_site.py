@@ -19,11 +19,12 @@ from common.methods import contract, names
 from common.settings.version import ROOT
 from deploy.report import chooser
 from deploy.report.listing import described
-from deploy.report.table import markdown
-from deploy.site import equations, method_page, paper_page, reference_page
+from deploy.report.table import markdown, size
+from deploy.site import equations, measure, method_page, paper_page, reference_page
 from deploy.study import leaderboard, leaderboard_page, paper_table
 from deploy.study.claims import read
 from deploy.study.claims_page import stem
+from tests.support.battery import marks
 from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
@@ -122,6 +123,26 @@ def test_a_wrong_answer_is_refused_in_a_line_with_the_allowed_ones() -> None:
     assert wrong.stderr == "error: --public maybe is no answer; allowed: none, server, everybody\n"
     other = typed("list", "models", "--rounds", "one")
     assert other.stderr == "error: --rounds is for list methods, not list models\n"
+
+
+def test_each_page_has_the_bytes_and_operations_of_a_round() -> None:
+    recorded = measure.read()
+    assert [*recorded] == [*names()], f"run {measure.COMMAND}"
+    page = method_page.page(method_page.facts("fedavg"))
+    one = recorded["fedavg"]
+    assert one["down"] > 0 and one["up"] > 0 and one["operations"] > 0
+    assert f"A client receives {size(one['down'] / measure.CLIENTS)}, sends " in page
+    assert f"`{measure.COMMAND} fedavg` repeats the" in page
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=marks(n, ("fedavg",), "dl-sh".__eq__)) for n in names()]
+)
+def test_a_measured_round_has_the_recorded_bytes_and_operations(name: str) -> None:
+    known, measured = measure.read()[name], measure.measure(name)
+    for way in ("down", "up"):  # compressed numbers differ in length where another CPU rounds
+        assert abs(measured.pop(way) - (whole := known.pop(way))) <= max(200, whole // 1000), way
+    assert measured == known, f"run {measure.COMMAND} {name}"
 
 
 def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:

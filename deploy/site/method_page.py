@@ -26,7 +26,8 @@ from deploy.report.listing import Setting, described
 from deploy.report.table import Cell, Table, clean, markdown
 from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
-from deploy.site import equations
+from deploy.site import equations, measure
+from deploy.site.measure import first_rows
 from deploy.study import leaderboard
 from deploy.study.leaderboard_page import COLUMNS, title
 from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
@@ -81,13 +82,6 @@ def rows(document: str, section: str) -> dict[str, list[str]]:
     part = text.split(f"## {section}\n")[1].split("\n## ")[0]
     lines = (line.strip("|\n ").split(" | ") for line in part.splitlines() if line[:3] == "| `")
     return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
-
-
-@functools.cache
-def first_rows() -> dict[str, leaderboard.Row]:
-    """Return the first row of each method in the leaderboard's protocol."""
-    rows = leaderboard.read().row
-    return {str(row.set["method"]): row for row in reversed(rows)}
 
 
 def facts(name: str) -> Facts:
@@ -207,7 +201,8 @@ def page(one: Facts) -> str:
     lines += [f"In a round: {_inline(leaves)}.", ""]
     lines += [f"The server can infer: {_inline(infer)}.", ""]
     lines += [f"Scored: {_inline(scored)}. [Security](../security.md) explains the words.", ""]
-    lines += ["### Messages", "", messages(one.name)]
+    lines += ["### Messages", "", messages(one.name), "", "### Cost of a round", ""]
+    lines += [cost(one.name)]
     lines += [
         "",
         "## Settings",
@@ -375,6 +370,17 @@ def standing(name: str, found: Sequence[leaderboard.Section]) -> str:
     ]
     about = "The [leaderboard](../leaderboard.md) explains the protocol and the columns."
     return f"{markdown(Table(header, lines))}\n{about}"
+
+
+def cost(name: str) -> str:
+    """Return the recorded bytes and operations of a client in one round, with their setting."""
+    one = measure.read()[name]
+    return (
+        f"{measure.sentence(one)} These are means over {measure.SETTING}, in round {one['round']}, "
+        f"with the fleet `{one['fleet']}` and the method's settings of the "
+        f"[leaderboard](../leaderboard.md). The command `{measure.COMMAND} {name}` repeats the "
+        "measurement."
+    )
 
 
 FIELD = re.compile(r"^    (\w+): ([^=\n#]+?)(?: = .*?)?(?:  #: (.*))?$", re.MULTILINE)
