@@ -39,6 +39,7 @@ from deploy.console import (
     red,
 )
 from deploy.machines import commands as machines
+from deploy.report import chooser
 from deploy.study import commands as study
 
 RUN, COMPARE, DEPLOY, INSPECT = "Run", "Compare", "Deploy", "Inspect"  #: headings of the help
@@ -66,6 +67,13 @@ app = typer.Typer(
 def only(line: str) -> Any:
     """Return the option that selects the cells of a ``line`` (row, column or seed) of a table."""
     return typer.Option(help=f"Only run the cells of this {line}; repeatable.")
+
+
+def question(key: str) -> Any:
+    """Return the option for the answer to one of the chooser's questions."""
+    text, answers = chooser.QUESTIONS[key]
+    said = "; ".join(f"{answer}: {meaning}" for answer, meaning in answers.items())
+    return typer.Option(help=f"With methods: {text} {said}.")
 
 
 def tcp_port(text: str) -> Any:
@@ -470,8 +478,16 @@ def list_(
             "in keys and descriptions."
         ),
     ] = "",
+    public: Annotated[str, question("public")] = "",
+    rounds: Annotated[str, question("rounds")] = "",
+    leaves: Annotated[str, question("leaves")] = "",
+    models: Annotated[str, question("models")] = "",
+    networks: Annotated[str, question("networks")] = "",
 ) -> None:
-    """List methods, models, datasets, partitions, trackers, selections or settings."""
+    """List methods, models, datasets, partitions, trackers, selections or settings.
+
+    The options choose methods by answers to five questions; without any, all are listed.
+    """
     from deploy.report import listing
     from deploy.run import user_modules
 
@@ -479,14 +495,21 @@ def list_(
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(kinds)}")
     if word and what != "settings":
         raise ValueError(f"list {what} takes no further word, but {word!r} is given")
+    answers = {"public": public, "rounds": rounds, "leaves": leaves}
+    answers |= {"models": models, "networks": networks}
+    chosen = {key: given for key, given in answers.items() if given}
+    if chosen and what != "methods":
+        raise ValueError(f"--{next(iter(chosen))} is for list methods, not list {what}")
     user_modules.look_in(Path(), {"method": word})
     if what == "settings":
         settings = listing.search(word)
         out.print(listing.shown_settings(settings))
         answer([setting._asdict() for setting in settings])
     else:
-        table = listing.LISTINGS[what]()
+        table = listing.methods_that_fit(chosen) if chosen else listing.LISTINGS[what]()
         out.print(listing.shown(table))
+        if table.title:
+            plain(table.title)
         answer(table.records())
 
 

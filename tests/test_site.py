@@ -2,23 +2,30 @@
 
 import functools
 import http.server
+import itertools
+import json
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.methods import contract, names
 from common.settings.version import ROOT
+from deploy.report import chooser
 from deploy.report.listing import described
-from deploy.site import equations, hooks, method_page, paper_page, reference_page
-from deploy.study import paper_table
+from deploy.report.table import markdown, size
+from deploy.site import equations, hooks, measure, method_page, paper_page, reference_page
+from deploy.study import leaderboard, leaderboard_page, paper_table
 from deploy.study.claims import RESULTS, read
 from deploy.study.claims_page import stem
+from tests.support.battery import marks
+from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
 from tests.support.waiting import until
@@ -88,6 +95,70 @@ def test_the_chooser_knows_a_method(
     one = method_page.facts(name)
     assert (one.public, one.rounds, one.leaves) == (public, rounds, leaves)
     assert (one.models, one.networks) == (models, networks)
+    assert chooser.recorded()[name] == one.answers, "run python -m deploy.site.method_page"
+
+
+@pytest.mark.full
+def test_the_command_and_the_page_choose_the_same_methods() -> None:
+    page = method_page.chooser([method_page.facts(name) for name in names()])
+    items = re.findall(r'<li (data-[^>]*)><a href="([\w-]+).html">', page)
+    shown = {name: dict(re.findall(r'data-(\w+)="([^"]*)"', data)) for data, name in items}
+    assert [*shown] == [*names()] == [*chooser.recorded()]
+    single = [{key: one} for key, (_, answers) in chooser.QUESTIONS.items() for one in answers]
+    for first, second in itertools.product(single, single):
+        wanted = first | second
+        fit = [
+            name for name in shown if all(v in shown[name][k].split() for k, v in wanted.items())
+        ]
+        assert chooser.fitting(wanted) == fit, wanted
+
+
+def test_a_wrong_answer_is_refused_in_a_line_with_the_allowed_ones() -> None:
+    found = json.loads(
+        typed("list", "methods", "--public", "none", "--rounds", "one", "--json").stdout
+    )
+    assert [row["method"] for row in found] == ["co-boosting", "dense"]
+    wrong = typed("list", "methods", "--public", "maybe")
+    assert wrong.returncode == 1
+    assert wrong.stderr == "error: --public maybe is no answer; allowed: none, server, everybody\n"
+    other = typed("list", "models", "--rounds", "one")
+    assert other.stderr == "error: --rounds is for list methods, not list models\n"
+
+
+def test_each_page_has_the_bytes_and_operations_of_a_round() -> None:
+    recorded = measure.read()
+    assert [*recorded] == [*names()], f"run {measure.COMMAND}"
+    page = method_page.page(method_page.facts("fedavg"))
+    one = recorded["fedavg"]
+    assert one["down"] > 0 and one["up"] > 0 and one["operations"] > 0
+    assert f"A client receives {size(one['down'] / measure.CLIENTS)}, sends " in page
+    assert f"`{measure.COMMAND} fedavg` repeats the" in page
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=marks(n, ("fedavg",), "dl-sh".__eq__)) for n in names()]
+)
+def test_a_measured_round_has_the_recorded_bytes_and_operations(name: str) -> None:
+    known, measured = measure.read()[name], measure.measure(name)
+    for way in ("down", "up"):  # compressed numbers differ in length where another CPU rounds
+        assert abs(measured.pop(way) - (whole := known.pop(way))) <= max(200, whole // 1000), way
+    assert measured == known, f"run {measure.COMMAND} {name}"
+
+
+def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:
+    board = chosen(tmp_path)
+    assert method_page.standing("fedprox", list(leaderboard.sections(board))) == ""
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    board = leaderboard.Board(tmp_path, board.protocol)
+    found = list(leaderboard.sections(board))
+    text = method_page.standing("fedprox", found)
+    (line,) = [line for line in text.splitlines() if line.startswith("| FedProx")]
+    table = leaderboard_page.table(found[0], False)
+    expected = markdown(replace(table, rows=[[*table.rows[0][:-1]]], header=table.header[:-1]))
+    _, *cells = expected.splitlines()[-1].split(" | ")
+    assert line == " | ".join(["| FedProx, one, α = 0.5", *cells]) and "71.5 %" in line
+    assert method_page.standing("fedavg", found) == ""
+    assert leaderboard.RECORD.is_dir() or method_page.board() == []
 
 
 def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:

@@ -127,18 +127,37 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return a unique name for each group: the method, with differing settings or the directory."""
+    """Return a unique name for each group: the run's name or method.
+
+    Groups with equal names have the settings in which they differ, or the directory, beside it.
+    """
     first = [runs[0] for runs in groups]
-    methods = [run.name for run in first]
+    names = [run.name for run in first]
+    paths = [clean(run.path, 160) for run in first]
+    alike: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        alike.setdefault(name, []).append(i)
+    for name, places in alike.items():
+        if len(places) > 1:
+            for i, longer in zip(
+                places, _told_apart(name, [groups[i] for i in places]), strict=True
+            ):
+                names[i] = longer
+    return names if len(set(names)) == len(names) else paths
+
+
+def _told_apart(name: str, groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a unique name for each of ``groups``, whose runs all have this name."""
+    first = [runs[0] for runs in groups]
     shared = set.intersection(*(set(flat(run.config)) for run in first)) - {"method"}
     if any(len(runs) > 1 for runs in groups):
         shared -= {"seed"}
     differing = {n: values for n, values in differences(groups).items() if n in shared}
     named = [
-        ", ".join([m, *(f"{n}={clean(v[i], 24)}" for n, v in differing.items())])
-        for i, m in enumerate(methods)
+        ", ".join([name, *(f"{n}={clean(v[i], 24)}" for n, v in differing.items())])
+        for i in range(len(groups))
     ]
-    placed = [f"{m} ({clean(run.path.name, 40)})" for m, run in zip(methods, first, strict=True)]
+    placed = [f"{name} ({clean(run.path.name, 40)})" for run in first]
     paths = [clean(run.path, 160) for run in first]
-    candidates = (methods, named if len(differing) <= LABEL_SETTINGS else methods, placed, paths)
+    candidates = (named if len(differing) <= LABEL_SETTINGS else placed, placed)
     return next((names for names in candidates if len(set(names)) == len(groups)), paths)

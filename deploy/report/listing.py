@@ -18,6 +18,7 @@ from common import methods
 from common.settings import plugins
 from common.settings.config import FLEETS, Node
 from common.settings.section import Section, Value, kebab, meaning, value_kind
+from deploy.report import chooser
 from deploy.report.table import Table, terminal
 
 FILE = Path(__file__).with_name("listing.json")
@@ -62,6 +63,16 @@ def rows(kind: str) -> Table:
             shadowed = f"; {name} is built in, so write the place" if name in names else ""
             plugged.append(PLUGGED[kind](name, f"plug-in of {package}{shadowed}", point.value))
     return Table(HEADERS[kind], [*ours, *plugged], "l")
+
+
+def methods_that_fit(answers: Mapping[str, str]) -> Table:
+    """Return the list of the built-in methods that fit the answers to the chooser's questions.
+
+    Raises ``ValueError``, one line, for an answer that a question does not have.
+    """
+    names, every = chooser.fitting(answers), _built()["methods"]
+    title = f"{len(names)} of {len(every)} methods fit"
+    return Table(HEADERS["methods"], [row for row in every if row[0] in names], "l", title)
 
 
 def described(method: str = "") -> list[Setting]:

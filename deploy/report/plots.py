@@ -8,6 +8,7 @@ Every point, bar and bubble shows its value on hover (``style.set_hover_texts``)
 
 import math
 import operator
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -41,7 +42,9 @@ BARS = 80  # most rounds that are drawn as bars; more are drawn as areas
 LEAST = 5  # smallest width of the axis in bars; fewer bars are centred
 LABELLED = 60  # most clients that are all labelled under their bars
 NUMBERED = 12  # most classes of a confusion matrix with numbers
-BESIDE = 24  # most characters of a name in a legend beside the plot
+NAME = 160  # most characters of a name in a plot
+BESIDE = 26  # characters of a line in a legend beside the plot
+LINES = 16  # most lines of a legend beside the plot
 MARKS = 60  # most points of a line with a hover text
 DRAWS = 2000  #: random mixtures of the clients' distributions
 CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few dominant clients
@@ -169,9 +172,10 @@ def spread(groups: Groups) -> Figure:
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
         model = group.runs[0].mean_on_clients()[0]
-        rows.append((f"{clean(group.label, 36)}\n{model}", dots, mean))
-    label = "accuracy on each client's own test share"
-    return _dots((WIDE[0], 0.9 + 0.5 * len(groups)), rows, (None, 1.0), label)
+        rows.append((f"{_lines_of(clean(group.label, NAME), 36)}\n{model}", dots, mean))
+    lines = sum(name.count("\n") for name, *_ in rows)
+    height = 0.9 + 0.3 * len(groups) + 0.2 * lines
+    return _dots((WIDE[0], height), rows, "accuracy on each client's own test share")
 
 
 def distribution(models: Models) -> Figure:
@@ -181,7 +185,7 @@ def distribution(models: Models) -> Figure:
         for name, (values, sizes) in models.items()
     ]
     height = 1.1 + 0.5 * len(models)
-    return _dots((HALF[0], height), rows, (-0.02, 1.02), "accuracy on the own test share")
+    return _dots((HALF[0], height), rows, "accuracy on the own test share")
 
 
 @style()
@@ -196,10 +200,11 @@ def mixtures(models: Models) -> Figure:
         bounds = zip(bins, bins[1:], np.ravel(counts), strict=False)
         _hover_bars(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in bounds])
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
-    axes.set(xlim=(0, 1), ylabel="mixtures")
+    axes.set_ylabel("mixtures")
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
     _percents(axes.xaxis)
-    axes.legend(loc="upper left")
+    _around(axes, [value for values, _ in models.values() for value in values])
+    _legend(axes)
     return figure
 
 
@@ -346,7 +351,7 @@ def _share(value: float) -> str:
 
 def _visible(name: str) -> str:
     """Return a legend label; matplotlib hides a label that starts with an underscore."""
-    return "\u200b" + clean(name, 35) if name.startswith("_") else clean(name, 36)
+    return ("\u200b" if name.startswith("_") else "") + clean(name, NAME)
 
 
 def _hover_bars(bars: BarContainer, texts: Sequence[str]) -> None:
@@ -388,7 +393,7 @@ def _lines(
     A hover text has the round and the value, with ``at`` also x, and the group if not the only one.
     """
     for i, group in enumerate(groups):
-        prefix = f"{clean(group.label, 36)}, " if len(groups) > 1 else ""
+        prefix = f"{clean(group.label, NAME)}, " if len(groups) > 1 else ""
         courses = [course(run) for run in group.runs]
         points, bands = list[Point](), list[tuple[float, float, float]]()
         for t in sorted(set.intersection(*map(set, courses))):
@@ -476,7 +481,6 @@ def _against(
 def _dots(
     figsize: tuple[float, float],
     rows: Sequence[tuple[str, list[tuple[float, str]], float]],
-    limits: tuple[float | None, float],
     label: str,
 ) -> Figure:
     """Draw rows: the name, the dots (value and hover text) and the position of the stroke."""
@@ -489,11 +493,23 @@ def _dots(
         set_hover_texts(dots, texts)
         axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set(xlim=limits, ylim=(len(rows) - 0.5, -0.5), xlabel=label)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
+    _around(axes, [value for _, dots_of_row, _ in rows for value, _ in dots_of_row])
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     _percents(axes.xaxis)
     return figure
+
+
+def _around(axes: Axes, values: Sequence[float]) -> None:
+    """Let the horizontal axis of accuracies reach a little beyond their range, at least 2 %."""
+    if values:
+        low, high = min(values), max(values)
+        margin = max(0.05 * (high - low), 0.01)
+        axes.set_xlim(low - margin, high + margin)
+        axes.xaxis.set_major_formatter(
+            PercentFormatter(1.0, decimals=0 if high - low > 0.04 else 1)
+        )
 
 
 def _over_rounds(axes: Axes, margin: float | None = None) -> None:
@@ -519,15 +535,20 @@ def _sizes(axis: Axis) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Draw a legend if there are 2 to 10 lines: beside them, or below if a name is long."""
+    """Draw a legend if there are 2 to 10 lines: beside them, or below if it is too long."""
     handles, names = axes.get_legend_handles_labels()
     if 1 < len(handles) <= 10:
         figure = axes.get_figure(root=True)
         assert figure is not None
-        if max(map(len, names)) <= BESIDE:
-            figure.legend(handles, names, loc="outside right upper", fontsize=9.0)
-        else:
-            figure.legend(handles, names, loc="outside lower left", fontsize=9.0)
+        wrapped = [_lines_of(name, BESIDE) for name in names]
+        beside = sum(name.count("\n") + 1 for name in wrapped) <= LINES
+        place = "outside right upper" if beside else "outside lower left"
+        figure.legend(handles, wrapped if beside else names, loc=place, fontsize=9.0)
+
+
+def _lines_of(name: str, width: int) -> str:
+    """Return a name in lines of at most ``width`` characters."""
+    return "\n".join(textwrap.wrap(name, width, break_on_hyphens=False)) or name
 
 
 def _legend_above(figure: Figure, handles: Mapping[str, Patch]) -> None:

@@ -285,7 +285,8 @@ def metrics(groups: Groups) -> Section | None:
         Card(name, plots.metric(groups, name), f"{name} by round.", span=4)
         for name in names[:MOST_METRICS]
     ]
-    lead = f"{more} more are in the journal." if more > 0 else ""
+    lead = "The colours are those of the runs in the results. " if len(groups) > 1 else ""
+    lead += f"{more} more are in the journal." if more > 0 else ""
     return Section("The method's own numbers", cards, lead) if cards else None
 
 

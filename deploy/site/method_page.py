@@ -4,7 +4,6 @@ import functools
 import inspect
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,23 @@ import client_app.methods
 import server_app.methods
 from common import methods
 from common.exchange.records import Records
+from common.files import write_atomically
 from common.settings.parse import parse
 from common.settings.plugins import table_of
 from common.settings.version import ROOT
+from deploy.report import chooser as choices
+from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
+from deploy.report.table import Cell, Table, clean, markdown
 from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
-from deploy.site import equations
+from deploy.site import equations, measure
+from deploy.site.measure import first_rows
+from deploy.study import leaderboard
+from deploy.study.leaderboard_page import COLUMNS, title
 from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 
 HERE = Path(__file__).parent
-PROTOCOL = ROOT / "deploy/experiments/leaderboard/protocol.toml"
 SHARED = "What is shared, kept and scored"
 DEPTHS = ("fleet=cnn2,cnn3,cnn4",)
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -52,37 +57,16 @@ class Facts:
     idea: str  #: one line: what the method is
     public: str  #: "none", "server" or "everybody": who has the public set
     rounds: str  #: "one" or "many"
-    sends: str  #: what leaves a client besides sizes and scores, in words
     leaves: str  #: "whole", "part" or "nothing": the part of a model that leaves a client
     models: tuple[str, ...]  #: "global" and "personal": the models that a run scores
     networks: str  #: "own", "parts" or "equal": the networks that clients train
     command: tuple[str, ...]  #: settings of a short run
 
-
-PUBLIC = {
-    "none": "needs no public data",
-    "server": "only the server has public data",
-    "everybody": "server and all clients have the same public data",
-}
-ROUNDS = {"one": "one round", "many": "many rounds"}
-LEAVES = {
-    "whole": "the complete network that a client trains leaves it",
-    "part": "a small shared network or a part leaves a client; its own model stays",
-    "nothing": "no weights leave a client",
-}
-MODELS = {"global": "one global model", "personal": "personal models"}
-NETWORKS = {
-    "own": "each client trains a network of its own choice",
-    "parts": "a small device trains a part or a smaller size of one network",
-    "equal": "clients learn from clients with the same network",
-}
-QUESTIONS = (
-    ("public", "Is there public data?", PUBLIC),
-    ("rounds", "How many rounds may it take?", ROUNDS),
-    ("leaves", "May models leave a client?", LEAVES),
-    ("models", "One global model, or personal ones?", MODELS),
-    ("networks", "What can the smallest device train?", NETWORKS),
-)
+    @property
+    def answers(self) -> dict[str, list[str]]:
+        """The answers that the method fits, by question."""
+        one = {key: [getattr(self, key)] for key in ("public", "rounds", "leaves", "networks")}
+        return {**one, "models": [*self.models]}
 
 
 def pages() -> dict[str, str]:
@@ -101,30 +85,22 @@ def rows(document: str, section: str) -> dict[str, list[str]]:
     return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
 
 
-@functools.cache
-def protocol() -> dict[str, dict[str, object]]:
-    """Return the leaderboard's row of each method."""
-    table = tomllib.loads(PROTOCOL.read_text(encoding="utf-8"))["row"]
-    return {row["set"]["method"]: row for row in reversed(table)}
-
-
 def facts(name: str) -> Facts:
     """Return what is known of a method from its halves, its leaderboard row and its tables."""
     server = server_app.methods.half(name)
-    row, scored = protocol()[name], rows("methods-shared", SHARED)[name][2]
+    row, scored = first_rows()[name], rows("methods-shared", SHARED)[name][2]
     title, _, idea = (methods.contract(name).__doc__ or "").partition("\n")[0].partition(": ")
     public = "everybody" if issubclass(server, SharedPublicSet) else "server"
     own = scored.partition("own:")
     models = ("global",) * bool(own[0].strip("; ")) + ("personal",) * bool(own[1])
-    sends, command = str(row["sends"]), needed(name)
+    command = needed(name)
     return Facts(
         name=name,
         title=title,
         idea=idea.rstrip("."),
         public=public if issubclass(server, ServerPublicSet) else "none",
-        rounds="one" if "one-shot" in list(row.get("kinds", [])) else "many",  # type: ignore[call-overload]
-        sends=sends,
-        leaves=_leaves(sends),
+        rounds="one" if "one-shot" in row.kinds else "many",
+        leaves=_leaves(row.sends),
         models=models,
         networks=_networks(name, command),
         command=command,
@@ -142,7 +118,7 @@ def _networks(name: str, command: Sequence[str]) -> str:
     """Return which networks the clients of a method can train."""
     config = parse(settings.resolve(settings.DEFAULT, [f"method={name}", *command]))
     half, schemes = client_app.methods.half(name), getattr(methods.options(name), "schemes", ())
-    in_sizes = "mixed" not in str(protocol()[name]["fleets"])
+    in_sizes = "mixed" not in first_rows()[name].fleets
     if in_sizes or {"width", "depth", "layerwise"} & {*schemes}:
         return "parts"
     return "own" if half.trains_own(config) and name != "ditto" else "equal"
@@ -155,7 +131,7 @@ def needed(name: str) -> tuple[str, ...]:
     Raises ``ValueError`` if none of ``COMMANDS`` suits it.
     """
     error: ValueError | None = None
-    in_depths = protocol()[name]["fleets"] == ["depths"]
+    in_depths = first_rows()[name].fleets == ["depths"]
     for extra in (DEPTHS, *COMMANDS) if in_depths else COMMANDS:
         flat = settings.resolve(settings.DEFAULT, [f"method={name}"])
         try:
@@ -177,7 +153,7 @@ def chooser(every: Sequence[Facts]) -> str:
         "",
         '<form id="chooser" aria-label="Questions">',
     ]
-    for key, question, answers in QUESTIONS:
+    for key, (question, answers) in QUESTIONS.items():
         lines.append(f"<fieldset><legend>{question}</legend>")
         for value, text in {"": "any", **answers}.items():
             checked = "" if value else " checked"
@@ -187,9 +163,7 @@ def chooser(every: Sequence[Facts]) -> str:
         lines.append("</fieldset>")
     lines += ["</form>", '<p id="count" role="status"></p>', '<ul id="fitting">']
     for one in known.values():
-        answers = {"public": one.public, "rounds": one.rounds, "leaves": one.leaves}
-        answers |= {"models": " ".join(one.models), "networks": one.networks}
-        data = " ".join(f'data-{key}="{value}"' for key, value in answers.items())
+        data = " ".join(f'data-{key}="{" ".join(fits)}"' for key, fits in one.answers.items())
         lines.append(
             f'<li {data}><a href="{one.name}.html">{escape(one.title)}</a>: {escape(one.idea)}</li>'
         )
@@ -228,7 +202,8 @@ def page(one: Facts) -> str:
     lines += [f"In a round: {_inline(leaves)}.", ""]
     lines += [f"The server can infer: {_inline(infer)}.", ""]
     lines += [f"Scored: {_inline(scored)}. [All methods](../leaves.md) are in one table.", ""]
-    lines += ["### Messages", "", messages(one.name)]
+    lines += ["### Messages", "", messages(one.name), "", "### Cost of a round", ""]
+    lines += [cost(one.name)]
     lines += [
         "",
         "## Settings",
@@ -238,6 +213,8 @@ def page(one: Facts) -> str:
     if shared:
         lines += ["", '??? note "Shared settings that the method reads"', ""]
         lines += [f"    {line}" for line in settings_table(shared).splitlines()]
+    if row := standing(one.name, board()):
+        lines += ["", "## Leaderboard", "", row]
     if deviations:
         lines += ["", "## Deviations from paper and released code", "", prose(deviations)]
     lines += ["", "## Paper and code", "", source_line(source), "", code(one.name, module)]
@@ -363,14 +340,48 @@ def fields(kind: type[Records]) -> Iterator[tuple[str, str, str]]:
     for owner in kind.__mro__:
         if owner.__module__.startswith("common.") and owner is not Records:
             lines = inspect.getsource(owner)
-            for field in re.finditer(
-                r"^    (\w+): ([^=\n#]+?)(?: = .*?)?(?:  #: (.*))?$", lines, re.M
-            ):
+            for field in FIELD.finditer(lines):
                 name, shape, comment = field[1], field[2].strip(), field[3] or ""
                 if name not in seen and name not in ENVELOPE and name in kind.model_fields:
                     seen.add(name)
                     about = comment or "weights and buffers by name" * (shape == "StateDict")
                     yield name, shape.replace("|", "or"), _inline(about).replace("|", "∣")
+
+
+@functools.cache
+def board() -> Sequence[leaderboard.Section]:
+    """Return the sections of the recorded leaderboard; none without a record."""
+    folder = leaderboard.RECORD
+    return [*leaderboard.sections(leaderboard.Board(folder))] if folder.is_dir() else []
+
+
+def standing(name: str, found: Sequence[leaderboard.Section]) -> str:
+    """Return the recorded rows of a method in the leaderboard as a table; empty without any."""
+    rows = [
+        (clean(f"{one.place.row.name}, {title(section, one.place.one_shot)}"), one)
+        for section in found
+        for one in section.standings
+        if one.place.row.set["method"] == name and not one.place.added and one.grid
+    ]
+    if not rows:
+        return ""
+    header = ("row", *(column.name for column in COLUMNS))
+    lines: list[list[str | Cell]] = [
+        [where, *(column.text(one) for column in COLUMNS)] for where, one in rows
+    ]
+    about = "The [leaderboard](../leaderboard.md) explains the protocol and the columns."
+    return f"{markdown(Table(header, lines))}\n{about}"
+
+
+def cost(name: str) -> str:
+    """Return the recorded bytes and operations of a client in one round, with their setting."""
+    one = measure.read()[name]
+    return (
+        f"{measure.sentence(one)} These are means over {measure.SETTING}, in round {one['round']}, "
+        f"with the fleet `{one['fleet']}` and the method's settings of the "
+        f"[leaderboard](../leaderboard.md). The command `{measure.COMMAND} {name}` repeats the "
+        "measurement."
+    )
 
 
 FIELD = re.compile(r"^    (\w+): ([^=\n#]+?)(?: = .*?)?(?:  #: (.*))?$", re.MULTILINE)
@@ -401,3 +412,8 @@ def code(name: str, module: ModuleType) -> str:
     }
     files = {"contract": module.__name__} | {part: half.__module__ for part, half in halves.items()}
     return "\n".join(f"- {part}: `{place.replace('.', '/')}.py`" for part, place in files.items())
+
+
+if __name__ == "__main__":
+    known = {name: facts(name).answers for name in methods.names()}
+    write_atomically(choices.FILE, choices.text(known).encode())

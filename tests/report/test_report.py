@@ -261,8 +261,23 @@ def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> 
     by_rounds = [by_method[0], read(finished(tmp_path / "c", rounds=3, seed=2))]
     assert labels(by_rounds) == ["fedkf, rounds=2, seed=1", "fedkf, rounds=3, seed=2"]
     assert differences([[run] for run in by_rounds]) == {"rounds": [2, 3], "seed": [1, 2]}
+    three = [by_method[1], *by_rounds]
+    assert labels(three) == ["fedavg", *labels(by_rounds)]
+    legend = plots.accuracy(grouped(three)).legends[0]
+    assert [text.get_text().split() for text in legend.get_texts()] == [
+        label.split() for label in labels(three)
+    ]
     alike = [by_method[0], read(finished(tmp_path / "d"))]
     assert labels(alike) == ["fedkf (fedkf)", "fedkf (d)"]
+
+
+def test_axes_of_clients_accuracies_reach_a_little_beyond_their_range() -> None:
+    models = {"own": ([0.9, 0.95, 1.0], [1, 1, 1]), "global": ([0.91, 0.92, 0.93], [1, 1, 1])}
+    for draw in (plots.distribution, plots.mixtures):
+        low, high = draw(models).axes[0].get_xlim()
+        assert 0.88 < low < 0.9 and 1.0 < high < 1.02
+    low, high = plots.distribution({"own": ([0.5, 0.5], [1, 1])}).axes[0].get_xlim()
+    assert low < 0.5 < high
 
 
 def labels(runs: list[Run]) -> list[str]:

@@ -19,7 +19,7 @@ from tests.support.own_modules import ONE_MODULE, package
 LISTS = [*listing.HEADERS, "settings", "settings fedprox", "settings dirichlet"]
 LIGHT = [*(f"list {kind}" for kind in LISTS), "--help", "run --help", "study --help"]
 LIGHT += ["study noise --help", "local --help", "certs made", "app-digest", "noise", "list cats"]
-LIGHT += ["stop --insecure --superlink 127.0.0.1:1 --wait 0"]
+LIGHT += ["list methods --rounds one", "stop --insecure --superlink 127.0.0.1:1 --wait 0"]
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -1,0 +1,70 @@
+"""Five questions, and the methods that fit their answers: on the site and in ``fedmosaic list``.
+
+``chooser.json`` has each method's answers, so that the command imports no torch.
+``python -m deploy.site.method_page`` writes it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("chooser.json")
+PUBLIC = {
+    "none": "needs no public data",
+    "server": "only the server has public data",
+    "everybody": "server and all clients have the same public data",
+}
+ROUNDS = {"one": "one round", "many": "many rounds"}
+LEAVES = {
+    "whole": "the complete network that a client trains leaves it",
+    "part": "a small shared network or a part leaves a client; its own model stays",
+    "nothing": "no weights leave a client",
+}
+MODELS = {"global": "one global model", "personal": "personal models"}
+NETWORKS = {
+    "own": "each client trains a network of its own choice",
+    "parts": "a small device trains a part or a smaller size of one network",
+    "equal": "clients learn from clients with the same network",
+}
+QUESTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "public": ("Is there public data?", PUBLIC),
+    "rounds": ("How many rounds may it take?", ROUNDS),
+    "leaves": ("May models leave a client?", LEAVES),
+    "models": ("One global model, or personal ones?", MODELS),
+    "networks": ("What can the smallest device train?", NETWORKS),
+}
+"""Question and its answers in words, by the key of its answers."""
+
+Answers = Mapping[str, Sequence[str]]
+"""The answers that a method fits, by question."""
+
+
+def fitting(chosen: Mapping[str, str]) -> list[str]:
+    """Return the methods that fit the chosen answers; an empty answer stands for any.
+
+    Raises ``ValueError``, one line, for an answer that the question does not have.
+    """
+    for key, answer in chosen.items():
+        known = QUESTIONS[key][1]
+        if answer and answer not in known:
+            raise ValueError(f"--{key} {answer} is no answer; allowed: {', '.join(known)}")
+    wanted = [(key, answer) for key, answer in chosen.items() if answer]
+    return [
+        name
+        for name, answers in recorded().items()
+        if all(answer in answers[key] for key, answer in wanted)
+    ]
+
+
+@cache
+def recorded() -> dict[str, Answers]:
+    """Return each built-in method's answers."""
+    found: dict[str, Answers] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def text(methods: Mapping[str, Answers]) -> str:
+    """Return the text of ``chooser.json``, a method per line."""
+    lines = (f"{json.dumps(name)}: {json.dumps(answers)}" for name, answers in methods.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
