@@ -52,7 +52,7 @@ def test_the_marked_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=900,
+            timeout=3600,
             check=False,
         )
         assert ran.returncode == 0, f"{page}:\n{text}\n{ran.stdout[-4000:]}"
