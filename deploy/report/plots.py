@@ -541,9 +541,10 @@ def _legend(axes: Axes) -> None:
         figure = axes.get_figure(root=True)
         assert figure is not None
         wrapped = [_lines_of(name, BESIDE) for name in names]
-        beside = sum(name.count("\n") + 1 for name in wrapped) <= LINES
-        place = "outside right upper" if beside else "outside lower left"
-        figure.legend(handles, wrapped if beside else names, loc=place, fontsize=9.0)
+        if sum(name.count("\n") + 1 for name in wrapped) <= LINES:
+            figure.legend(handles, wrapped, loc="outside right upper", fontsize=9.0)
+        else:
+            figure.legend(handles, names, loc="outside lower left", fontsize=9.0)
 
 
 def _lines_of(name: str, width: int) -> str:

@@ -226,6 +226,7 @@ def picture(found: Sequence[Section], path: Path) -> bool:
                 names = [clean(one.place.row.name) for one in ranked]
                 place.set_yticks(range(len(ranked)), names, fontsize=6.5)
                 place.set_ylim(-0.7, len(ranked) - 0.3)
+                place.tick_params(axis="x", labelsize=8)
                 place.set_xlabel("accuracy, %", fontsize=8)
                 place.set_title(f"{word} score, α = {section.alpha:g}", fontsize=9.5)
         note = "mean and 95 % interval; green: references, orange: one-shot methods"
