@@ -64,7 +64,8 @@ def load_client_csv(data: Data) -> Dataset:
 
 def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
     if data.kind not in ("auto", "signal" if data.window else "table"):
-        advice = "set data.window, the rows of a signal" if data.kind == "signal" else "see docs/signals.md"
+        signal = data.kind == "signal"
+        advice = "set data.window, the rows of a signal" if signal else "docs/signals.md has both"
         raise ValueError(
             f"data.kind = {data.kind!r} is not allowed with data.window = {data.window}: {advice}"
         )
