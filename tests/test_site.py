@@ -20,7 +20,7 @@ from common.settings.version import ROOT
 from deploy.report import chooser
 from deploy.report.listing import described
 from deploy.report.table import markdown, size
-from deploy.site import equations, hooks, measure, method_page, paper_page, reference_page
+from deploy.site import equations, measure, method_page, paper_page, reference_page
 from deploy.study import leaderboard, leaderboard_page, paper_table
 from deploy.study.claims import RESULTS, read
 from deploy.study.claims_page import stem
@@ -29,6 +29,8 @@ from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
 from tests.support.waiting import until
+
+NO_MKDOCS = "mkdocs is not installed: pip install '.[docs]'"
 
 
 def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:
@@ -203,6 +205,7 @@ def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table(
 
 
 def test_the_site_links_to_the_pages_of_papers_and_records_instead_of_their_files() -> None:
+    hooks = pytest.importorskip("deploy.site.hooks", reason=NO_MKDOCS)
     text = "### Claims of DL-MH\n[a_b](../deploy/experiments/results/a_b/a_b.md)"
     shown = "### Claims of [DL-MH](results/dl-mh.md)\n[a_b](results/records/a_b.md)"
     assert hooks.with_generated_links(text) == shown
@@ -248,7 +251,7 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. The build is strict: a broken link or a missing page ends it."""
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    pytest.importorskip("mkdocs", reason=NO_MKDOCS)
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(out)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
