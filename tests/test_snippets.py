@@ -20,11 +20,13 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if (blocks := BLOCK.findall(path.read_text(encoding="utf-8")))
 }
+TUTORIALS = ("compare", "hospitals", "sensors", "write-a-method", "bring-a-model")
+FIRST = ("README.md", "docs/start.md", *(f"docs/{name}.md" for name in TUTORIALS))
+"""Pages that ``make test-all`` runs; the guides take minutes more (``make exhaustive``)."""
 
 
 def test_the_front_page_the_first_run_and_the_tutorials_are_marked() -> None:
-    tutorials = ("compare", "hospitals", "sensors", "write-a-method", "bring-a-model")
-    assert {"README.md", "docs/start.md", *(f"docs/{name}.md" for name in tutorials)} <= {*PAGES}
+    assert {*FIRST} <= {*PAGES}
 
 
 def test_every_mark_is_before_a_block() -> None:
@@ -34,7 +36,10 @@ def test_every_mark_is_before_a_block() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(one, marks=() if one in FIRST else pytest.mark.exhaustive) for one in PAGES],
+)
 def test_the_marked_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": places, "HOME": str(tmp_path / "home")}
