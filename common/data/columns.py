@@ -64,8 +64,7 @@ def load_client_csv(data: Data) -> Dataset:
 
 def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
     if data.kind not in ("auto", "signal" if data.window else "table"):
-        signal = data.kind == "signal"
-        advice = "set data.window, the rows of a signal" if signal else "docs/signals.md has both"
+        advice = "CSV files are tables; for signals, set data.window, the rows of a signal"
         raise ValueError(
             f"data.kind = {data.kind!r} is not allowed with data.window = {data.window}: {advice}"
         )

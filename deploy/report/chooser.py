@@ -41,19 +41,18 @@ Answers = Mapping[str, Sequence[str]]
 
 
 def fitting(chosen: Mapping[str, str]) -> list[str]:
-    """Return the methods that fit the chosen answers; an empty answer stands for any.
+    """Return the methods that fit the chosen answers, by question.
 
     Raises ``ValueError``, one line, for an answer that the question does not have.
     """
     for key, answer in chosen.items():
         known = QUESTIONS[key][1]
-        if answer and answer not in known:
+        if answer not in known:
             raise ValueError(f"--{key} {answer} is no answer; allowed: {', '.join(known)}")
-    wanted = [(key, answer) for key, answer in chosen.items() if answer]
     return [
         name
         for name, answers in recorded().items()
-        if all(answer in answers[key] for key, answer in wanted)
+        if all(answer in answers[key] for key, answer in chosen.items())
     ]
 
 

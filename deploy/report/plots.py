@@ -202,7 +202,6 @@ def mixtures(models: Models) -> Figure:
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
     axes.set_ylabel("mixtures")
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
-    _percents(axes.xaxis)
     _around(axes, [value for values, _ in models.values() for value in values])
     _legend(axes)
     return figure
@@ -497,19 +496,16 @@ def _dots(
     _around(axes, [value for _, dots_of_row, _ in rows for value, _ in dots_of_row])
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    _percents(axes.xaxis)
     return figure
 
 
 def _around(axes: Axes, values: Sequence[float]) -> None:
-    """Let the horizontal axis of accuracies reach a little beyond their range, at least 2 %."""
-    if values:
-        low, high = min(values), max(values)
-        margin = max(0.05 * (high - low), 0.01)
-        axes.set_xlim(low - margin, high + margin)
-        axes.xaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=0 if high - low > 0.04 else 1)
-        )
+    """Let the horizontal axis of accuracies reach beyond their range by 5 %, and at least 1 %."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = max(0.05 * (high - low), 0.01)
+    axes.set_xlim(low - margin, high + margin)
+    decimals = 0 if high - low > 0.04 else 1
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
 
 
 def _over_rounds(axes: Axes, margin: float | None = None) -> None:

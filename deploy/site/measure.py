@@ -116,4 +116,6 @@ def sentence(one: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    if unknown := [name for name in sys.argv[1:] if name not in names()]:
+        sys.exit(f"{unknown[0]} is no built-in method; allowed: {', '.join(names())}")
     write(sys.argv[1:] or names())

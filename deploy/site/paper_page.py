@@ -108,7 +108,7 @@ def _record(name: str) -> str:
     file = read_toml(CLAIMS.parent / f"{name}.toml")
     shown = f"[{name}](records/{name}.md)" if name in record_page.names() else f"`{name}`"
     title = str(file.get("title") or record_page.title(name)).replace("|", "∣")
-    return f"| {shown} | {title} | {len(file.get('seeds', '1'))} |"
+    return f"| {shown} | {title} | {len(file.get('seeds', [1]))} |"
 
 
 def _changed(one: dict[str, Any]) -> bool:
