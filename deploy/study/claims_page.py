@@ -140,7 +140,7 @@ def sentences(paper: Paper) -> str:
 
 
 def markdown(papers: Papers, pictures: str) -> str:
-    """Return what follows and differs, counts of verdicts, plot and records of each paper.
+    """Return each paper's conclusion, counts of verdicts, plot and records as Markdown.
 
     ``pictures``: the folder of the plots as the document names it.
     """
