@@ -312,7 +312,7 @@ def leaderboard(
 ) -> None:
     """Compare all methods under one protocol: equal budgets, several seeds and partitions.
 
-    Ranks are shown for each part of the board that is complete; missing cells are named.
+    Complete rows have ranks among themselves. Missing cells and rows are named.
     """
     from deploy.study import leaderboard as ranking
     from deploy.study import leaderboard_page as pages
@@ -342,7 +342,7 @@ def leaderboard(
         written.append(html)
     if picture is not None:
         if not pages.picture(found, picture):
-            raise ValueError(f"--picture {picture}: no part of the leaderboard is complete")
+            raise ValueError(f"--picture {picture}: no row of the leaderboard is complete")
         written.append(picture)
     finish(written, rows=pages.as_json(found))
 

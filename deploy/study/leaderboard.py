@@ -521,6 +521,11 @@ class Standing:
     ranks: dict[str, Rank] = field(default_factory=dict)
 
     @property
+    def begun(self) -> bool:
+        """Whether the row has a configuration, or none of its configurations has finished."""
+        return bool(self.configuration or self.failed or self.place.added)
+
+    @property
     def complete(self) -> bool:
         return not self.missing and not self.failed
 
@@ -528,19 +533,20 @@ class Standing:
 @final
 @dataclass(frozen=True)
 class Section:
-    """The rows of one fleet at one α. It has ranks only if no cell of it is missing."""
+    """The rows of one fleet at one α. The complete rows have ranks among themselves."""
 
     fleet: str
     alpha: float
     standings: Sequence[Standing]
 
     @property
-    def complete(self) -> bool:
-        return not any(one.missing for one in self.standings if not one.place.added)
+    def ranked(self) -> Sequence[Standing]:
+        """The rows with a rank."""
+        return [one for one in self.standings if one.ranks]
 
 
 def sections(board: Board) -> Iterator[Section]:
-    """Yield a section for each fleet and α, with ranks where it is complete.
+    """Yield a section for each fleet and α, with the ranks of its complete rows.
 
     Centralised training and rows that did not finish have no rank. One-shot methods are ranked
     among themselves.
@@ -556,19 +562,18 @@ def sections(board: Board) -> Iterator[Section]:
             if place.fleet == fleet
         ]
         section = Section(fleet, alpha, standings)
-        if section.complete:
-            for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
-                kept = [
-                    s
-                    for s in standings
-                    if s.complete
-                    and s.place.row.ranked
-                    and score in s.grid
-                    and s.place.one_shot == one_shot
-                ]
-                found = ranks({s.place.name: s.grid[score] for s in kept})
-                for one in kept:
-                    one.ranks[score] = found[one.place.name]
+        for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
+            kept = [
+                s
+                for s in standings
+                if s.complete
+                and s.place.row.ranked
+                and score in s.grid
+                and s.place.one_shot == one_shot
+            ]
+            found = ranks({s.place.name: s.grid[score] for s in kept})
+            for one in kept:
+                one.ranks[score] = found[one.place.name]
         yield section
 
 

@@ -84,10 +84,8 @@ def title(section: Section, one_shot: bool) -> str:
 
 
 def ordered(section: Section, one_shot: bool) -> list[Standing]:
-    """Return the rows of a table: by global, then personal rank, else in the file's order."""
-    rows = [one for one in section.standings if one.place.one_shot == one_shot]
-    if not section.complete:
-        return rows
+    """Return the rows of a table that have begun: by global, then by personal rank."""
+    rows = [one for one in section.standings if one.begun and one.place.one_shot == one_shot]
 
     def key(one: Standing) -> list[float]:
         return [one.ranks[score].rank if score in one.ranks else math.inf for score in SCORES]
@@ -136,15 +134,16 @@ def protocol_lines(protocol: Protocol) -> list[str]:
 
 
 def incomplete(found: Sequence[Section]) -> list[str]:
-    """Return a line for each section without ranks, and for each row with missing cells."""
+    """Return lines that name the rows that have not begun, and the missing cells of the others."""
     lines = []
     for section in found:
         where = title(section, False)
-        if not section.complete:
-            lines.append(f"{where}: not complete, so it has no ranks")
+        if later := [clean(one.place.row.name) for one in section.standings if not one.begun]:
+            of = f"{len(later)} of {len(section.standings)} rows"
+            lines.append(f"{where}: {of} not run yet: {', '.join(later)}")
         for one in section.standings:
             for what, cells in (("missing", one.missing), ("did not finish", one.failed)):
-                if cells:
+                if cells and one.begun:
                     more = f"; and {len(cells) - REASONS} more" if len(cells) > REASONS else ""
                     listed = "; ".join(clean(cell) for cell in cells[:REASONS])
                     name = clean(one.place.row.name)
@@ -153,12 +152,12 @@ def incomplete(found: Sequence[Section]) -> list[str]:
 
 
 def tables(found: Sequence[Section]) -> list[tuple[Section, bool]]:
-    """Return the sections, each twice if it has one-shot methods."""
+    """Return the sections with rows that have begun, each twice if one-shot methods have."""
     return [
         (section, one_shot)
         for section in found
         for one_shot in (False, True)
-        if any(one.place.one_shot == one_shot for one in section.standings)
+        if ordered(section, one_shot)
     ]
 
 
@@ -181,12 +180,13 @@ def html(board: Board, found: Sequence[Section]) -> str:
                 for one in rows
             ]
         )
-    complete = sum(section.complete for section in found)
+    rows = [one for section in found for one in section.standings]
+    complete = sum(one.complete for one in rows)
     page = Page(
         title="Leaderboard",
         subtitle=f"{board.protocol.title} · protocol version {board.protocol.version}",
-        state="done" if complete == len(found) else "open",
-        pill="complete" if complete == len(found) else f"{complete} of {len(found)} parts complete",
+        state="done" if complete == len(rows) else "open",
+        pill="complete" if complete == len(rows) else f"{complete} of {len(rows)} rows complete",
         tiles=(),
         notes=incomplete(found),
         sections=[
@@ -203,12 +203,12 @@ def html(board: Board, found: Sequence[Section]) -> str:
 
 
 def picture(found: Sequence[Section], path: Path) -> bool:
-    """Draw the scores of complete sections of the first fleet with them; return whether any is."""
-    complete = [section for section in found if section.complete]
-    shown = [section for section in complete if section.fleet == complete[0].fleet]
-    if not shown:
+    """Draw the scores of the fleet with the most ranked rows; return whether there are any."""
+    most = max((len(section.ranked) for section in found), default=0)
+    if not most:
         return False
-    most = max(len(section.standings) for section in shown)
+    fleet = next(section.fleet for section in found if len(section.ranked) == most)
+    shown = [section for section in found if section.fleet == fleet and section.ranked]
     with style():
         size_ = (4.6 * 2, (0.17 * most + 0.8) * len(shown))
         figure, axes = frames(size_, len(shown), len(SCORES))

@@ -93,7 +93,7 @@ def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
     board = chosen(tmp_path, protocol)
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
     [section] = leaderboard.sections(board)
-    assert section.complete and leaderboard_page.incomplete([section]) == []
+    assert leaderboard_page.incomplete([section]) == []
     local, prox = section.standings
     assert [one.ranks["accuracy"].rank for one in (local, prox)] == [2, 1]
     assert prox.values["accuracy"] == pytest.approx(0.715)
@@ -118,20 +118,39 @@ def test_training_that_is_not_federated_has_numbers_and_no_rank(
     assert local_standing.ranks["accuracy"].rank == 1
 
 
-def test_a_board_with_a_missing_cell_has_no_ranks_and_names_it(
+def test_a_row_with_a_missing_cell_has_no_rank_and_names_it(
     tmp_path: Path, protocol: Protocol
 ) -> None:
     board = chosen(tmp_path, protocol)
-    cells = [c for c in paper_table.cells(board.board()) if (c.line.name, c.seed) != (FIRST, 2)]
-    fill(board, cells, {"local": 0.5, "FedProx": 0.7})
+    cells = list(paper_table.cells(board.board()))
+    kept = [c for c in cells if (c.row, c.line.name, c.seed) != ("local", FIRST, 2)]
+    fill(board, kept, {"local": 0.5, "FedProx": 0.7})
     [section] = leaderboard.sections(board)
-    assert not section.complete and not any(one.ranks for one in section.standings)
-    lines = leaderboard_page.incomplete([section])
-    assert lines[0].endswith("not complete, so it has no ranks")
-    assert lines[1].endswith(f"local: missing: {FIRST}, seed 2")
+    assert [one.place.name for one in section.ranked] == ["FedProx"]
+    [line] = leaderboard_page.incomplete([section])
+    assert line.endswith(f"local: missing: {FIRST}, seed 2")
     page = leaderboard_page.html(board, [section])
-    assert "local: missing" in page and "0 of 1 parts complete" in page
+    assert "local: missing" in page and "1 of 2 rows complete" in page
+
+
+def test_rows_that_have_not_begun_are_named_and_not_shown(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = Board(tmp_path, protocol)
+    [section] = leaderboard.sections(board)
+    assert leaderboard_page.tables([section]) == []
     assert not leaderboard_page.picture([section], tmp_path / "ranks.png")
+    [line] = leaderboard_page.incomplete([section])
+    assert line == "one, α = 0.5: 2 of 2 rows not run yet: local, FedProx"
+    cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
+    fill(board, cells, {"local": 0.5})
+    board.choose()
+    fill(board, paper_table.cells(board.board()), {"local": 0.5})
+    [section] = leaderboard.sections(Board(tmp_path, protocol))
+    [local] = leaderboard_page.ordered(section, False)
+    assert local.ranks["accuracy"].rank == 1
+    [line] = leaderboard_page.incomplete([section])
+    assert line.endswith("1 of 2 rows not run yet: FedProx")
 
 
 def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
@@ -143,7 +162,7 @@ def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
     (tmp_path / UNFINISHED).write_text(json.dumps({cells[0].fingerprint: "it diverged"}))
     [section] = leaderboard.sections(board)
     local, prox = section.standings
-    assert section.complete and local.ranks == {} and prox.ranks["accuracy"].rank == 1
+    assert local.ranks == {} and prox.ranks["accuracy"].rank == 1
     assert "did not finish" in leaderboard_page.incomplete([section])[0]
     assert leaderboard_page.picture([section], tmp_path / "ranks.png")
 
@@ -230,7 +249,7 @@ def test_a_board_is_played_in_two_steps_and_not_repeated(
     leaderboard.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
     assert len(played) == 2 * leaderboard.runs_of_a_row(protocol)
     [section] = leaderboard.sections(board)
-    assert section.complete and all(one.ranks for one in section.standings)
+    assert all(one.ranks for one in section.standings)
     written = leaderboard.write(board, tmp_path)
     for path in written:
         cells = list(paper_table.cells(paper_table.read(path)))
