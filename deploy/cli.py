@@ -336,7 +336,7 @@ def leaderboard(
         _play_board(board, row or [], jobs, shlex.join(words))
     found = list(ranking.sections(board))
     _show_board(found)
-    written = ranking.write(board, folder)
+    written = [*ranking.write(board, folder), pages.write_text(board, found)]
     if html is not None:
         pages.write_html(board, found, html)
         written.append(html)

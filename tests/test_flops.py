@@ -69,6 +69,7 @@ def test_a_run_counts_what_its_clients_compute_and_gives_the_same_bits(
     assert run.weights == plain.weights and "flops" not in plain.summary
 
 
+@pytest.mark.full
 def test_the_server_is_counted_apart(tmp_path: Path) -> None:
     once = play(flat(tmp_path / "once", method="fedorion", flops=True)).summary["flops"]
     twice = play(flat(tmp_path / "twice", method="fedorion", flops=True, noise__batches=8))

@@ -99,6 +99,7 @@ def test_further_models_are_measured_too(tmp_path: Path) -> None:
 # What they are for.
 
 
+@pytest.mark.full
 def test_a_model_that_only_saw_noise_works_as_it_is_saved(tmp_path: Path) -> None:
     accuracies = {}
     for bn in ("running", "recalibrated"):

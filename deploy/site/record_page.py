@@ -11,6 +11,7 @@ from typing import Any
 from common.settings.config import Value
 from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.table import NONE, Cell, Table, markdown
+from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table, records
 from deploy.study.claims import RESULTS, SEEDS
 from deploy.study.claims_page import named
@@ -51,7 +52,8 @@ def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, st
     for name in names():
         paper, link = papers.get(name, ("methods of other papers", "../results"))
         of = f" about [{paper}](../{link}.md)"
-        is_table = (RESULTS / name / records.NAME).exists()
+        cells, file = RESULTS / name / records.NAME, EXPERIMENTS / f"{name}.toml"
+        is_table = cells.exists() and file.exists()
         page = table_page(name, of, claims) if is_table else study_page(name)
         found[f"results/records/{name}.md"] = page
     return found

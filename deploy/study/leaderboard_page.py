@@ -11,7 +11,17 @@ from typing import final
 from common.files import write_atomically
 from deploy.report.style import Card, Page, frames, render_sortable, save, series, style
 from deploy.report.style import Section as PageSection
-from deploy.report.table import HERE, NONE, Cell, Table, clean, operations, percent, size
+from deploy.report.table import (
+    HERE,
+    NONE,
+    Cell,
+    Table,
+    clean,
+    markdown,
+    operations,
+    percent,
+    size,
+)
 from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
 
 SCRIPT = "leaderboard.js"
@@ -104,6 +114,12 @@ def table(section: Section, one_shot: bool) -> Table:
     return Table(header, lines, title=title(section, one_shot), align="lr")
 
 
+def untitled(section: Section, one_shot: bool) -> Table:
+    """Return the table of a section for a page that has its heading."""
+    shown = table(section, one_shot)
+    return Table(shown.header, shown.rows, shown.align)
+
+
 def _name(one: Standing) -> str:
     marks = ["public set"] * one.place.public + ["reference"] * one.place.row.reference
     marks += ["added by a user"] * one.place.added
@@ -166,8 +182,8 @@ def html(board: Board, found: Sequence[Section]) -> str:
     cards, numbers = list[Card](), list[list[dict[str, object]]]()
     for section, one_shot in tables(found):
         rows = ordered(section, one_shot)
-        shown = table(section, one_shot)
-        cards.append(Card(shown.title, table=Table(shown.header, shown.rows, shown.align), span=12))
+        shown = untitled(section, one_shot)
+        cards.append(Card(title(section, one_shot), table=shown, span=12))
         numbers.append(
             [
                 {
@@ -238,6 +254,24 @@ def picture(found: Sequence[Section], path: Path) -> bool:
 
 def _mean(score: str, one: Standing) -> float:
     return one.values[score] or 0.0
+
+
+def text(board: Board, found: Sequence[Section]) -> str:
+    """Return the protocol, the tables and what is missing as Markdown."""
+    lines = [f"# Leaderboard: {board.protocol.title}", ""]
+    lines += [f"- {line}" for line in protocol_lines(board.protocol)]
+    for section, one_shot in tables(found):
+        lines += ["", f"## {title(section, one_shot)}", "", markdown(untitled(section, one_shot))]
+    if notes := incomplete(found):
+        lines += ["", "## Not complete", "", *(f"- {line}" for line in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def write_text(board: Board, found: Sequence[Section]) -> Path:
+    """Write the Markdown into the board's folder, and return its path."""
+    path = board.folder / "leaderboard.md"
+    write_atomically(path, text(board, found).encode())
+    return path
 
 
 def write_html(board: Board, found: Sequence[Section], path: Path) -> None:

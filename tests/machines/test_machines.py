@@ -141,6 +141,7 @@ def test_a_key_that_was_unregistered_is_not_called_registered(
     assert registry.status[keys[2]] == "registered"
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_not_shown_under_a_name_that_is_not_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -33,6 +33,7 @@ class Twice(Loopback):  # type: ignore[misc]
         return [*old, *arrived, *arrived]
 
 
+@pytest.mark.full
 def test_replies_that_come_again_change_nothing(tmp_path: Path) -> None:
     plain = play(flat(tmp_path / "plain", method="fedavg"))
     twice = play(flat(tmp_path / "twice", method="fedavg"), Twice)
@@ -154,6 +155,7 @@ def claims(journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [f for e in journal[1:] for f in e["failures"] if "claims its place" in f["reason"]]
 
 
+@pytest.mark.full
 def test_without_keys_a_client_that_comes_back_as_another_node_takes_its_place(
     tmp_path: Path,
 ) -> None:
@@ -171,6 +173,7 @@ def test_with_keys_another_node_never_gets_a_clients_place_and_is_named_once(
     assert claims(journal) == [{"k": 2, "round": 2, "reason": reason}]
 
 
+@pytest.mark.full
 def test_a_node_that_says_something_else_than_the_census_heard_is_refused(tmp_path: Path) -> None:
     journal = swapped(tmp_path, {"model": "lenet5"}, method="fedorion")
     why = "its information differs from that of node 3 in the census"

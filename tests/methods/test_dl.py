@@ -288,6 +288,7 @@ def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_count
     assert sorted(result.journal[1]["incentive"]["clients"]) == ["0", "1", "2"]
 
 
+@pytest.mark.full
 def test_the_next_round_goes_on_from_the_rewarded_model(tmp_path, monkeypatch):
     def start(weights, half, t):
         return t, None if weights is None else weights["head.bias"].shape
@@ -311,6 +312,7 @@ def test_a_method_without_a_second_exchange_says_so(tmp_path):
         DLMH(one).second(Request())
 
 
+@pytest.mark.full
 def test_where_every_client_has_every_class_the_incentive_is_that_of_i_dl_mh(tmp_path):
     ours = play(flat(tmp_path / "a", **SH, **REWARDED))
     full = play(flat(tmp_path / "b", **I_MH))
@@ -329,6 +331,7 @@ def test_the_incentive_leaves_the_servers_model_as_it_is_and_is_counted(tmp_path
     assert rewarded.journal[1]["cost"]["numbers"] == 4 * (each + 120) + 4 * each
 
 
+@pytest.mark.full
 def test_a_client_without_most_classes_gains_and_its_next_round_begins_there(tmp_path, monkeypatch):
     starts = record_calls(monkeypatch, dl_sh.DLSH, "_rewarded", lambda w, _, t: (t, w is not None))
     more = {"rounds": 2, "confidence__epochs": 5, "ensemble__epochs": 15}

@@ -39,6 +39,7 @@ def test_one_round_costs_what_equation_7_counts(tmp_path):
     assert result.journal[1]["accuracy"] is None
 
 
+@pytest.mark.full
 def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path, monkeypatch):
     downs = record_calls(monkeypatch, FedGKT, "train", lambda _, half, request: request)
     play(flat(tmp_path, **{**SMALL, "rounds": 2}))
@@ -46,6 +47,7 @@ def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path,
     assert [tuple(request.z.shape) for request in downs if request.t == 2] == [(24, 3)] * 4
 
 
+@pytest.mark.full
 def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):
     one = play(flat(tmp_path / "a", **{**SMALL, "rounds": 2}, **{"fedgkt.alpha": 0.0}))
     two = play(

@@ -330,6 +330,7 @@ def test_without_in_training_no_features_travel(run: Run, monkeypatch: pytest.Mo
     assert replies and all(reply.s_in is None and reply.s_out is None for reply in replies)
 
 
+@pytest.mark.full
 def test_sixteen_samples_cost_73728_numbers_and_the_mean_model_is_12_28_million() -> None:
     s_in, s_out = common_shapes(RESNETS, (1, 32, 32), 10)
     assert (s_in, s_out) == ((64, 8, 8), (512, 1, 1))

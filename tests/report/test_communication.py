@@ -1,5 +1,7 @@
 """The cost formulas of DL-MH's paper, section 5.2.1: numbers beside bytes."""
 
+import pytest
+
 from common import models
 from deploy.report.groups import Group
 from deploy.report.pages import one
@@ -15,6 +17,7 @@ def test_the_papers_parameter_count_is_that_of_neither_resnet18():
     assert counts == {11_181_642, 11_173_962}
 
 
+@pytest.mark.full
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
     done = run(method="i-dl-mh", rounds=1, **knobs)

@@ -350,6 +350,7 @@ def test_settings_are_shown_as_the_method_resolves_them(tmp_path: Path) -> None:
     assert text.split()[-2:] == ["weightssamples", "acrossnone"]
 
 
+@pytest.mark.full
 def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
     better = [census(), entry(1, 0.7), entry(2, 0.7)]
     other = write_run(tmp_path / "b", better, method="fedavg", summary={})
@@ -373,6 +374,7 @@ def test_a_summary_that_is_none_is_left_out_and_said(tmp_path: Path) -> None:
     assert any(note.startswith("summary.json is not JSON: ") for note in read(run.path).notes)
 
 
+@pytest.mark.full
 def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
     line = inline(plots.accuracy([Group("fedkf", [run])]), "accuracy", "")

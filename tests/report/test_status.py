@@ -56,6 +56,7 @@ def test_the_phase_of_a_run_that_is_going_on_is_shown(folder: Path) -> None:
         assert "running; round 3 of 3; clients of round 4; " in typed("status", folder).stdout
 
 
+@pytest.mark.full
 def test_the_report_shows_the_events(folder: Path) -> None:
     assert typed("report", folder, "--out", folder / "report.html").returncode == 0
     page = (folder / "report.html").read_text()

@@ -54,6 +54,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     )
 
 
+@pytest.mark.full
 def test_a_run_is_an_object_with_tables_and_a_model(done: api.Run) -> None:
     record = TinyRun(done.folder)
     assert done.finished and done.accuracy == record.summary["accuracy"]["final"]

@@ -154,6 +154,7 @@ def test_a_result_as_json_stands_alone_on_standard_output(toy: Path, tmp_path: P
     assert (wrong.returncode, wrong.stdout) == (1, "") and "allowed: methods" in wrong.stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
@@ -198,6 +199,7 @@ def test_a_line_says_that_every_client_trains_the_global_architecture(
         assert remedy in line and "\n" not in line
 
 
+@pytest.mark.full
 def test_a_run_prints_that_line_before_it_starts(toy: Path, tmp_path: Path) -> None:
     done = typed("run", toy, "--out", tmp_path / "out", "-s", "method=fedavg", "--workers", 0)
     assert done.stdout.startswith('method = "fedavg": every client trains the global architecture')
@@ -235,6 +237,7 @@ def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
     assert moved.returncode == 1 and f"the run goes on in {out}" in moved.stderr
 
 
+@pytest.mark.full
 def test_a_finished_run_is_repeated_from_its_config(toy: Path, tmp_path: Path) -> None:
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     quick = ("--workers", "0")

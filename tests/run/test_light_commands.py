@@ -35,6 +35,7 @@ for line in sys.argv[2:]:
 """
 
 
+@pytest.mark.full
 def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
     tmp_path: Path,
 ) -> None:

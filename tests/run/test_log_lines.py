@@ -75,6 +75,7 @@ def test_a_client_that_fails_prints_its_error_as_json() -> None:
     assert json.loads(line)["message"].startswith("--k 5 is not allowed")
 
 
+@pytest.mark.full
 def test_a_command_that_fails_prints_its_error_as_json_and_the_result_stays() -> None:
     refused = fedmosaic("submit", *JSON, "-s", "rounds=0", "--json")
     assert refused.returncode == 1 and refused.stdout == ""

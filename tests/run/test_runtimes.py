@@ -68,6 +68,7 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
     return TinyRun(out)
 
 
+@pytest.mark.full
 def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
     tmp_path: Path,
 ) -> None:

@@ -374,6 +374,7 @@ def test_clients_with_keys_and_a_server_app_without_one_stop_at_the_census(
         play(config, Relay(config, keys))
 
 
+@pytest.mark.full
 def test_a_resumed_run_begins_new_sessions(tmp_path: Path, keys: Certificates) -> None:
     straight = sealed_run(tmp_path / "straight", keys)
     sealed_run(tmp_path / "out", keys, rounds=1)

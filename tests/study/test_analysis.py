@@ -106,6 +106,7 @@ def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> N
     assert found.further_up == found.further_down == 0 and found.buffers > 0
 
 
+@pytest.mark.full
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
     folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
     written, table, _ = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)

@@ -319,6 +319,7 @@ def test_a_mistake_in_a_file_of_claims_is_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.full
 def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path) -> None:
     scene.record(A=HIGH, B=LOW)
 

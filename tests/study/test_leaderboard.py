@@ -1,6 +1,7 @@
 """``fedmosaic leaderboard``: choices on validation samples, ranks, missing cells, users' rows."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,25 @@ def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
     assert leaderboard_page.picture([section], tmp_path / "ranks.png")
 
 
+RECORDED = leaderboard.RECORD.is_dir()
+
+
+@pytest.mark.skipif(not RECORDED, reason="the leaderboard has no record")
+def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Path) -> None:
+    board = Board(leaderboard.RECORD)
+    known = {c.fingerprint for t in (board.tuning(), board.board()) for c in paper_table.cells(t)}
+    assert board.recorded.keys() <= known and board.recorded
+    shutil.copy(leaderboard.RECORD / records.NAME, tmp_path)
+    unfinished = leaderboard.RECORD / UNFINISHED
+    if unfinished.exists():
+        shutil.copy(unfinished, tmp_path)
+    again = Board(tmp_path)
+    again.choose()
+    assert again.chosen == board.chosen
+    shown = leaderboard_page.text(board, list(leaderboard.sections(board)))
+    assert (leaderboard.RECORD / "leaderboard.md").read_text() == shown
+
+
 def test_records_of_two_machines_are_joined(tmp_path: Path, protocol: Protocol) -> None:
     first, second = chosen(tmp_path / "a", protocol), Board(tmp_path / "b", protocol)
     second.join(first.folder)
@@ -268,5 +288,6 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "Protocol version" in done.stdout and page.exists()
     assert (tmp_path / "record" / "tuning.toml").exists()
+    assert "rows not run yet" in (tmp_path / "record" / "leaderboard.md").read_text()
     wrong = typed("leaderboard", tmp_path, "--out", tmp_path / "record")
     assert wrong.returncode == 1 and "is given without --add" in wrong.stderr

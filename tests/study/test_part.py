@@ -67,6 +67,7 @@ def test_the_cells_of_a_part_are_cells_of_the_table(
     assert options(["a b"], [], [1, 2]) == ["--row", "a b", "--seed", "1", "--seed", "2"]
 
 
+@pytest.mark.full
 def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,7 @@ lr = [0.000001, 0.1]
 """
 
 
+@pytest.mark.full
 def test_a_configuration_that_diverges_is_named_and_not_repeated(tmp_path: Path) -> None:
     diverges = file(seeds=[1], space={"train.lr": [1e30, 0.1]})
     said: list[tuple[str, str]] = []
