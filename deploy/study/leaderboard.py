@@ -209,7 +209,9 @@ class Board:
         """Raise ``ValueError``, one line, for a damaged file in ``folder``."""
         self.folder, self.protocol = folder, protocol or read()
         self.hopeless = set[str]()
-        """Rows none of whose tuning runs has finished."""
+        """Rows none of whose configurations finishes."""
+        self.given_up = dict[str, list[Flat]]()
+        """Configurations of rows that were better in the tuning and did not finish on the board."""
         self.chosen: dict[str, Flat] = self._load(CHOSEN).get("chosen", {})
         user_rows = self._load(ADDED).get("rows", [])
         try:
@@ -279,11 +281,17 @@ class Board:
 
     def board(self) -> TableFile:
         """Return the table of the rows that have a configuration."""
-        rows = [
-            Line(name=place.name, set={**self._settings(place), **self.chosen.get(place.name, {})})
-            for place in self.places
-            if place.added or place.name in self.chosen
-        ]
+        return self._table(
+            [
+                (place, self.chosen.get(place.name, {}))
+                for place in self.places
+                if place.added or place.name in self.chosen
+            ]
+        )
+
+    def _table(self, some: Iterable[tuple[Place, Flat]]) -> TableFile:
+        """Return the table of rows with a configuration each."""
+        rows = [Line(name=it.name, set={**self._settings(it), **one}) for it, one in some]
         columns = [
             Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
         ]
@@ -304,16 +312,16 @@ class Board:
     def choose(self) -> list[str]:
         """Choose a configuration for each row whose tuning runs have all ended; return the rows.
 
-        The best has the highest primary score. A run that did not finish is not chosen. A choice
-        is kept, so that later runs of the board belong to it.
+        It is the one with the highest primary score of those that finish: a configuration is given
+        up for the next best one if a run of the tuning or of the board does not finish.
         """
         table = self.tuning()
         cells = {cell.row: cell for cell in tables.cells(table)}
         known = tables.recorded(cells.values(), self.folder)
         unfinished, new = Unfinished(self.folder / UNFINISHED), list[str]()
-        self.hopeless = set[str]()
+        self.hopeless, self.given_up = set[str](), dict[str, list[Flat]]()
         for place in self.places:
-            if place.added or place.name in self.chosen:
+            if place.added:
                 continue
             scores, ended = list[tuple[float, int]](), True
             tried = self.protocol.configurations(place.row)
@@ -323,14 +331,26 @@ class Board:
                 ended &= record is not None or cell.fingerprint in unfinished
                 if record is not None and (value := cell.value(record)) is not None:
                     scores.append((value, -i))
-            if ended and scores:
-                self.chosen[place.name] = tried[-max(scores)[1]]
-                new.append(place.name)
-            elif ended:
+            if not ended:
+                continue
+            best = [tried[-i] for _, i in sorted(scores, reverse=True)]
+            stopped = [one for one in best if unfinished and self._stops(place, one, unfinished)]
+            left = [one for one in best if one not in stopped]
+            self.given_up[place.name] = best[: best.index(left[0])] if left else best
+            if not left:
                 self.hopeless.add(place.name)
+                self.chosen.pop(place.name, None)
+            elif self.chosen.get(place.name) != left[0]:
+                self.chosen[place.name] = left[0]
+                new.append(place.name)
         if new:
             self.save()
         return new
+
+    def _stops(self, place: Place, one: Flat, unfinished: Unfinished) -> bool:
+        """Return whether a run of the board with this configuration did not finish."""
+        cells = tables.cells(self._table([(place, one)]))
+        return any(cell.fingerprint in unfinished for cell in cells)
 
     @cached_property
     def recorded(self) -> dict[str, Recorded]:
@@ -389,14 +409,22 @@ def play(
     wanted = [place for place in board.places if place.name in (rows or names)]
     fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
     for some, step in itertools.product(sorted(fleets, key=len), (tuned, scored)):
-        todo = step(board, some)
-        left = [c for c in tables.missing(todo, board.folder) if c.fingerprint not in unfinished]
-        tables.check(left)
-        on_batch(len(left))
-        with closing(Pool(todo, board.folder, jobs, unfinished)) as pool:
-            for cell in pool.play(left):
-                on_cell(cell, unfinished.get(cell.fingerprint, ""))
-        board.choose()
+        while left := _left(step(board, some), board.folder, unfinished):
+            tables.check(left)
+            on_batch(len(left))
+            with closing(Pool(left, board.folder, jobs, unfinished)) as pool:
+                for cell in pool.play(left):
+                    on_cell(cell, unfinished.get(cell.fingerprint, ""))
+            board.choose()
+
+
+def _left(todo: Sequence[CellRun], folder: Path, unfinished: Unfinished) -> list[CellRun]:
+    """Return the cells that are still to run: of all rows, those of one seed.
+
+    After each seed a row whose run did not finish gets its next configuration.
+    """
+    left = [c for c in tables.missing(todo, folder) if c.fingerprint not in unfinished]
+    return [cell for cell in left if cell.seed == left[0].seed]
 
 
 SHORT = 10
@@ -518,6 +546,8 @@ class Standing:
     missing: Sequence[str]
     failed: Sequence[str]
     configuration: Flat
+    given_up: Sequence[Flat] = ()
+    """Configurations that were better in the tuning; a run of the board did not finish."""
     ranks: dict[str, Rank] = field(default_factory=dict)
 
     @property
@@ -620,7 +650,8 @@ def _standing(
         values["flops"] = measured.measured("flops.total")
         values["memory"] = measured.measured("memory.largest")
     configuration = board.chosen.get(place.name, {})
-    return Standing(place, values, grid, missing, failed, configuration)
+    given_up = board.given_up.get(place.name, [])
+    return Standing(place, values, grid, missing, failed, configuration, given_up)
 
 
 def _global(protocol: Protocol, place: Place) -> str:

@@ -22,7 +22,15 @@ from deploy.report.table import (
     percent,
     size,
 )
-from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
+from deploy.study.leaderboard import (
+    GLOBAL,
+    PERSONAL,
+    Board,
+    Protocol,
+    Section,
+    Standing,
+)
+from deploy.study.sweep import name as name_of
 
 SCRIPT = "leaderboard.js"
 SCORES = {GLOBAL: "global", PERSONAL: "personal"}
@@ -158,12 +166,16 @@ def incomplete(found: Sequence[Section]) -> list[str]:
             of = f"{len(later)} of {len(section.standings)} rows"
             lines.append(f"{where}: {of} not run yet: {', '.join(later)}")
         for one in section.standings:
-            for what, cells in (("missing", one.missing), ("did not finish", one.failed)):
-                if cells and one.begun:
-                    more = f"; and {len(cells) - REASONS} more" if len(cells) > REASONS else ""
-                    listed = "; ".join(clean(cell) for cell in cells[:REASONS])
-                    name = clean(one.place.row.name)
-                    lines.append(f"{where}: {name}: {what}: {listed}{more}")
+            tried = [name_of(flat) for flat in one.given_up]
+            for what, listed in (
+                ("missing", one.missing),
+                ("did not finish", one.failed),
+                ("given up, because a run did not finish", tried),
+            ):
+                if listed and one.begun:
+                    more = f"; and {len(listed) - REASONS} more" if len(listed) > REASONS else ""
+                    first = "; ".join(clean(it) for it in listed[:REASONS])
+                    lines.append(f"{where}: {clean(one.place.row.name)}: {what}: {first}{more}")
     return lines
 
 
@@ -293,6 +305,7 @@ def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
             "configuration": one.configuration,
             "missing": list(one.missing),
             "did_not_finish": list(one.failed),
+            "given_up": list(one.given_up),
             **one.values,
             "ranks": {SCORES[score]: vars(rank) for score, rank in one.ranks.items()},
         }
