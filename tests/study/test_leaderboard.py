@@ -75,6 +75,24 @@ def test_the_best_configuration_is_chosen_once_all_have_ended(
         Board(tmp_path, newer)
 
 
+def test_a_configuration_that_stops_on_the_board_is_given_up_for_the_next_best(
+    tmp_path: Path, protocol: Protocol
+) -> None:
+    board = Board(tmp_path, protocol)
+    cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
+    for i, cell in enumerate(cells):
+        record(tmp_path, cell, {3: 0.9, 5: 0.8}.get(i, 0.5))
+    assert board.choose() == ["local"] and board.choose() == []
+    stopped = next(iter(paper_table.cells(board.board())))
+    (tmp_path / UNFINISHED).write_text(json.dumps({stopped.fingerprint: "it diverged"}))
+    assert board.choose() == ["local"] and board.chosen == {"local": {"train.lr": 0.6}}
+    again = Board(tmp_path, protocol)
+    assert again.chosen == board.chosen and again.choose() == []
+    lines = leaderboard_page.incomplete(list(leaderboard.sections(again)))
+    why = "one, α = 0.5: local: given up, because a run did not finish: train.lr = 0.4"
+    assert why in lines
+
+
 def test_ranks_are_shared_by_rows_that_cannot_be_told_apart() -> None:
     draw = np.random.default_rng(0)
     noise = draw.normal(0, 0.01, (3, 5))
@@ -174,6 +192,7 @@ RECORDED = leaderboard.RECORD.is_dir()
 @pytest.mark.skipif(not RECORDED, reason="the leaderboard has no record")
 def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Path) -> None:
     board = Board(leaderboard.RECORD)
+    assert board.choose() == []
     known = {c.fingerprint for t in (board.tuning(), board.board()) for c in paper_table.cells(t)}
     assert board.recorded.keys() <= known and board.recorded
     shutil.copy(leaderboard.RECORD / records.NAME, tmp_path)
