@@ -158,25 +158,27 @@ def protocol_lines(protocol: Protocol) -> list[str]:
 
 
 def incomplete(found: Sequence[Section]) -> list[str]:
-    """Return lines that name the rows that have not begun, and the missing cells of the others."""
-    lines = []
+    """Return lines that name what is missing, did not finish or was given up.
+
+    Lines that are equal for each α of a fleet are there once.
+    """
+    lines = list[str]()
     for section in found:
-        where = title(section, False)
         if later := [clean(one.place.row.name) for one in section.standings if not one.begun]:
             of = f"{len(later)} of {len(section.standings)} rows"
-            lines.append(f"{where}: {of} not run yet: {', '.join(later)}")
+            lines.append(f"{section.fleet}: {of} not run yet: {', '.join(later)}")
         for one in section.standings:
             tried = [name_of(flat) for flat in one.given_up]
-            for what, listed in (
-                ("missing", one.missing),
-                ("did not finish", one.failed),
-                ("given up, because a run did not finish", tried),
+            for where, what, listed in (
+                (title(section, False), "missing", one.missing),
+                (title(section, False), "did not finish", one.failed),
+                (section.fleet, "given up, because a run did not finish", tried),
             ):
                 if listed and one.begun:
                     more = f"; and {len(listed) - REASONS} more" if len(listed) > REASONS else ""
                     first = "; ".join(clean(it) for it in listed[:REASONS])
                     lines.append(f"{where}: {clean(one.place.row.name)}: {what}: {first}{more}")
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def tables(found: Sequence[Section]) -> list[tuple[Section, bool]]:
@@ -273,7 +275,12 @@ def text(board: Board, found: Sequence[Section]) -> str:
     lines = [f"# Leaderboard: {board.protocol.title}", ""]
     lines += [f"- {line}" for line in protocol_lines(board.protocol)]
     for section, one_shot in tables(found):
-        lines += ["", f"## {title(section, one_shot)}", "", markdown(untitled(section, one_shot))]
+        lines += [
+            "",
+            f"## {title(section, one_shot)}",
+            "",
+            markdown(untitled(section, one_shot)).rstrip(),
+        ]
     if notes := incomplete(found):
         lines += ["", "## Not complete", "", *(f"- {line}" for line in notes)]
     return "\n".join(lines) + "\n"

@@ -89,7 +89,7 @@ def test_a_configuration_that_stops_on_the_board_is_given_up_for_the_next_best(
     again = Board(tmp_path, protocol)
     assert again.chosen == board.chosen and again.choose() == []
     lines = leaderboard_page.incomplete(list(leaderboard.sections(again)))
-    why = "one, α = 0.5: local: given up, because a run did not finish: train.lr = 0.4"
+    why = "one: local: given up, because a run did not finish: train.lr = 0.4"
     assert why in lines
 
 
@@ -160,7 +160,7 @@ def test_rows_that_have_not_begun_are_named_and_not_shown(
     assert leaderboard_page.tables([section]) == []
     assert not leaderboard_page.picture([section], tmp_path / "ranks.png")
     [line] = leaderboard_page.incomplete([section])
-    assert line == "one, α = 0.5: 2 of 2 rows not run yet: local, FedProx"
+    assert line == "one: 2 of 2 rows not run yet: local, FedProx"
     cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
     fill(board, cells, {"local": 0.5})
     board.choose()
