@@ -1,6 +1,10 @@
 """Exceptions that end or repeat a round, with a message of one line for the user."""
 
+import re
 from typing import final
+
+REMEDY = re.compile("; the checkpoint is kept, go on with --resume (.+?)(?=; |$)")
+"""Remedy in the line of a run that ended, with its folder."""
 
 
 class Stopped(RuntimeError):

@@ -9,14 +9,13 @@ from pathlib import Path
 from common.settings.config import Value
 from common.settings.parse import parse
 from deploy.machines.certificates import general_name
+from server_app.stopped import REMEDY
 from server_app.storage.relative_paths import places
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")
 SILENT = "No heartbeat received"
 """Beginning of Flower's reason for a run whose ServerApp ended without a word."""
-KEPT = re.compile("; the checkpoint is kept, go on with --resume (.+?)(?=; |$)")
-"""Remedy in a ServerApp's last line, with its folder; it is for runs without ``submit``."""
 
 
 def address(text: str, option: str = "--superlink") -> str:
@@ -90,11 +89,11 @@ def stopped(reason: str, run: int, flat: Mapping[str, Value], again: Sequence[st
     from server_app.storage import checkpoint  # imports torch
     from server_app.storage.summary import place
 
-    kept, killed = KEPT.search(reason), reason.startswith(SILENT)
+    kept, killed = REMEDY.search(reason), reason.startswith(SILENT)
     if not kept and not killed:
         return reason
     folder = Path(kept[1]) if kept else place(str(flat["out"]), str(flat["experiment"]))
-    reason = KEPT.sub("", reason)
+    reason = REMEDY.sub("", reason)
     if killed:
         reason = "the ServerApp ended in the middle of the run; was its process killed?"
     words, how = [*again, "-s", f"out={folder}"], "resume it with"

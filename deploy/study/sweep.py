@@ -47,6 +47,7 @@ from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
 from deploy.study.records import Flat
+from server_app.stopped import REMEDY
 
 COLUMN = "validation"  #: the only column of a sweep's table
 HELD = ("data.validation", "data.score-on")  #: settings of a sweep that its result does not have
@@ -462,7 +463,7 @@ def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
     try:
         launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
     except Exception as error:  # one configuration that cannot train ends no sweep
-        line.send(str(error).partition("\n")[0])
+        line.send(REMEDY.sub("", str(error).partition("\n")[0]))  # the cell's state is deleted
 
 
 def chosen(file: SweepFile, found: Result) -> str:
