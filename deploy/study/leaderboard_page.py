@@ -273,6 +273,7 @@ def _mean(score: str, one: Standing) -> float:
 def text(board: Board, found: Sequence[Section]) -> str:
     """Return the protocol, the tables and what is missing as Markdown."""
     lines = [f"# Leaderboard: {board.protocol.title}", ""]
+    lines += ["This page has the protocol, the rows with their ranks, and what is missing.", ""]
     lines += [f"- {line}" for line in protocol_lines(board.protocol)]
     for section, one_shot in tables(found):
         lines += [

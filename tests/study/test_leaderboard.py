@@ -1,6 +1,7 @@
 """``fedmosaic leaderboard``: choices on validation samples, ranks, missing cells, users' rows."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from common.settings.version import ROOT
 from deploy.report.table import markdown
 from deploy.run import launch
 from deploy.study import leaderboard, leaderboard_page, paper_table, records
@@ -204,6 +206,8 @@ def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Pa
     assert again.chosen == board.chosen
     shown = leaderboard_page.text(board, list(leaderboard.sections(board)))
     assert (leaderboard.RECORD / "leaderboard.md").read_text() == shown
+    told = re.findall(r"[\d.]+ (?:%|[kM]B)", (ROOT / "docs/leaderboard-results.md").read_text())
+    assert len(told) > 20 and [number for number in told if f" {number}" not in shown] == []
 
 
 def test_records_of_two_machines_are_joined(tmp_path: Path, protocol: Protocol) -> None:
