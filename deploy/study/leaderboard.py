@@ -358,7 +358,7 @@ class Board:
         return records.read(self.folder)
 
     def join(self, other: Path) -> None:
-        """Add the cells and the choices that are recorded in another folder and missing here."""
+        """Add the cells, choices and ends of runs that another folder has and this one lacks."""
         known = records.read(self.folder)
         for fingerprint, record in records.read(other).items():
             if fingerprint not in known:
@@ -366,6 +366,7 @@ class Board:
         theirs = Board(other, self.protocol)
         self.chosen = {**theirs.chosen, **self.chosen}
         self.save()
+        Unfinished(self.folder / UNFINISHED).join(Unfinished(other / UNFINISHED))
 
 
 def open_record(folder: Path, protocol: Protocol | None = None) -> Board:

@@ -354,8 +354,13 @@ class Unfinished(dict[str, str]):
 
     def add(self, cell: CellRun, why: str) -> None:
         """Note a cell in the file."""
-        self[cell.fingerprint] = why
-        write_atomically(self._path, json.dumps(self, indent=1).encode())
+        self.join({cell.fingerprint: why})
+
+    def join(self, others: Mapping[str, str]) -> None:
+        """Note further cells in the file, by their fingerprints."""
+        if others.keys() - self.keys():
+            self.update({**others, **self})
+            write_atomically(self._path, json.dumps(self, indent=1).encode())
 
 
 @dataclass

@@ -212,8 +212,12 @@ def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Pa
 
 def test_records_of_two_machines_are_joined(tmp_path: Path, protocol: Protocol) -> None:
     first, second = chosen(tmp_path / "a", protocol), Board(tmp_path / "b", protocol)
+    best = first.chosen["local"]
+    stopped = next(iter(paper_table.cells(first.board())))
+    (first.folder / UNFINISHED).write_text(json.dumps({stopped.fingerprint: "it diverged"}))
+    assert first.choose() == ["local"] and first.chosen["local"] != best
     second.join(first.folder)
-    assert second.chosen == first.chosen
+    assert second.choose() == [] and second.chosen == first.chosen
     assert records.read(second.folder) == records.read(first.folder)
 
 
