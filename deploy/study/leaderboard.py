@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -319,6 +319,7 @@ class Board:
         cells = {cell.row: cell for cell in tables.cells(table)}
         known = tables.recorded(cells.values(), self.folder)
         unfinished, new = Unfinished(self.folder / UNFINISHED), list[str]()
+        before = dict(self.chosen)
         self.hopeless, self.given_up = set[str](), dict[str, list[Flat]]()
         for place in self.places:
             if place.added:
@@ -334,22 +335,21 @@ class Board:
             if not ended:
                 continue
             best = [tried[-i] for _, i in sorted(scores, reverse=True)]
-            stopped = [one for one in best if unfinished and self._stops(place, one, unfinished)]
-            left = [one for one in best if one not in stopped]
-            self.given_up[place.name] = best[: best.index(left[0])] if left else best
+            left = [*itertools.dropwhile(partial(self._stops, unfinished, place), best)]
+            self.given_up[place.name] = best[: len(best) - len(left)]
             if not left:
                 self.hopeless.add(place.name)
                 self.chosen.pop(place.name, None)
             elif self.chosen.get(place.name) != left[0]:
                 self.chosen[place.name] = left[0]
                 new.append(place.name)
-        if new:
+        if self.chosen != before:
             self.save()
         return new
 
-    def _stops(self, place: Place, one: Flat, unfinished: Unfinished) -> bool:
+    def _stops(self, unfinished: Unfinished, place: Place, one: Flat) -> bool:
         """Return whether a run of the board with this configuration did not finish."""
-        cells = tables.cells(self._table([(place, one)]))
+        cells = tables.cells(self._table([(place, one)])) if unfinished else ()
         return any(cell.fingerprint in unfinished for cell in cells)
 
     @cached_property

@@ -22,14 +22,7 @@ from deploy.report.table import (
     percent,
     size,
 )
-from deploy.study.leaderboard import (
-    GLOBAL,
-    PERSONAL,
-    Board,
-    Protocol,
-    Section,
-    Standing,
-)
+from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
 from deploy.study.sweep import name as name_of
 
 SCRIPT = "leaderboard.js"
