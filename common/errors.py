@@ -40,6 +40,8 @@ def first_line(error: BaseException | str, most: int | None = None) -> str:
     text = f"{error.title}: {invalid(error)}" if isinstance(error, ValidationError) else str(error)
     text = str(error.msg) if isinstance(error, SyntaxError) else text
     text = missing(error) if isinstance(error, ModuleNotFoundError) else text
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f"{error.filename} cannot be used: {error.strerror}"
     first, _, more = text.strip().partition("\n")
     if first.endswith(":"):  # torch gives the reason in the second line
         first = f"{first} {more.strip().partition(chr(10))[0]}".strip()

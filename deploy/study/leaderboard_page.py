@@ -255,6 +255,7 @@ def picture(found: Sequence[Section], path: Path) -> bool:
         note = "mean and 95 % interval; green: references, orange: one-shot methods"
         heading = f"{shown[0].fleet} fleet: {note}"
         figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
+        path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
     return True
 

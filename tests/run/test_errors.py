@@ -200,7 +200,10 @@ def test_a_clients_error_comes_through_other_processes(runtime: str, tmp_path: P
     assert where[-8:] in done.stderr and TinyRun(tmp_path / "out").summary["status"] == "stopped"
 
 
-def test_a_line_is_the_first_that_says_something() -> None:
+def test_a_line_is_the_first_that_says_something(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError) as raised:
+        tmp_path.mkdir()
+    assert errors.first_line(raised.value) == f"{tmp_path} cannot be used: File exists"
     assert errors.first_line("\n a\x1b[2J\nb") == "a?[2J" and errors.first_line("abc", 2) == "ab"
     assert errors.first_line(KeyError()) == "KeyError" and errors.first_line("") == ""
     assert errors.first_line(RuntimeError("in MLP:\n\tno key 'a'\nmore")) == "in MLP: no key 'a'"
