@@ -138,7 +138,7 @@ def test_a_killed_serverapp_is_noticed_within_seconds_and_resuming_gives_the_sam
         record("serverapp-sigkill", fault, seen, seconds, RESUMED)
 
 
-@pytest.mark.full
+@pytest.mark.faults
 def test_a_serverapp_killed_under_submit_ends_in_the_command_that_resumes_the_run(
     undisturbed: TinyRun, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ POINTS = {"method": "fedkf", "data__name": "points", "fleet": "table-mlp2@0.25"}
 @pytest.mark.parametrize(
     ("changes", "runtime"),
     [
-        pytest.param(WAVES, "grpc", marks=pytest.mark.full),
+        pytest.param(WAVES, "grpc", marks=pytest.mark.exhaustive),
         pytest.param(POINTS, "ray", marks=pytest.mark.full),
         pytest.param(WAVES, "ray", marks=pytest.mark.exhaustive),
         pytest.param(POINTS, "grpc", marks=pytest.mark.exhaustive),
