@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from common.settings.config import DEVICES, MemoryFormat
+from common.training import allocator
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -37,7 +38,9 @@ def settle(threads: int) -> None:
     """Make this process deterministic: fixed thread count, deterministic kernels, no TF32.
 
     Sums on a CPU depend on the number of threads, so the number is part of the configuration.
+    Memory that a training step frees stays in this process for the next step.
     """
+    allocator.set_thresholds(allocator.COMPUTING)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -14,7 +14,6 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 from common.flower import rpc
-from server_app import memory
 from tests.support.waiting import PATIENCE
 
 
@@ -125,33 +124,3 @@ def test_an_error_while_a_part_is_sent_is_raised() -> None:
     with pytest.raises(OSError, match="the line is cut"), rpc.few_at_once():
         grpc_grid.push_objects(get_all_nested_objects(message), push_object_fn=push)
     assert vars(grpc_grid)["push_objects"] is before
-
-
-def test_the_allocator_is_as_for_a_computation_again_after_an_exchange(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options: dict[int, int] = {}
-
-    def mallopt(name: int, value: int) -> int:
-        options[name] = value
-        return 1
-
-    monkeypatch.setattr(memory, "_allocator", {"mallopt": mallopt}.get)
-    with pytest.raises(ValueError, match="an exchange fails"), memory.sending(far=True):
-        assert options == memory.SENDING
-        raise ValueError("an exchange fails")
-    assert options == memory.COMPUTING
-    options.clear()
-    with memory.sending(far=False):
-        assert options == {}
-    assert options == {}
-    assert all(memory.SENDING[name] < value for name, value in memory.COMPUTING.items())
-
-
-def test_elsewhere_than_on_linux_nothing_is_asked_of_the_allocator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    with memory.sending(far=True):
-        memory.free_memory(memory.MUCH)
-    assert memory._allocator("mallopt") is None
