@@ -31,7 +31,7 @@ class Clone:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, target)
-        self.variables |= {"PORT": str(free_ports(1)[0]), "HEALTH_INTERVAL": "2s"}
+        self.variables |= {"PORT": str(free_ports(1)[0]), "HEALTH_INTERVAL": "5s"}
         if not self.engine.own:  # nothing of the machine's own federation is touched
             self.variables["COMPOSE_PROJECT_NAME"] = self.engine.project
             self.variables["IMAGE"] = f"{self.engine.project}:cpu"
