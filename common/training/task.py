@@ -136,9 +136,11 @@ class Task:
             self._from_file(self.without_values(spec), file)
 
     def without_values(self, spec: str) -> Classifier:
-        """Return a network on torch's device ``meta``: shapes and dtypes without values."""
-        with torch.device("meta"):
-            return models.build(spec, *self._form(), seed=0)
+        """Return a network on torch's device ``meta``: shapes and dtypes without values.
+
+        All calls return the same network, which nobody may change.
+        """
+        return _without_values(spec, self._form())
 
     def _from_file(self, net: Classifier, file: str) -> StateDict:
         path = weights_.path_of(file, net.spec)
@@ -283,9 +285,14 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
 
 
 @lru_cache(maxsize=64)
-def _layers(spec: str, form: Form) -> StateDict:
+def _without_values(spec: str, form: Form) -> Classifier:
     with torch.device("meta"):
-        return dict(models.build(spec, *form, seed=0).state_dict())
+        return models.build(spec, *form, seed=0)
+
+
+@lru_cache(maxsize=64)
+def _layers(spec: str, form: Form) -> StateDict:
+    return dict(_without_values(spec, form).state_dict())
 
 
 @lru_cache(maxsize=4)

@@ -1,6 +1,7 @@
 """Shares of a GPU's memory for the worker processes whose clients train on it at the same time."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from operator import itemgetter
 
 import torch
@@ -87,7 +88,7 @@ def least(task: Task, spec: str) -> int:
 
 def _counted(task: Task, spec: str) -> int:
     config = task.config
-    net = task.without_values(spec)
+    net = deepcopy(task.without_values(spec))
     images = torch.empty(config.train.batch_size, *task.shape, device="meta")
     stored = {_storage(value) for value in net.state_dict().values()}
     kept: dict[int, int] = {}
