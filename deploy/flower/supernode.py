@@ -20,9 +20,10 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, NoReturn, TypeVar, final
 
 PROGRAM = "flower-supernode"
 CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, on PATH
@@ -147,8 +148,47 @@ def main() -> None:
     flower_supernode()
 
 
+def refused(end: BaseException) -> str:
+    """Return the SuperLink's words for a refused call among the causes of ``end``; "" for none.
+
+    Flower then interrupts its own process, with the error only in the context of the interrupt.
+    """
+    import grpc
+
+    error: Any = end
+    while error is not None:
+        if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return str(error.details())
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def program() -> NoReturn:
+    """Run ``main`` and end the process with its status.
+
+    A client whose requests the SuperLink refuses during a run, for example because its clock was
+    set, ends with one line and status 1.
+    """
+    status: object = 0
+    try:
+        main()
+    except (SystemExit, KeyboardInterrupt) as end:  # Flower's end, also after a refusal
+        status = end.code if isinstance(end, SystemExit) else 1
+        if refusal := refused(end):
+            status = f"error: the SuperLink refuses this client: {refusal}"
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if not isinstance(status, int | None):  # words, which Python prints too
+        print(status, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(status or 0))  # without waiting for threads of gRPC, which may never end
+
+
 if __name__ == "__main__":
     sys.argv[0] = PROGRAM
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(PROGRAM[:15])  # the name in top and ps
-    main()
+    program()

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -218,3 +219,46 @@ def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
     first = "run 3: the first message has arrived"
     assert kept == ["SuperNode ID: 7", first, "the SuperLink is lost"]
     assert os.environ[supernode.LEVEL] == "WARNING", "its ClientApps log from there on"
+
+
+PROGRAM = """
+import signal, sys, threading, time
+import grpc
+from deploy.flower import supernode
+
+class Refused(grpc.RpcError, grpc.Call):
+    code = lambda self: grpc.StatusCode.UNAUTHENTICATED
+    details = lambda self: "Invalid timestamp"
+    initial_metadata = trailing_metadata = is_active = time_remaining = None
+    cancel = add_callback = None
+
+def main():
+    threading.Thread(target=time.sleep, args=[3600]).start()  # as gRPC's, which do not end
+    kind = sys.argv[1]
+    if kind == "refused":
+        try:
+            raise Refused
+        except grpc.RpcError:
+            signal.raise_signal(signal.SIGINT)
+    if kind != "done":
+        sys.exit(int(kind) if kind.isdecimal() else kind)
+
+supernode.main = main
+supernode.program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "line"),
+    [
+        ("refused", 1, "error: the SuperLink refuses this client: Invalid timestamp\n"),
+        ("done", 0, ""),
+        ("0", 0, ""),
+        ("3", 3, ""),
+        ("words", 1, "words\n"),
+    ],
+)
+def test_the_program_ends_though_threads_go_on(kind: str, status: int, line: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, kind]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, line)
