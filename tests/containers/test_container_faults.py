@@ -167,7 +167,7 @@ class Fault:
         weights = SAME if self.federation.weights(self.run) == self.federation.reference else LOST
         assert weights == (LOST if failures else SAME)
         reasons = sorted({failure["reason"] for failure in failures})
-        told = seen.replace("REASON", "; ".join(reasons).rstrip("."))
+        told = seen.replace("REASON", "; ".join(reasons).rstrip(".")).rstrip(" ,:")
         record(f"container-{self.run}", self.title, told, round(seconds, 1), (after, weights))
 
 
