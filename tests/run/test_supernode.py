@@ -222,7 +222,7 @@ def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
 
 
 PROGRAM = """
-import signal, sys, threading, time
+import sys, threading, time
 import grpc
 from deploy.flower import supernode
 
@@ -239,7 +239,7 @@ def main():
         try:
             raise Refused
         except grpc.RpcError:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt from None  # as Flower's, with the error as its context
     if kind != "done":
         sys.exit(int(kind) if kind.isdecimal() else kind)
 
