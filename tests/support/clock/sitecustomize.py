@@ -6,6 +6,7 @@ monotonic clock does not jump, as when an operator or NTP sets the time.
 
 import datetime
 import os
+import sys
 import time
 from typing import Any
 
@@ -31,6 +32,12 @@ class _Jumping(_datetime, metaclass=_AsTheReal):
         return _datetime.now(tz) + datetime.timedelta(seconds=wrong())
 
 
+def _jumping() -> float:
+    """Return the wrong time; the true one to gRPC, whose core compares it with the kernel's."""
+    caller = str(sys._getframe(1).f_globals.get("__name__"))
+    return _time() + (0.0 if caller.startswith("grpc") else wrong())
+
+
 if os.environ.get("JUMP"):
-    time.time = lambda: _time() + wrong()
+    time.time = _jumping
     datetime.datetime = _Jumping  # type: ignore[misc]
