@@ -1,9 +1,8 @@
 """Thresholds of Linux's memory allocator (glibc): when freed memory returns to the system.
 
 A training step frees and allocates the same activations again. With glibc's own thresholds, large
-blocks return to the system at every step, and their pages are filled with zeros when they come
-back; this took a fifth of the time of small networks. A server that exchanges large messages needs
-the opposite: its messages are freed once, and their memory is needed elsewhere.
+blocks return to the system at every step, and the system fills their pages with zeros when they are
+allocated again. A server that exchanges large messages needs the opposite: it frees a message once.
 """
 
 import sys

@@ -148,10 +148,10 @@ def main() -> None:
     flower_supernode()
 
 
-def refused(end: BaseException) -> str:
-    """Return the SuperLink's words for a refused call among the causes of ``end``; "" for none.
+def refusal(end: BaseException) -> str:
+    """Return the SuperLink's reason if it refused a request before ``end``, else an empty string.
 
-    Flower then interrupts its own process, with the error only in the context of the interrupt.
+    After a refusal, Flower interrupts its own process; the error is in the interrupt's context.
     """
     import grpc
 
@@ -166,25 +166,25 @@ def refused(end: BaseException) -> str:
 def program() -> NoReturn:
     """Run ``main`` and end the process with its status.
 
-    A client whose requests the SuperLink refuses during a run, for example because its clock was
-    set, ends with one line and status 1.
+    If the SuperLink refuses a request during a run, for example because the clock of this machine
+    was set, print one line and exit with status 1.
     """
-    status: object = 0
+    status: Any = 0
     try:
         main()
-    except (SystemExit, KeyboardInterrupt) as end:  # Flower's end, also after a refusal
-        status = end.code if isinstance(end, SystemExit) else 1
-        if refusal := refused(end):
-            status = f"error: the SuperLink refuses this client: {refusal}"
+    except (SystemExit, KeyboardInterrupt) as end:
+        status = getattr(end, "code", 1)  # an interrupt has no code
+        if reason := refusal(end):
+            status = f"error: the SuperLink refuses this client: {reason}"
     except BaseException:
         traceback.print_exc()
         status = 1
-    if not isinstance(status, int | None):  # words, which Python prints too
+    if isinstance(status, str):  # as sys.exit does
         print(status, file=sys.stderr)
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int(status or 0))  # without waiting for threads of gRPC, which may never end
+    os._exit(status or 0)  # do not wait for gRPC's threads, which may never end
 
 
 if __name__ == "__main__":

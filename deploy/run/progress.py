@@ -265,10 +265,11 @@ def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
         yield OTHER[run.primary], f"newest {percent(other)}"
     personal: Personal | None = run.last_of("personal")
     if personal is not None:
-        statistics = {"unweighted": "mean unweighted", "std": "standard deviation"}
-        statistics |= {"worst": "worst", "worst_tenth": "worst tenth"}
-        parts = (f"{text} {percent(getattr(personal, n))}" for n, text in statistics.items())
-        yield f"over {personal.clients} clients", ", ".join(parts)
+        mean = f"mean unweighted {percent(personal.unweighted)}"
+        deviation = f"standard deviation {percent(personal.std)}"
+        yield f"over {personal.clients} clients", f"{mean}, {deviation}"
+        worst, tenth = percent(personal.worst), percent(personal.worst_tenth)
+        yield "worst clients", f"worst {worst}, mean of the worst tenth {tenth}"
     by_class: ByClass | None = run.last_of("by_class")
     if by_class is not None:
         macro, balanced = percent(by_class.macro_f1), percent(by_class.balanced_accuracy)
