@@ -1,8 +1,8 @@
 """Return the memory of large messages to the system after use.
 
 Flower's records are in reference cycles, which keep their arrays until the garbage collector runs.
-Linux's allocator keeps freed memory for later, which speeds up computations but not messages: a
-server that exchanges 200 MB has a peak of 769 MB with these calls, 974 MB without.
+Linux's allocator keeps freed memory for later, which speeds up computations but not messages.
+``docs/scale-measured.md`` has the peak of a server that exchanges 200 MB.
 """
 
 import gc

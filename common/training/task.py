@@ -138,7 +138,7 @@ class Task:
     def without_values(self, spec: str) -> Classifier:
         """Return a network on torch's device ``meta``: shapes and dtypes without values.
 
-        All calls return the same network, which nobody may change.
+        All calls return the same network; do not change it.
         """
         return _without_values(spec, self._form())
 

@@ -104,11 +104,12 @@ def short(flat: Flat, rounds: int = ROUNDS) -> Flat:
 
     A warm-up ends before the last round.
     """
-    most = {"epochs": 1, "batches": 2, "iterations": 2, "steps": 2}  # by the key's last word
-    most["up"] = min(rounds, int(flat["rounds"])) - 1
+    rounds = min(rounds, int(flat["rounds"]))
+    # by the key's last word; "up" is that of a warm-up
+    most = {"epochs": 1, "batches": 2, "iterations": 2, "steps": 2, "up": rounds - 1}
     words = {key: re.split("[.-]", key)[-1] for key, value in flat.items() if type(value) is int}
     cut = {key: min(int(flat[key]), most[word]) for key, word in words.items() if word in most}
-    return {**flat, **cut, "rounds": min(rounds, int(flat["rounds"]))}
+    return {**flat, **cut, "rounds": rounds}
 
 
 def run(

@@ -33,7 +33,7 @@ class _Jumping(_datetime, metaclass=_AsTheReal):
 
 
 def _jumping() -> float:
-    """Return the wrong time; the true one to gRPC, whose core compares it with the kernel's."""
+    """Return the wrong time, but to gRPC the true one: its core compares it with the kernel's."""
     caller = str(sys._getframe(1).f_globals.get("__name__"))
     return _time() + (0.0 if caller.startswith("grpc") else wrong())
 
