@@ -27,10 +27,10 @@ class FedL2G(OwnModel[Options, TableRequest]):
         return self.options.quiz_batches * self.config.train.batch_size
 
     def admit(self) -> None:
-        if self.participant.n <= self.quiz:
+        if self.participant.n < self.quiz + 2:  # BatchNorm cannot train on one sample
             raise ValueError(
-                f"client {self.participant.k} has {self.participant.n} samples, its quiz set takes "
-                f"{self.quiz}: fedl2g.quiz-batches times train.batch-size"
+                f"client {self.participant.k} has {self.participant.n} samples: its quiz set takes "
+                f"{self.quiz}, fedl2g.quiz-batches times train.batch-size, and training at least 2"
             )
 
     def train(self, request: TableRequest) -> TableReply:

@@ -51,6 +51,7 @@ class Federation:
     work: Path
     variables: dict[str, str] = field(default_factory=dict)
     reference: str = ""
+    margin: int = 2**20  #: bytes that a limit of memory allows beside those in use
 
     def compose(self, command: str, *, check: bool = True, **more: str) -> str:
         variables = {**self.variables, **more}
@@ -75,12 +76,23 @@ class Federation:
         )
         return done.split()[0]
 
-    def memory(self, service: str) -> int:
+    def memory(self, name: str) -> int:
         """Return the bytes of a container that cannot be freed; cgroups are of version 1 or 2."""
         read = "cat /sys/fs/cgroup/memory.stat /sys/fs/cgroup/memory/memory.stat || true"
-        lines = self.docker("exec", self.name(service), "sh", "-c", read).splitlines()
+        lines = self.docker("exec", name, "sh", "-c", read).splitlines()
         stat = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
         return stat.get("anon", stat.get("rss", 0)) + stat["shmem"]
+
+    def limited(self, name: str, idle: int) -> bool:
+        """Limit a container to what it uses without a message; return whether the engine does so.
+
+        It refuses a limit below what is in use now, also by a message and by pages that the kernel
+        has not freed, so each try adds 1 MiB to the bytes ``idle``.
+        """
+        limit = str(idle + self.margin)
+        self.margin += 2**20
+        options = ("--memory", limit, "--memory-swap", limit)
+        return self.clone.engine.run("update", *options, name, check=False).returncode == 0
 
     def start(self, run: str) -> None:
         self.compose("up -d --no-build", RUN=run)
@@ -219,8 +231,8 @@ def test_a_clientapp_that_needs_more_memory_than_its_limit_is_named(federation: 
         "the end of a message",
         lambda: "flwr-clientapp" not in federation.docker("top", name, "-eo", "pid,comm"),
     )
-    limit = str(federation.memory("client-1") + 2**23)  # enough for no ClientApp
-    federation.docker("update", "--memory", limit, "--memory-swap", limit, name)
+    idle = federation.memory(name)
+    until("a limit that the engine takes", lambda: federation.limited(name, idle))
     try:
         fault.await_failure()
     finally:

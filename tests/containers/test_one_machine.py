@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.bench import idle
 from tests.support.clone import Clone, steps
-from tests.support.engine import on_this_machine, until
+from tests.support.engine import until
 
 pytestmark = pytest.mark.containers
 
 CLIENTS = [f"client-{k}" for k in range(6)]
 LONG_RUNNING = ["superlink", "serverapp", *CLIENTS]
 LARGEST = 1.2e9  #: bytes of an image
-IDLE = idle.AIMS["warm"]  #: largest proportional set size of an idle client, MiB
 
 
 def summary(clone: Clone, run: str) -> dict[str, Any]:
@@ -110,21 +108,6 @@ def test_an_image_is_small_and_lists_its_packages(clone: Clone) -> None:
         assert bill["bomFormat"] == "CycloneDX" and {"torch", "flwr", "python", "libc6"} <= names
         assert ("matplotlib" in names) is not client
         assert clone.engine.inspect(image)["Size"] <= LARGEST
-
-
-def pss(clone: Clone, service: str) -> float:
-    """Return the proportional set size of all processes of a container in MiB."""
-    pids = clone.engine.run("top", clone.container(service), "-eo", "pid").stdout.split()[1:]
-    return idle.pss([int(pid) for pid in pids])
-
-
-def test_an_idle_client_takes_little_memory(clone: Clone) -> None:
-    if not on_this_machine(clone.engine):
-        pytest.skip("the engine's processes are not on this machine")
-    until(
-        lambda: f"less than {IDLE} MiB, not {pss(clone, 'client-0'):.0f}",
-        lambda: pss(clone, "client-0") <= IDLE,
-    )
 
 
 def test_another_experiment_and_settings_come_from_the_file_of_variables(clone: Clone) -> None:

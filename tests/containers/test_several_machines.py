@@ -14,12 +14,14 @@ import pytest
 from PIL import Image
 
 from deploy.machines.certificates import make
+from tests.bench import idle
 from tests.support.clone import Clone, steps
-from tests.support.engine import until
+from tests.support.engine import on_this_machine, until
 
 pytestmark = pytest.mark.containers
 
 MODELS = {0: "mlp", 1: "cnn3"}
+IDLE = idle.AIMS["warm"]  #: largest proportional set size of an idle client, MiB
 SERVER = """
 services:
   superlink:
@@ -224,3 +226,18 @@ def test_a_client_without_a_key_is_refused_by_the_engine_in_one_line(
     done = machines.client(0, "docker compose up -d", check=False, KEYS=str(tmp_path))
     assert done.returncode != 0
     assert "bind source path does not exist" in done.stderr.strip().splitlines()[-1]
+
+
+def test_an_idle_client_takes_little_memory(machines: Machines) -> None:
+    """The last test, because a client gives up its warm process two minutes after its last work."""
+    engine = machines.clone.engine
+    if not on_this_machine(engine):
+        pytest.skip("the engine's processes are not on this machine")
+    machines.client(0, "docker compose up -d")
+
+    def pss() -> float:
+        """Return the proportional set size of all processes of client 0 in MiB."""
+        pids = engine.run("top", machines.name(0), "-eo", "pid").stdout.split()[1:]
+        return idle.pss([int(pid) for pid in pids])
+
+    until(lambda: f"less than {IDLE} MiB, not {pss():.0f}", lambda: pss() <= IDLE)
