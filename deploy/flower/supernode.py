@@ -5,8 +5,9 @@ Flower's loop sleeps 3 s without a message, 0.5 s between two checks for the Cli
 file runs Flower's own program, but the step that fetches a message also starts the ClientApp, as
 ``flower-superexec`` would, and returns after its end.
 
-It also corrects an error: if a run ends while Flower fetches one of its messages, the message is
-not deleted, and each later reply is assigned to the following message.
+It also corrects two errors. If a run ends while Flower fetches one of its messages, the message is
+not deleted, and each later reply is assigned to the following message. And Flower waits forever for
+the reply of a ClientApp that was killed before it took its message or while it sent its reply.
 
 Flower logs seven lines for each message. Unless its level is set (FLWR_LOG_LEVEL), this program
 logs one line for each run instead, and its ClientApps log from level warning on.
@@ -85,6 +86,7 @@ class Node:
                 log.info("run %d: the first message has arrived", run_id)
             self._runs.add(run_id)
             wait(functools.partial(self._ended, state), REPLY, LONGEST_REPLY)
+            answered(run_id, state, object_store)
             return run_id
 
         return wrapped
@@ -127,6 +129,33 @@ def whole(
     for name in messages:
         object_store.delete(name)
     return None
+
+
+def answered(run_id: int, state: Any, object_store: Any) -> None:
+    """Make sure that the run's message has a whole reply after its ClientApp has ended.
+
+    A reply without some of its parts is deleted. If there is no other one, Flower's reply for a
+    ClientApp that stopped responding is stored, and the parts of the message are deleted.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    replies = 0
+    for name, entry in list(state.msg_store.items()):
+        if not entry.message.metadata.reply_to_message_id:
+            continue
+        parts = iterate_object_tree(object_store.get_object_tree(name))
+        if all(object_store.get(part.object_id) for part in parts):
+            replies += 1
+        else:
+            state.delete_messages(message_ids=[name])
+            object_store.delete(name)
+    if not replies:
+        for message in state.get_messages(run_ids=[run_id], is_reply=False):  # not taken so far
+            state.record_message_processing_start(message.metadata.message_id)
+        state._store_error_replies({run_id})
+        for name, entry in state.msg_store.items():
+            if not entry.message.metadata.reply_to_message_id:
+                object_store.delete(name)
 
 
 def command(arguments: Sequence[str]) -> list[str]:

@@ -197,6 +197,54 @@ def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
     assert [line[0] for line in begun] == ["flwr-clientapp"] * 2
 
 
+REPLY = RecordDict({"of": ConfigRecord({"b": 2})})
+
+
+@pytest.mark.parametrize(
+    ("taken", "sent", "whole"),
+    [
+        pytest.param(False, 0, False, id="killed before it took the message"),
+        pytest.param(True, 0, False, id="killed at work"),
+        pytest.param(True, 1, False, id="killed while it sent its reply"),
+        pytest.param(True, 9, True, id="completed"),
+    ],
+)
+def test_a_message_is_answered_however_its_clientapp_ends(
+    taken: bool, sent: int, whole: bool
+) -> None:
+    node = Node(run_id=3)
+    assert node.look(node.fetch) == 3
+    if taken:
+        assert node.state.get_messages(is_reply=False) == [node.message]
+        node.state.record_message_processing_start(node.message.metadata.message_id)
+    reply = Message(REPLY, reply_to=node.message)
+    if sent:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        node.objects.preregister(3, get_object_tree(reply))
+        node.state.record_message_processing_end(node.message.metadata.message_id)
+        node.state.store_message(reply)
+    for name, part in list(get_all_nested_objects(reply).items())[:sent]:
+        node.objects.put(name, part.deflate())
+    if whole:
+        node.objects.delete(node.message.metadata.message_id)  # as at the end of its transfer
+    supernode.answered(3, node.state, node.objects)
+    pushed: list[Message] = []
+
+    def send(message: Message, *_: object) -> set[str]:
+        pushed.append(message)
+        return set(get_all_nested_objects(message))
+
+    parts = dict[str, bytes]()
+    importlib.import_module(supernode.LOOP)._push_messages(
+        node.state, node.objects, send, lambda run_id, name, content: parts.update({name: content})
+    )
+    (answer,) = pushed
+    assert answer.metadata.reply_to_message_id == node.message.metadata.message_id
+    assert answer.has_error() is not whole and all(parts.values())
+    assert whole or answer.error.reason == "ClientApp stopped responding."
+    assert not node.state.get_messages() and not len(node.objects)
+
+
 def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
