@@ -94,11 +94,14 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _killed(number: int) -> str:
+def ending(status: int) -> str:
+    """Return how a process with this status of ``Popen.poll`` has ended, as the rest of a line."""
+    if status >= 0:
+        return f"ended with status {status}"
     try:
-        return f"was killed by {signal.Signals(number).name}"
+        return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {number}"
+        return f"was killed by signal {-status}"
 
 
 def plain(text: str) -> str:
@@ -205,9 +208,8 @@ class Processes:
         """
         for name, process in self.started.items():
             if name not in self._spared and (status := process.poll()) is not None:
-                how = f"ended with status {status}" if status >= 0 else _killed(-status)
                 raise RuntimeError(
-                    f"{name} {how}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
+                    f"{name} {ending(status)}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
                 )
 
     def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:

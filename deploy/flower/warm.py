@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import distribution
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deploy.flower import pinned, warm_client, watchdog
-from deploy.flower.processes import Processes, environment, executable, write_program
+from deploy.flower.processes import Processes, ending, environment, executable, write_program
 
 PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
 #: preloaded if installed; none of them may start a thread or use a GPU
@@ -51,6 +52,7 @@ IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[
 SOCKET = "s"  #: file name in the folder of stand-ins
 LINGER = 120.0  #: seconds without a request or a client process until a warm process may end
 POLL = 0.5  #: seconds between two checks of a supervisor
+REST = 30.0  #: seconds without a warm process after one that failed
 STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
@@ -130,7 +132,8 @@ def supervise(
 
     ``line``: the SuperNode's command; ``home``: folder of its files; ``guard``: its variables for
     ``pinned.py``; ``linger``: seconds without work until the warm process ends. SIGTERM and SIGINT
-    end both processes.
+    end both processes. For ``REST`` seconds after a warm process that failed or was killed, for
+    example for memory, requests start Flower's own program.
     """
     fallback = {pinned.PROGRAM: pinning(home / "bin")} if guard else {}
     with (
@@ -154,12 +157,20 @@ def supervise(
         signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+        resting = 0.0
         while (status := supernode.poll()) is None:
             warm = processes.started.get("warm")
-            if warm is not None and warm.poll() is not None:
+            if warm is not None and (ended := warm.poll()) is not None:
                 processes.forget("warm")
+                if ended:
+                    print(f"warning: the warm process {ending(ended)}", flush=True)
+                    resting = time.monotonic() + REST
             waiting = [] if "warm" in processes.started else [listener]
-            if select.select(waiting, [], [], POLL)[0]:
+            if not select.select(waiting, [], [], POLL)[0]:
+                continue
+            if time.monotonic() < resting:
+                listener.accept()[0].close()  # the stand-in starts Flower's own program
+            else:
                 _start(processes, env, f"'', {place}, {linger}", place)
     return status if status >= 0 else 128 - status
 

@@ -541,8 +541,8 @@ def warm_processes(work: Path) -> list[int]:
     return found
 
 
-NODE = """
-import json, os, subprocess, sys, time
+WARM = """
+import json, os, signal, subprocess, sys, time
 import psutil
 
 def warm():
@@ -556,14 +556,38 @@ def until(state):
     while bool(warm()) is not state:
         time.sleep(0.1)
 
+def request():
+    subprocess.run(["flwr-clientapp", "--help"], check=True, stdout=subprocess.DEVNULL)
+"""
+TWICE = """
 seen = []
 for _ in range(2):
-    subprocess.run(["flwr-clientapp", "--help"], check=True, stdout=subprocess.DEVNULL)
+    request()
     until(True)
     seen += warm()
     until(False)
 print(json.dumps(seen), flush=True)
 """
+KILLED = """
+until(True)
+os.kill(*warm(), signal.SIGKILL)
+until(False)
+request()
+assert not warm()
+"""
+
+
+def supervised(node: str, home: Path, linger: float) -> str:
+    """Run lines of Python as a SuperNode under ``warm.supervise``; return its output."""
+    script = (
+        "import sys; from pathlib import Path; from deploy.flower import warm; assert not "
+        "{'torch', 'grpc', 'numpy'} & sys.modules.keys(); sys.exit(warm.supervise("
+        "['python', '-c', sys.argv[1]], Path(sys.argv[2]), {}, float(sys.argv[3])))"
+    )
+    command = [sys.executable, "-c", script, WARM + node, str(home), str(linger)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=app_folder())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.full
@@ -571,13 +595,12 @@ print(json.dumps(seen), flush=True)
 def test_a_nodes_warm_process_ends_without_work_and_the_next_request_starts_another(
     tmp_path: Path,
 ) -> None:
-    script = (
-        "import sys; from pathlib import Path; from deploy.flower import warm; assert not "
-        "{'torch', 'grpc', 'numpy'} & sys.modules.keys(); "
-        "sys.exit(warm.supervise(['python', '-c', sys.argv[1]], Path(sys.argv[2]), {}, 0.5))"
-    )
-    command = [sys.executable, "-c", script, NODE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=app_folder())
-    assert done.returncode == 0, done.stderr
-    first, second = json.loads(done.stdout.splitlines()[-1])
+    first, second = json.loads(supervised(TWICE, tmp_path, 0.5).splitlines()[-1])
     assert first != second
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_a_killed_warm_process_requests_start_the_real_program(tmp_path: Path) -> None:
+    said = supervised(KILLED, tmp_path, 600)
+    assert said.count("warning: the warm process was killed by SIGKILL\n") == 1
