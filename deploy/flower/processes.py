@@ -208,8 +208,9 @@ class Processes:
         """
         for name, process in self.started.items():
             if name not in self._spared and (status := process.poll()) is not None:
+                log = self.log(name)
                 raise RuntimeError(
-                    f"{name} {ending(status)}; its log is {self.log(name)} and ends:\n{tail(self.log(name))}"
+                    f"{name} {ending(status)}; its log is {log} and ends:\n{tail(log)}"
                 )
 
     def wait(self, ready: Callable[[], bool], what: str, patience: float) -> None:
