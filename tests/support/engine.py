@@ -245,7 +245,17 @@ def make_base(
     """Make a base image of Debian's packages, from the mirror that apt uses here."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise Unavailable(f"{tag} cannot be pulled; root with debootstrap could make a stand-in")
-    root = folder / "root"
+    (root := folder / "root").mkdir()
+    finished(["mount", "-t", "tmpfs", "root", str(root)], check=True)  # dpkg flushes every file
+    try:
+        _fill_base(engine, root, tag, gateway, settings)
+    finally:
+        finished(["umount", "--lazy", str(root)], check=True)
+
+
+def _fill_base(
+    engine: Engine, root: Path, tag: str, gateway: str, settings: Mapping[str, str]
+) -> None:
     packages = "ca-certificates,python3,python3-pip,python3-venv"
     command = ["debootstrap", "--variant=minbase", f"--include={packages}"]
     done = finished([*command, "bookworm", str(root), *mirror()])
@@ -267,9 +277,8 @@ def make_base(
     if wheels(settings):
         lines += [f"find-links = http://{gateway}:{PORT}/", f"trusted-host = {gateway}"]
     (root / "etc/pip.conf").write_text("\n".join(lines) + "\n")
-    packed = folder / "root.tar"
+    packed = root.with_suffix(".tar")
     finished(["tar", "-C", str(root), "-cf", str(packed), "."], check=True)
-    shutil.rmtree(root)
     engine.run("import", "--change", f"ENV {PATHS}", str(packed), tag)
     packed.unlink()
 
