@@ -6,8 +6,9 @@ file runs Flower's own program, but the step that fetches a message also starts 
 ``flower-superexec`` would, and returns after its end.
 
 It also corrects two errors. If a run ends while Flower fetches one of its messages, the message is
-not deleted, and each later reply is assigned to the following message. And Flower waits forever for
-the reply of a ClientApp that was killed before it took its message or while it sent its reply.
+not deleted, and each later reply is assigned to the following message. And Flower waits without a
+limit for a ClientApp that is killed at each start, and for the reply of one that is killed before
+it takes its message or while it sends its reply.
 
 Flower logs seven lines for each message. Unless its level is set (FLWR_LOG_LEVEL), this program
 logs one line for each run instead, and its ClientApps log from level warning on.
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
@@ -29,7 +31,8 @@ from typing import Any, NoReturn, TypeVar, final
 PROGRAM = "flower-supernode"
 CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, on PATH
 LOOP = "flwr.supernode.start_client_internal"
-STOPPED = "stopped"  #: Flower's final status of a task
+STOPPED, FAILED = "stopped", "failed"  #: Flower's final statuses of a task
+STARTS = 3  #: starts of a ClientApp for one message; Flower allows 30 s for each
 WAITING = ("pending",)  #: Flower's status of a task before its start
 AT_WORK = (*WAITING, "starting", "running")  #: statuses of a task before its end
 SHORTEST = 0.05  #: shortest wait in seconds; as in ``common/flower/rpc.py``, part of the bundle
@@ -85,18 +88,26 @@ class Node:
             if run_id not in self._runs:
                 log.info("run %d: the first message has arrived", run_id)
             self._runs.add(run_id)
-            wait(functools.partial(self._ended, state), REPLY, LONGEST_REPLY)
-            answered(run_id, state, object_store)
+            starts = Counter[int]()
+            wait(functools.partial(self._ended, state, starts), REPLY, LONGEST_REPLY)
+            ensure_reply(run_id, state, object_store)
             return run_id
 
         return wrapped
 
-    def _ended(self, state: Any) -> bool | None:
+    def _ended(self, state: Any, starts: Counter[int]) -> bool | None:
         """Start pending ClientApps; return True if no task is left, else None.
 
-        A ClientApp that never reported its start is started again.
+        A ClientApp that never reported its start is started again, up to ``STARTS`` times in all.
+        ``starts``: their number so far by task.
         """
         for task in state.get_tasks(statuses=WAITING):
+            if starts[task.task_id] == STARTS:
+                why = f"{STARTS} ClientApps ended before they reported their start"
+                log.warning("run %d: %s", task.run_id, why)
+                state.finish_task(task.task_id, FAILED, why)
+                continue
+            starts[task.task_id] += 1
             token = state.claim_task(task.task_id)
             line = [CLIENT_APP, "--clientappio-api-address", self.address, "--token", token]
             subprocess.Popen([*line, "--insecure", "--parent-pid", str(os.getpid())])
@@ -131,31 +142,32 @@ def whole(
     return None
 
 
-def answered(run_id: int, state: Any, object_store: Any) -> None:
-    """Make sure that the run's message has a whole reply after its ClientApp has ended.
+def ensure_reply(run_id: int, state: Any, object_store: Any) -> None:
+    """Leave exactly one reply to the run's message, with all of its parts, after its ClientApp.
 
-    A reply without some of its parts is deleted. If there is no other one, Flower's reply for a
-    ClientApp that stopped responding is stored, and the parts of the message are deleted.
+    The ClientApp may have been killed before it took the message, or while it sent its reply. The
+    first complete reply is kept. Without one, Flower's error reply for a ClientApp that stopped
+    responding is stored. The parts of the message are deleted.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-    replies = 0
-    for name, entry in list(state.msg_store.items()):
-        if not entry.message.metadata.reply_to_message_id:
-            continue
+    def is_complete(name: str) -> bool:
         parts = iterate_object_tree(object_store.get_object_tree(name))
-        if all(object_store.get(part.object_id) for part in parts):
-            replies += 1
-        else:
+        return all(object_store.get(part.object_id) for part in parts)
+
+    stored = {name: entry.message.metadata for name, entry in state.msg_store.items()}
+    replies = [name for name, metadata in stored.items() if metadata.reply_to_message_id]
+    kept = next(filter(is_complete, replies), None)
+    for name in replies:
+        if name != kept:
             state.delete_messages(message_ids=[name])
             object_store.delete(name)
-    if not replies:
+    if kept is None:
         for message in state.get_messages(run_ids=[run_id], is_reply=False):  # not taken so far
             state.record_message_processing_start(message.metadata.message_id)
         state._store_error_replies({run_id})
-        for name, entry in state.msg_store.items():
-            if not entry.message.metadata.reply_to_message_id:
-                object_store.delete(name)
+    for name in stored.keys() - set(replies):
+        object_store.delete(name)
 
 
 def command(arguments: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[
 SOCKET = "s"  #: file name in the folder of stand-ins
 LINGER = 120.0  #: seconds without a request or a client process until a warm process may end
 POLL = 0.5  #: seconds between two checks of a supervisor
-REST = 30.0  #: seconds without a warm process after one that failed
+RESTART_DELAY = 30.0  #: seconds until another warm process may start after one that failed
 STUCK = 30  #: longest time in seconds for a SuperNode to end; gRPC sometimes hangs at exit
 STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
@@ -132,8 +132,8 @@ def supervise(
 
     ``line``: the SuperNode's command; ``home``: folder of its files; ``guard``: its variables for
     ``pinned.py``; ``linger``: seconds without work until the warm process ends. SIGTERM and SIGINT
-    end both processes. For ``REST`` seconds after a warm process that failed or was killed, for
-    example for memory, requests start Flower's own program.
+    end both processes. For ``RESTART_DELAY`` seconds after a warm process that failed or was
+    killed, for example for memory, requests start Flower's own program.
     """
     fallback = {pinned.PROGRAM: pinning(home / "bin")} if guard else {}
     with (
@@ -157,18 +157,18 @@ def supervise(
         signal.signal(signal.SIGALRM, lambda *_: supernode.kill())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        resting = 0.0
+        no_restart_before = 0.0
         while (status := supernode.poll()) is None:
             warm = processes.started.get("warm")
-            if warm is not None and (ended := warm.poll()) is not None:
+            if warm is not None and (exit_status := warm.poll()) is not None:
                 processes.forget("warm")
-                if ended:
-                    print(f"warning: the warm process {ending(ended)}", flush=True)
-                    resting = time.monotonic() + REST
+                if exit_status:
+                    print(f"warning: the warm process {ending(exit_status)}", flush=True)
+                    no_restart_before = time.monotonic() + RESTART_DELAY
             waiting = [] if "warm" in processes.started else [listener]
             if not select.select(waiting, [], [], POLL)[0]:
                 continue
-            if time.monotonic() < resting:
+            if time.monotonic() < no_restart_before:
                 listener.accept()[0].close()  # the stand-in starts Flower's own program
             else:
                 _start(processes, env, f"'', {place}, {linger}", place)

@@ -83,6 +83,15 @@ class Federation:
         stat = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
         return stat.get("anon", stat.get("rss", 0)) + stat["shmem"]
 
+    def idle(self, name: str) -> int | None:
+        """Return ``memory`` if no ClientApp has been there meanwhile."""
+
+        def at_work() -> bool:
+            return "flwr-clientapp" in self.docker("top", name, "-eo", "pid,comm")
+
+        used = None if at_work() else self.memory(name)
+        return None if at_work() else used
+
     def limited(self, name: str, idle: int) -> bool:
         """Limit a container to what it uses without a message; return whether the engine does so.
 
@@ -167,8 +176,13 @@ class Fault:
 
         until("a failure", failed)
 
-    def completed(self, seen: str, after: str = "completes", *, lost: bool = False) -> None:
-        """Check that the run completes, and record it; ``lost``: client 1's replies may be."""
+    def completed(
+        self, seen: str, after: str = "completes", *, lost: bool = False, why: str = ""
+    ) -> None:
+        """Check that the run completes, and record it.
+
+        ``lost``: client 1's replies may be lost; ``why``: part of a reason that there must be.
+        """
         log = self.federation.ended(self.run)
         seconds = time.monotonic() - self.struck
         entries = self.federation.journal(self.run)
@@ -179,6 +193,7 @@ class Fault:
         weights = SAME if self.federation.weights(self.run) == self.federation.reference else LOST
         assert weights == (LOST if failures else SAME)
         reasons = sorted({failure["reason"] for failure in failures})
+        assert why in " ".join(reasons)
         told = seen.replace("REASON", "; ".join(reasons).rstrip(".")).rstrip(" ,:")
         record(f"container-{self.run}", self.title, told, round(seconds, 1), (after, weights))
 
@@ -227,17 +242,14 @@ def test_a_killed_client_container_restarts_as_the_same_client(federation: Feder
 def test_a_clientapp_that_needs_more_memory_than_its_limit_is_named(federation: Federation) -> None:
     fault = Fault(federation, "memory", "ClientApp killed for memory (limit of its container)")
     name = federation.name("client-1")
-    until(
-        "the end of a message",
-        lambda: "flwr-clientapp" not in federation.docker("top", name, "-eo", "pid,comm"),
-    )
-    idle = federation.memory(name)
+    idle: int = until("its memory between two messages", lambda: federation.idle(name))
     until("a limit that the engine takes", lambda: federation.limited(name, idle))
     try:
         fault.await_failure()
     finally:
         federation.docker("update", "--memory", "2g", "--memory-swap", "2g", name)
-    fault.completed("rounds go on without client 1: REASON", lost=True)
+    seen = "rounds go on without client 1: REASON"
+    fault.completed(seen, lost=True, why="ClientApp stopped responding")
 
 
 @faulty

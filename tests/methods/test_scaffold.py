@@ -234,7 +234,7 @@ def test_no_recorded_cell_has_another_divisor_today() -> None:
                 cells += 1
                 momentum = train.momentum if optimise.is_sgd(train) else 0.0
                 assert options.includes_momentum or momentum == 0, recorded["fingerprint"]
-    assert cells == 91
+    assert cells >= 91
 
 
 def test_it_runs_under_adam_and_a_falling_rate(run: Run) -> None:

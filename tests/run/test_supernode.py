@@ -141,6 +141,10 @@ class Node:
             trusted_entities=None,
         )
 
+    def expire(self, task: int) -> None:
+        """Let pass the time in which a ClientApp should be heard from."""
+        self.state.task_token_store[task].active_until = datetime.now(UTC)
+
     @property
     def waiting(self) -> list[str]:
         """The tasks that somebody may still begin."""
@@ -166,58 +170,63 @@ def test_flowers_own_node_keeps_what_it_gave_up() -> None:
     assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
 
 
+@pytest.mark.parametrize("lost", [1, supernode.STARTS])
 def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     node, served = Node(run_id=3), supernode.Node()
     monkeypatch.setattr(subprocess, "Popen", lambda line: begun.append(line))
     begun: list[list[str]] = []
     looks = iter([lambda **_: None, lambda **_: None, node.fetch])
 
-    def sleep(seconds: float) -> None:  # of two ClientApps the first is lost, the second ends
+    def sleep(seconds: float) -> None:  # some ClientApps are lost in their start, the next ends
         scene.waited.append(seconds)
-        tokens = [line[line.index("--token") + 1] for line in begun]
         for task in node.state.get_tasks(statuses=["starting"]):
-            if len(tokens) == 2:
+            if len(begun) > lost:
                 assert node.state.activate_task(task.task_id)
                 node.state.finish_task(task.task_id, "completed", "")
             else:
-                node.state.task_token_store[task.task_id].active_until = datetime.now(UTC)
+                node.expire(task.task_id)
 
     scene.sleep = sleep
     server = served.listening(lambda **_: SimpleNamespace(bound_address="127.0.0.1:5"))()
     assert server.bound_address == "127.0.0.1:5"
     assert node.look(served.serving(lambda **named: next(looks)(**named))) == 3
-    assert scene.waited == [0.05] * 4
+    assert scene.waited == [0.05] * (2 + min(lost + 1, supernode.STARTS))
     program = importlib.import_module("flwr.supernode.cli.flwr_clientapp")
     for line in begun:
         args = program._parse_args_run_flwr_clientapp().parse_args(line[1:])
         assert (args.clientappio_api_address, args.insecure) == ("127.0.0.1:5", True)
         assert args.parent_pid == os.getpid() and args.token
-    assert [line[0] for line in begun] == ["flwr-clientapp"] * 2
-
-
-REPLY = RecordDict({"of": ConfigRecord({"b": 2})})
+    assert [line[0] for line in begun] == ["flwr-clientapp"] * min(lost + 1, supernode.STARTS)
+    (reply,) = node.state.get_messages(is_reply=True)
+    assert reply.error.reason == "ClientApp stopped responding."
 
 
 @pytest.mark.parametrize(
-    ("taken", "sent", "whole"),
+    ("taken", "confirmed", "sent", "ended"),
     [
-        pytest.param(False, 0, False, id="killed before it took the message"),
-        pytest.param(True, 0, False, id="killed at work"),
-        pytest.param(True, 1, False, id="killed while it sent its reply"),
-        pytest.param(True, 9, True, id="completed"),
+        pytest.param(False, False, 0, False, id="killed before it took the message"),
+        pytest.param(True, False, 0, False, id="killed before it had all parts of the message"),
+        pytest.param(True, True, 0, False, id="killed at work"),
+        pytest.param(True, True, 1, False, id="killed while it sent its reply"),
+        pytest.param(True, True, 9, False, id="killed after it had sent its reply"),
+        pytest.param(True, True, 9, True, id="completed"),
     ],
 )
-def test_a_message_is_answered_however_its_clientapp_ends(
-    taken: bool, sent: int, whole: bool
+def test_a_message_has_one_complete_reply_however_its_clientapp_ends(
+    taken: bool, confirmed: bool, sent: int, ended: bool
 ) -> None:
     node = Node(run_id=3)
     assert node.look(node.fetch) == 3
+    (task,) = node.state.get_tasks(statuses=["pending"])
+    assert node.state.claim_task(task.task_id) and node.state.activate_task(task.task_id)
     if taken:
         assert node.state.get_messages(is_reply=False) == [node.message]
         node.state.record_message_processing_start(node.message.metadata.message_id)
-    reply = Message(REPLY, reply_to=node.message)
+    if confirmed:
+        node.objects.delete(node.message.metadata.message_id)
+    reply = Message(RecordDict({"of": ConfigRecord({"b": 2})}), reply_to=node.message)
     if sent:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         node.objects.preregister(3, get_object_tree(reply))
@@ -225,24 +234,19 @@ def test_a_message_is_answered_however_its_clientapp_ends(
         node.state.store_message(reply)
     for name, part in list(get_all_nested_objects(reply).items())[:sent]:
         node.objects.put(name, part.deflate())
-    if whole:
-        node.objects.delete(node.message.metadata.message_id)  # as at the end of its transfer
-    supernode.answered(3, node.state, node.objects)
-    pushed: list[Message] = []
-
-    def send(message: Message, *_: object) -> set[str]:
-        pushed.append(message)
-        return set(get_all_nested_objects(message))
-
-    parts = dict[str, bytes]()
-    importlib.import_module(supernode.LOOP)._push_messages(
-        node.state, node.objects, send, lambda run_id, name, content: parts.update({name: content})
-    )
-    (answer,) = pushed
+    if ended:
+        assert node.state.finish_task(task.task_id, "completed", "")
+    else:
+        node.expire(task.task_id)
+    assert not node.state.get_tasks(statuses=supernode.AT_WORK)
+    supernode.ensure_reply(3, node.state, node.objects)
+    (answer,) = node.state.get_messages(is_reply=True)
     assert answer.metadata.reply_to_message_id == node.message.metadata.message_id
-    assert answer.has_error() is not whole and all(parts.values())
-    assert whole or answer.error.reason == "ClientApp stopped responding."
-    assert not node.state.get_messages() and not len(node.objects)
+    assert answer.has_error() is not (sent == 9)
+    assert answer == reply or answer.error.reason == "ClientApp stopped responding."
+    parts = get_all_nested_objects(answer)
+    assert all(node.objects.get(name) for name in parts) and len(node.objects) == len(parts)
+    assert node.state.get_message_processing_duration(node.message.metadata.message_id) >= 0
 
 
 def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
@@ -260,7 +264,7 @@ def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
     flower.info("SuperNode ID: 7")
     supernode.leave_out_messages()
     node, served = Node(run_id=3), supernode.Node()
-    monkeypatch.setattr(served, "_ended", lambda state: True)
+    monkeypatch.setattr(served, "_ended", lambda *_: True)
     fetch = served.serving(node.fetch)
     assert node.look(fetch) == node.look(fetch) == 3
     flower.warning("the SuperLink is lost")

@@ -246,11 +246,14 @@ def make_base(
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise Unavailable(f"{tag} cannot be pulled; root with debootstrap could make a stand-in")
     (root := folder / "root").mkdir()
-    finished(["mount", "-t", "tmpfs", "root", str(root)], check=True)  # dpkg flushes every file
+    # in memory, if this process may mount: dpkg flushes every file
+    mounted = finished(["mount", "-t", "tmpfs", "root", str(root)]).returncode == 0
     try:
         _fill_base(engine, root, tag, gateway, settings)
     finally:
-        finished(["umount", "--lazy", str(root)], check=True)
+        if mounted:
+            finished(["umount", "--lazy", str(root)])
+        shutil.rmtree(root)
 
 
 def _fill_base(
