@@ -143,11 +143,11 @@ def whole(
 
 
 def ensure_reply(run_id: int, state: Any, object_store: Any) -> None:
-    """Leave exactly one reply to the run's message, with all of its parts, after its ClientApp.
+    """Ensure that the run's message has exactly one reply, with all of its parts.
 
-    The ClientApp may have been killed before it took the message, or while it sent its reply. The
-    first complete reply is kept. Without one, Flower's error reply for a ClientApp that stopped
-    responding is stored. The parts of the message are deleted.
+    Call it after the end of the ClientApp, which may have been killed before it took the message,
+    or while it sent its reply. The first complete reply is kept. Without one, Flower's error reply
+    for a ClientApp that stopped responding is stored. The parts of the message are deleted.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 

@@ -95,11 +95,14 @@ def title(section: Section, one_shot: bool) -> str:
 
 
 def ordered(section: Section, one_shot: bool) -> list[Standing]:
-    """Return the rows of a table that have begun: by global, then by personal rank."""
+    """Return the rows of a table that have begun: by global, then by personal rank and mean."""
     rows = [one for one in section.standings if one.begun and one.place.one_shot == one_shot]
 
-    def key(one: Standing) -> list[float]:
-        return [one.ranks[score].rank if score in one.ranks else math.inf for score in SCORES]
+    def key(one: Standing) -> list[tuple[float, float]]:
+        return [
+            (one.ranks[score].rank, -_mean(score, one)) if score in one.ranks else (math.inf, 0.0)
+            for score in SCORES
+        ]
 
     return sorted(rows, key=key)
 

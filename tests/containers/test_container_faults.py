@@ -3,6 +3,7 @@
 A run in which every reply came in the end has the weights of the undisturbed one, bit for bit.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -51,7 +52,6 @@ class Federation:
     work: Path
     variables: dict[str, str] = field(default_factory=dict)
     reference: str = ""
-    margin: int = 2**20  #: bytes that a limit of memory allows beside those in use
 
     def compose(self, command: str, *, check: bool = True, **more: str) -> str:
         variables = {**self.variables, **more}
@@ -92,15 +92,13 @@ class Federation:
         used = None if at_work() else self.memory(name)
         return None if at_work() else used
 
-    def limited(self, name: str, idle: int) -> bool:
-        """Limit a container to what it uses without a message; return whether the engine does so.
+    def limited(self, name: str, memory: int) -> bool:
+        """Limit a container's memory to these bytes; return whether the engine does so.
 
-        It refuses a limit below what is in use now, also by a message and by pages that the kernel
-        has not freed, so each try adds 1 MiB to the bytes ``idle``.
+        It refuses less than is in use now, also by a message and by pages that the kernel has not
+        freed.
         """
-        limit = str(idle + self.margin)
-        self.margin += 2**20
-        options = ("--memory", limit, "--memory-swap", limit)
+        options = ("--memory", str(memory), "--memory-swap", str(memory))
         return self.clone.engine.run("update", *options, name, check=False).returncode == 0
 
     def start(self, run: str) -> None:
@@ -243,7 +241,8 @@ def test_a_clientapp_that_needs_more_memory_than_its_limit_is_named(federation: 
     fault = Fault(federation, "memory", "ClientApp killed for memory (limit of its container)")
     name = federation.name("client-1")
     idle: int = until("its memory between two messages", lambda: federation.idle(name))
-    until("a limit that the engine takes", lambda: federation.limited(name, idle))
+    limits = itertools.count(idle, 2**20)
+    until("a limit that the engine takes", lambda: federation.limited(name, next(limits)))
     try:
         fault.await_failure()
     finally:

@@ -34,7 +34,7 @@ from tests.support.run_folder import census, entry, finished, journal_line, writ
 
 
 class Tags(HTMLParser):
-    """Every opening tag of a page with its attributes, and all its text."""
+    """Every opening tag of a page with its attributes, and all its text with plain spaces."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Tags(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += data.replace("\xa0", " ")
 
 
 def page_of(*dirs: Path) -> str:

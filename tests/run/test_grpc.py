@@ -602,5 +602,5 @@ def test_a_nodes_warm_process_ends_without_work_and_the_next_request_starts_anot
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_after_a_killed_warm_process_requests_start_the_real_program(tmp_path: Path) -> None:
-    said = supervised(KILLED, tmp_path, 600)
-    assert said.count("warning: the warm process was killed by SIGKILL\n") == 1
+    output = supervised(KILLED, tmp_path, 600)
+    assert output.count("warning: the warm process was killed by SIGKILL\n") == 1
