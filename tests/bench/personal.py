@@ -1,10 +1,12 @@
 """Rounds of FML and FD beside a bare PyTorch loop of the same work, and beside HtFLlib's own loop.
 
-Both train the same networks on the same samples for one epoch, on one thread. The bare loop has all
+All train the same networks on the same samples for one epoch, on one thread. The bare loop has all
 networks and normalised images in memory, one forward pass for both losses, fused SGD, and sends
-nothing. Our time is the whole round: requests, clients, files of client state, replies, checks,
-aggregation, checkpoint and journal; neither side scores. The environment variable HTFLLIB names a
-checkout of HtFLlib (github.com/TsingZ0/HtFLlib); its clients and servers then run too.
+nothing. Its networks have PyTorch's memory layout. The same loop also runs in the layout that our
+training chooses, so that only the work besides training differs. Our time is the whole round:
+requests, clients, files of client state, replies, checks, aggregation, checkpoint and journal. No
+side scores. The environment variable HTFLLIB names a checkout of HtFLlib
+(github.com/TsingZ0/HtFLlib); its clients and servers then run too.
 """
 
 import contextlib
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from client_app.participant import Participant
 from common import models, vision  # noqa: F401 - HtFLlib imports torchvision, which vision repairs
 from common.models.classifier import Classifier
+from common.settings.config import MemoryFormat
 from common.settings.parse import defaults, parse
 from common.training import tree
 from common.training.task import global_spec
@@ -38,6 +41,7 @@ from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 
 METHODS = ("fml", "fd")
+SAME_LAYOUT = "same layout"
 TURNS = 5
 WORK: dict[str, Any] = {
     "clients": 8,
@@ -59,13 +63,13 @@ Round = Callable[[], None]
 
 
 def compare(method: str, turns: int = TURNS) -> dict[str, float]:
-    """Return median seconds of a round of each loop, and the median ratio of ours to the bare one.
+    """Return median seconds of a round of each loop, and median ratios of ours to the bare loops.
 
     The loops run in turn, so that a machine whose speed drifts slows all of them.
     """
     torch.set_num_threads(1)
-    bare = Bare(method)
-    rounds: dict[str, Round] = {"bare": bare.round}
+    bare = Bare(method, "contiguous")
+    rounds: dict[str, Round] = {"bare": bare.round, SAME_LAYOUT: Bare(method, "auto").round}
     with tempfile.TemporaryDirectory() as folder:
         if path := os.environ.get("HTFLLIB", ""):
             rounds["htfllib"] = htfllib(Path(path), method, bare, Path(folder))
@@ -76,8 +80,11 @@ def compare(method: str, turns: int = TURNS) -> dict[str, float]:
             for name, one in rounds.items():
                 times[name].append(_seconds(one))
             times["ours"].append(ours(method))
-    ratio = statistics.median(a / b for a, b in zip(times["ours"], times["bare"], strict=True))
-    return {name: statistics.median(values) for name, values in times.items()} | {"ratio": ratio}
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(times["ours"], times[loop], strict=True))
+        for name, loop in (("ratio", "bare"), ("same layout ratio", SAME_LAYOUT))
+    }
+    return {name: statistics.median(values) for name, values in times.items()} | ratios
 
 
 def ours(method: str) -> float:
@@ -94,9 +101,9 @@ def ours(method: str) -> float:
 class Bare:
     """The work of a round as a plain loop over clients and batches."""
 
-    def __init__(self, method: str) -> None:
-        given = {**defaults(method), **WORK, "method": method, "experiment": "bare"}
-        config = parse(numbers(given, method))
+    def __init__(self, method: str, layout: MemoryFormat) -> None:
+        own = {"method": method, "experiment": "bare", "train.memory-format": layout}
+        config = parse(numbers({**defaults(method), **WORK, **own}, method))
         self.config, self.method, train = config, method, config.train
         clients = [Participant(config, {"partition-id": k}, "bare") for k in range(8)]
         task = clients[0].task
