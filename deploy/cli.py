@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -31,19 +27,19 @@ from deploy.console import (
     WarmStart,
     Workers,
     answer,
-    finish,
     interruptible,
     out,
     place,
     plain,
     red,
 )
+from deploy.leaderboard.command import leaderboard
 from deploy.machines import commands as machines
 from deploy.report import chooser
 from deploy.study import commands as study
 
 RUN, COMPARE, DEPLOY, INSPECT = "Run", "Compare", "Deploy", "Inspect"  #: headings of the help
-MOVED = {command.__name__ for command in study.COMMANDS}  #: commands of earlier releases
+MOVED = {command.__name__ for command in study.FIGURES}  #: commands of earlier releases
 
 
 class Commands(TyperGroup):
@@ -62,11 +58,6 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
-
-
-def only(line: str) -> Any:
-    """Return the option that selects the cells of a ``line`` (row, column or seed) of a table."""
-    return typer.Option(help=f"Only run the cells of this {line}; repeatable.")
 
 
 def question(key: str) -> Any:
@@ -150,287 +141,8 @@ def run(
     answer(progress.show(folder, out))
 
 
-@app.command(cls=Answering, rich_help_panel=COMPARE)
-def table(
-    file: Annotated[Path, typer.Argument(help="A table file, or the name of a bundled table.")],
-    to: Annotated[
-        Path | None, place("Folder of a record to keep, with canaries; default: runs/NAME.")
-    ] = None,
-    workers: Workers = None,
-    row: Annotated[list[str] | None, only("row")] = None,
-    column: Annotated[list[str] | None, only("column")] = None,
-    seed: Annotated[list[int] | None, only("seed")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Only show recorded cells.")] = False,
-    canaries: Annotated[
-        bool,
-        typer.Option(
-            "--canaries",
-            help="Run no cell: only add this machine's canaries (short runs for claims --check) "
-            "to a record that this code made elsewhere.",
-        ),
-    ] = False,
-) -> None:
-    """Run a paper's table cell by cell and show the results beside the paper's numbers.
-
-    Write the table as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG. Plot accuracies against
-    the megabytes that a client sent.
-    """
-    from deploy.report.table import terminal
-    from deploy.run import launch
-    from deploy.run.settings import find
-    from deploy.study import canary, costs, records
-    from deploy.study import paper_table as tables
-    from deploy.study.paper_table import options, part
-
-    spec = tables.read(file)
-    selection = (row or [], column or [], seed or [])
-    selected, words = part(spec, *selection), options(*selection)
-    if show and words:
-        raise ValueError(f"{words[0]} selects cells to run, and --show runs none: give one of them")
-    stem = find(file).stem
-    folder = (to or Path("runs") / stem).resolve()
-    play = partial(launch.cell, workers=workers, console=out)
-    again = shlex.join(["fedmosaic", "table", str(file), "--out", str(folder), *words])
-
-    def announce(i: int, of: int, cell: tables.CellRun, recorded: bool) -> None:
-        title = f"{cell.row} × {cell.column}, seed {cell.seed}"
-        out.print(f"[bold]cell {i}/{of}[/] {title}{': recorded' if recorded else ''}")
-
-    def run_canaries() -> None:
-        canary.keep(spec, folder, play, lambda name: out.print(f"[bold]canary[/] {name}"), selected)
-
-    begun = records.begun(folder)
-    if canaries and show:
-        raise ValueError("--canaries runs something and --show nothing: give one of them")
-    if canaries and not begun:
-        raise ValueError(f"--canaries is for a record, but {folder} holds none")
-    left = [] if canaries or show else tables.missing(selected, folder)
-    kept = left and (canary.load(folder) or (to is not None and not begun))
-    first = canary.first_cells(spec, selected) if canaries or kept else ()
-    for note in tables.check([*first, *left]):
-        plain(note)
-    if canaries:
-        with interruptible(f"{again} --canaries"):
-            run_canaries()
-    elif not show:
-        learnt = folder / "learnt"  # local training that several cells share
-        with interruptible(again):
-            if kept:
-                run_canaries()
-            tables.run(
-                selected, folder, lambda cell, at: play(cell.flat, at, learnt=learnt), announce
-            )
-        if not tables.missing(list(tables.cells(spec)), folder):
-            shutil.rmtree(learnt, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    filled = tables.collect(spec, folder)
-    out.print(*terminal(filled.table(), out.width), sep="\n")
-    written = tables.write(filled, spec, folder, stem)
-    written += costs.pictures(filled, spec, folder, stem)
-    finish(written, **tables.as_json(filled, spec))
-
-
-@app.command(cls=Answering, rich_help_panel=COMPARE)
-def sweep(
-    file: Annotated[Path, typer.Argument(help="A sweep file.")],
-    to: Annotated[Path | None, place("Folder of the sweep; default: runs/NAME.")] = None,
-    jobs: Annotated[
-        int, typer.Option(min=0, max=1024, help="Runs at a time; 0: one for each core.")
-    ] = 0,
-) -> None:
-    """Try configurations of an experiment and choose the best on validation samples.
-
-    A sweep that was interrupted goes on with what is missing. The folder gets the table of all
-    configurations, pictures, and the chosen one as an experiment file, chosen.toml.
-    """
-    from deploy.report.table import terminal
-    from deploy.run.launch import default_workers
-    from deploy.study import sweep as sweeps
-
-    spec = sweeps.read(file)
-    folder = (to or Path("runs") / file.stem).resolve()
-    at_once = ["--jobs", str(jobs)] if jobs else []
-    again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder), *at_once])
-    with _progress(again, "sweep") as (more, ended):
-        found = sweeps.run(spec, folder, jobs or default_workers(), more, ended)
-    out.print(*terminal(found.filled.table(), out.width), sep="\n")
-    for row, why in found.unfinished.items():
-        plain(f"{row}: {why}")
-    plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
-    written = sweeps.write(spec, found, folder, file.stem)
-    finish(written, best=found.best, unfinished=dict(found.unfinished))
-
-
-@contextlib.contextmanager
-def _progress(again: str, word: str) -> Iterator[tuple[Any, Any]]:
-    """Show a bar of cells, and yield the functions ``on_batch`` and ``on_cell`` that advance it.
-
-    At Ctrl-C one line names the command ``again``.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    bar = Progress(TextColumn(word), BarColumn(), MofNCompleteColumn(), console=out)
-    with interruptible(again), bar:
-        task = bar.add_task("", total=0)
-
-        def more(cells: int) -> None:
-            bar.update(task, total=(bar.tasks[0].total or 0) + cells)
-
-        def ended(cell: Any, why: str) -> None:
-            bar.advance(task)
-            where = f"{cell.row}, {cell.column}, seed {cell.seed}"
-            plain(f"{where}{f': {why}' if why else ''}")
-
-        yield more, ended
-
-
-@app.command(cls=Answering, rich_help_panel=COMPARE)
-def leaderboard(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="With --add: folders of a method's runs.")
-    ] = None,
-    to: Annotated[
-        Path, place("Folder of the record; at first the bundled record is copied there.")
-    ] = Path("runs/leaderboard"),
-    play: Annotated[bool, typer.Option("--run", help="Run the missing cells.")] = False,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Time a short run of each row instead.")
-    ] = False,
-    row: Annotated[
-        list[str] | None, typer.Option(help="With --run: only this row; repeatable.")
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=0, max=1024, help="With --run: runs at a time; 0: one a core.")
-    ] = 0,
-    add: Annotated[
-        bool, typer.Option("--add", help="Add the runs as a row, if they follow the protocol.")
-    ] = False,
-    name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
-    sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "not stated",
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the ranks here (PNG).")] = None,
-) -> None:
-    """Compare all methods under one protocol: equal budgets, several seeds and partitions.
-
-    Complete rows have ranks among themselves. Missing cells and rows are named.
-    """
-    from deploy.study import leaderboard as ranking
-    from deploy.study import leaderboard_page as pages
-
-    if runs and not add:
-        raise ValueError(f"{runs[0]} is given without --add")
-    folder = to.resolve()
-    board = ranking.open_record(folder)
-    board.check_rows(row or [])
-    place_ = ranking.add(board, runs or [], name, sends) if add else None
-    for line in pages.protocol_lines(board.protocol):
-        plain(line)
-    if estimate:
-        answer(_estimate(board))
-        return
-    if place_ is not None:
-        plain(f"added: {place_.name}, {place_.fleet}")
-    if play:
-        words = [word for one in row or [] for word in ("--row", one)]
-        words += ["--jobs", str(jobs)] if jobs else []
-        _play_board(board, row or [], jobs, shlex.join(words))
-    found = list(ranking.sections(board))
-    _show_board(found)
-    written = [*ranking.write(board, folder), pages.write_text(board, found)]
-    if html is not None:
-        pages.write_html(board, found, html)
-        written.append(html)
-    if picture is not None:
-        if not pages.picture(found, picture):
-            raise ValueError(f"--picture {picture}: no row of the leaderboard is complete")
-        written.append(picture)
-    finish(written, rows=pages.as_json(found))
-
-
-def _estimate(board: Any) -> dict[str, Any]:
-    """Time a short run of each row, and print the cost of the whole board."""
-    import tempfile
-
-    from deploy.study import leaderboard as ranking
-
-    seconds: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="fedmosaic-") as temporary:
-        for place_, spent in ranking.estimate(board, Path(temporary)):
-            seconds[place_.name] = spent
-            plain(f"{place_.name}: {spent if isinstance(spent, str) else f'{spent:.0f} s a run'}")
-    each = ranking.runs_of_a_row(board.protocol)
-    hours = each * sum(s for s in seconds.values() if not isinstance(s, str)) / 3600
-    plain(f"{len(seconds)} rows of {each} runs: about {hours:.1f} core-hours")
-    return {"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours}
-
-
-def _play_board(board: Any, rows: list[str], jobs: int, words: str) -> None:
-    from deploy.run.launch import default_workers
-    from deploy.study import leaderboard as ranking
-
-    again = f"fedmosaic leaderboard --run --out {shlex.quote(str(board.folder))} {words}".strip()
-    with _progress(again, "leaderboard") as (more, ended):
-        ranking.play(board, rows, jobs or default_workers(), more, ended)
-
-
-def _show_board(found: list[Any]) -> None:
-    from deploy.report.table import terminal
-    from deploy.study import leaderboard_page as pages
-
-    for section, one_shot in pages.tables(found):
-        out.print(*terminal(pages.table(section, one_shot), out.width), sep="\n")
-    for line in pages.incomplete(found):
-        plain(line)
-
-
-@app.command(cls=Answering, rich_help_panel=COMPARE)
-def claims(
-    paper: Annotated[str, typer.Argument(help="Only show the claims of one paper: fedin, …")] = "",
-    to: Annotated[Path, place("Folder of the summary, the plots and the JSON.")] = Path("claims"),
-    records: Annotated[
-        Path | None, typer.Option(help="Folder of recorded tables; default: the bundled ones.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Repeat the records' canaries, and name stale records.")
-    ] = False,
-    into: Annotated[
-        Path | None, typer.Option(help="Also replace the text between the marks in this document.")
-    ] = None,
-    workers: Workers = None,
-) -> None:
-    """Judge the papers' claims by recorded tables; with PAPER show one paper and write nothing."""
-    from deploy.report.table import terminal
-    from deploy.run import launch
-    from deploy.study import canary, claims_page
-    from deploy.study import claims as judging
-
-    papers = judging.read()
-    if paper:
-        papers = [claims_page.find(papers, paper)]
-        if into is not None:
-            raise ValueError(f"--into takes the claims of all papers: leave {paper} out")
-    folder = records or judging.RESULTS
-    if not folder.is_dir():
-        raise ValueError(f"--records {folder}: no such folder; it should hold a folder per table")
-    if into is not None:
-        claims_page.around_marks(into)
-    stale: dict[str, str] = {}
-    if check:
-        tables = judging.tables(papers)
-        with interruptible("fedmosaic claims --check"):
-            play = partial(launch.cell, workers=workers, console=out)
-            stale = canary.stale(tables, folder, play, plain)
-    judged = judging.judge(papers, judging.Records(folder), stale)
-    for one, verdicts in judged:
-        plain(f"{one.paper}: {claims_page.sentences(one)}" if paper else one.paper)
-        out.print(*terminal(claims_page.short(verdicts), out.width, ruled=False), sep="\n")
-        if paper:
-            out.print(*terminal(claims_page.effects(verdicts), out.width, ruled=False), sep="\n")
-    written = [] if paper else claims_page.write(judged, to)
-    if into is not None:
-        claims_page.into(judged, into, to)
-        written.append(into)
-    finish(written, claims=claims_page.as_json(judged))
+for compare in (*study.COMMANDS, leaderboard):
+    app.command(cls=Answering, rich_help_panel=COMPARE)(compare)
 
 
 @app.command(cls=Answering, rich_help_panel=COMPARE)
@@ -450,7 +162,7 @@ def report(
 
 
 figures = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for figure in study.COMMANDS:
+for figure in study.FIGURES:
     figures.command(cls=Answering)(figure)
 app.add_typer(
     figures,

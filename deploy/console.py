@@ -134,6 +134,29 @@ def interruptible(command: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def progress_bar(again: str, word: str) -> Iterator[tuple[Any, Any]]:
+    """Show a bar of cells, and yield the functions ``on_batch`` and ``on_cell`` that advance it.
+
+    At Ctrl-C one line names the command ``again``.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    bar = Progress(TextColumn(word), BarColumn(), MofNCompleteColumn(), console=out)
+    with interruptible(again), bar:
+        task = bar.add_task("", total=0)
+
+        def more(cells: int) -> None:
+            bar.update(task, total=(bar.tasks[0].total or 0) + cells)
+
+        def ended(cell: Any, why: str) -> None:
+            bar.advance(task)
+            where = f"{cell.row}, {cell.column}, seed {cell.seed}"
+            plain(f"{where}{f': {why}' if why else ''}")
+
+        yield more, ended
+
+
 def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:
     """Return the run config of an experiment file (None: ``default``) with overrides."""
     from deploy.run.settings import DEFAULT, resolve  # --help does not need it

@@ -17,11 +17,14 @@ import pytest
 
 from common.methods import contract, names
 from common.settings.version import ROOT
+from deploy.leaderboard import page as leaderboard_page
+from deploy.leaderboard.board import RECORD, Board
+from deploy.leaderboard.ranking import sections
 from deploy.report import chooser
 from deploy.report.listing import described
 from deploy.report.table import markdown, size
 from deploy.site import equations, measure, method_page, paper_page, reference_page
-from deploy.study import leaderboard, leaderboard_page, paper_table
+from deploy.study import paper_table
 from deploy.study.claims import RESULTS, read
 from deploy.study.claims_page import stem
 from tests.support.battery import marks
@@ -149,10 +152,10 @@ def test_a_measured_round_has_the_recorded_bytes_and_operations(name: str) -> No
 
 def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:
     board = chosen(tmp_path)
-    assert method_page.standing("fedprox", list(leaderboard.sections(board))) == ""
+    assert method_page.standing("fedprox", list(sections(board))) == ""
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
-    board = leaderboard.Board(tmp_path, board.protocol)
-    found = list(leaderboard.sections(board))
+    board = Board(tmp_path, board.protocol)
+    found = list(sections(board))
     text = method_page.standing("fedprox", found)
     (line,) = [line for line in text.splitlines() if line.startswith("| FedProx")]
     table = leaderboard_page.table(found[0], False)
@@ -160,7 +163,7 @@ def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:
     _, *cells = expected.splitlines()[-1].split(" | ")
     assert line == " | ".join(["| FedProx, one, α = 0.5", *cells]) and "71.5 %" in line
     assert method_page.standing("fedavg", found) == ""
-    assert leaderboard.RECORD.is_dir() or method_page.board() == []
+    assert RECORD.is_dir() or method_page.board() == []
 
 
 def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
@@ -186,7 +189,7 @@ def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
         title, blank, sentence = text.split("\n")[:3]
         assert title.startswith("# ") and not blank and sentence.startswith("This page ")
         assert f"](../deploy/experiments/results/{name}/{name}.md)" in linked
-        if (folder / "cells.jsonl").exists() and folder != leaderboard.RECORD:
+        if (folder / "cells.jsonl").exists() and folder != RECORD:
             rows = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
             assert [row for row in rows if row.startswith("|") and row not in text] == []
             assert f"\nfedmosaic table {name} --out FOLDER\n" in text

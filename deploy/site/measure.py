@@ -19,9 +19,10 @@ from rich.console import Console
 from common.files import write_atomically
 from common.methods import names
 from common.settings.section import Value
+from deploy.leaderboard import protocol as protocols
 from deploy.report.table import operations, size
 from deploy.run import launch
-from deploy.study import leaderboard, paper_table
+from deploy.study import paper_table
 
 FILE = Path(__file__).with_name("measured.json")
 COMMAND = "python -m deploy.site.measure"
@@ -47,15 +48,15 @@ SETTING = f"{CLIENTS} clients that share {IMAGES} images of the digits (8×8), w
 
 
 @cache
-def first_rows() -> dict[str, leaderboard.Row]:
+def first_rows() -> dict[str, protocols.Row]:
     """Return the first row of each method in the leaderboard's protocol."""
-    rows = leaderboard.read().row
+    rows = protocols.read().row
     return {str(row.set["method"]): row for row in reversed(rows)}
 
 
 def settings(method: str) -> dict[str, Value]:
     """Return the flat run config with which a method is measured."""
-    protocol, row = leaderboard.read(), first_rows()[method]
+    protocol, row = protocols.read(), first_rows()[method]
     small = SMALL | (ONE_SHOT if "one-shot" in row.kinds else {})
     if f"{method}.warm-up" in row.set:
         small[f"{method}.warm-up"] = 1

@@ -20,6 +20,9 @@ from common.files import write_atomically
 from common.settings.parse import parse
 from common.settings.plugins import table_of
 from common.settings.version import ROOT
+from deploy.leaderboard.board import RECORD, Board
+from deploy.leaderboard.page import COLUMNS, title
+from deploy.leaderboard.ranking import Section, sections
 from deploy.report import chooser as choices
 from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
@@ -28,8 +31,6 @@ from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
 from deploy.site import equations, measure
 from deploy.site.measure import first_rows
-from deploy.study import leaderboard
-from deploy.study.leaderboard_page import COLUMNS, title
 from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 
 HERE = Path(__file__).parent
@@ -349,13 +350,12 @@ def fields(kind: type[Records]) -> Iterator[tuple[str, str, str]]:
 
 
 @functools.cache
-def board() -> Sequence[leaderboard.Section]:
+def board() -> Sequence[Section]:
     """Return the sections of the recorded leaderboard; none without a record."""
-    folder = leaderboard.RECORD
-    return [*leaderboard.sections(leaderboard.Board(folder))] if folder.is_dir() else []
+    return [*sections(Board(RECORD))] if RECORD.is_dir() else []
 
 
-def standing(name: str, found: Sequence[leaderboard.Section]) -> str:
+def standing(name: str, found: Sequence[Section]) -> str:
     """Return the recorded rows of a method in the leaderboard as a table; empty without any."""
     rows = [
         (clean(f"{one.place.row.name}, {title(section, one.place.one_shot)}"), one)

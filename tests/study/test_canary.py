@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy import cli
 from deploy.run import launch
-from deploy.study import canary, paper_table, records
+from deploy.study import canary, commands, paper_table, records
 from deploy.study.canary import Canaries
 from deploy.study.paper_table import TableFile
 from tests.support.small_table import TABLE
@@ -32,7 +31,7 @@ def short(file: TableFile, rounds: int = canary.ROUNDS) -> Canaries:
 
 
 def run(path: Path, folder: Path, *, canaries: bool = False, show: bool = False) -> None:
-    cli.table(path, to=folder, workers=0, show=show, canaries=canaries)
+    commands.table(path, to=folder, workers=0, show=show, canaries=canaries)
 
 
 def lose_a_cell(folder: Path) -> None:
@@ -120,7 +119,7 @@ def test_a_table_that_is_not_kept_has_no_canaries(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cli.table(path, to=None, workers=0, show=False, canaries=False)
+    commands.table(path, to=None, workers=0, show=False, canaries=False)
     folder = tmp_path / "runs" / "ours"
     assert len(records.read(folder)) == 2 and not (folder / canary.NAME).exists()
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.settings.parse import defaults
-from deploy import cli
-from deploy.study import canary, records
+from deploy.study import canary, commands, records
 from deploy.study import paper_table as table
 from deploy.study.paper_table import options, part
 from tests.support.commandline import typed
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
-    cli.table(path, to=out, workers=0, show=False, canaries=False, **chosen)
+    commands.table(path, to=out, workers=0, show=False, canaries=False, **chosen)
 
 
 def test_a_column_may_be_about_some_rows_alone(path: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from deploy.leaderboard.board import RECORD
 from deploy.report.table import markdown
 from deploy.run.settings import chosen
 from deploy.study import canary, claims, paper_table, records
-from deploy.study.leaderboard import RECORD
 from tests.support.battery import tiers
 
 FOUND = sorted(path.parent.name for path in claims.RESULTS.glob(f"*/{records.NAME}"))

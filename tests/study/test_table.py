@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy import cli
 from deploy.run import launch
-from deploy.study import costs, records
+from deploy.study import commands, costs, records
 from deploy.study import paper_table as table
 from deploy.study.records import Recorded
 from tests.support.commandline import typed
@@ -144,7 +143,7 @@ def test_a_mistake_in_a_table_file_is_one_line_before_anything_runs(
     path, out = tmp_path / "two.toml", tmp_path / "out"
     path.write_text(text(ROWS, END).replace(change, line, 1))
     with pytest.raises(ValueError) as caught:
-        cli.table(path, to=out, workers=0, show=False, canaries=False)
+        commands.table(path, to=out, workers=0, show=False, canaries=False)
     assert "\n" not in str(caught.value) and said in str(caught.value) and not out.exists()
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from deploy.leaderboard.board import Board
+from deploy.leaderboard.protocol import Protocol
 from deploy.study import paper_table, records
-from deploy.study.leaderboard import Board, Protocol
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Recorded
 

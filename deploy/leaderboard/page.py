@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import final
 
 from common.files import write_atomically
+from deploy.leaderboard.board import Board
+from deploy.leaderboard.protocol import Protocol
+from deploy.leaderboard.ranking import GLOBAL, PERSONAL, Section, Standing
 from deploy.report.style import Card, Page, frames, render_sortable, save, series, style
 from deploy.report.style import Section as PageSection
 from deploy.report.table import (
@@ -22,7 +25,6 @@ from deploy.report.table import (
     percent,
     size,
 )
-from deploy.study.leaderboard import GLOBAL, PERSONAL, Board, Protocol, Section, Standing
 from deploy.study.sweep import name as name_of
 
 SCRIPT = "leaderboard.js"

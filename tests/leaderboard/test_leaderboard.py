@@ -11,10 +11,15 @@ import pytest
 from rich.console import Console
 
 from common.settings.version import ROOT
+from deploy.leaderboard import board as boards
+from deploy.leaderboard import page as pages
+from deploy.leaderboard import protocol as protocols
+from deploy.leaderboard import ranking, user_rows
+from deploy.leaderboard.board import RECORD, Board
+from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
 from deploy.run import launch
-from deploy.study import leaderboard, leaderboard_page, paper_table, records
-from deploy.study.leaderboard import Board, Protocol
+from deploy.study import paper_table, records
 from deploy.study.paper_table import CellRun
 from deploy.study.sweep import UNFINISHED
 from tests.support.board import SMALL, chosen, fill, record
@@ -30,10 +35,10 @@ def protocol() -> Protocol:
 
 
 def test_the_bundled_protocol_is_one_and_its_cells_are_distinct() -> None:
-    protocol = leaderboard.read()
+    protocol = protocols.read()
     board = Board(Path("nowhere"), protocol)
     cells = list(paper_table.cells(board.tuning()))
-    assert len(cells) == leaderboard.TRIES * len(board.places)
+    assert len(cells) == protocols.TRIES * len(board.places)
     shared = {"centralised, largest network"}  # the same runs on all fleets
     own = [cell for cell in cells if cell.row.partition(", ")[0] not in ("centralised",)]
     assert shared and len({cell.fingerprint for cell in own}) == len(own)
@@ -90,7 +95,7 @@ def test_a_configuration_that_stops_on_the_board_is_given_up_for_the_next_best(
     assert board.choose() == ["local"] and board.chosen == {"local": {"train.lr": 0.6}}
     again = Board(tmp_path, protocol)
     assert again.chosen == board.chosen and again.choose() == []
-    lines = leaderboard_page.incomplete(list(leaderboard.sections(again)))
+    lines = pages.incomplete(list(ranking.sections(again)))
     why = "one: local: given up, because a run did not finish: train.lr = 0.4"
     assert why in lines
 
@@ -99,12 +104,12 @@ def test_ranks_are_shared_by_rows_that_cannot_be_told_apart() -> None:
     draw = np.random.default_rng(0)
     noise = draw.normal(0, 0.01, (3, 5))
     values = {"best": 0.8 + noise, "also": 0.8 + noise[:, ::-1], "last": 0.5 + noise}
-    found = leaderboard.ranks(values)
+    found = ranking.ranks(values)
     assert [found[name].rank for name in values] == [1, 1, 3]
     assert found["last"].low < 0.5 + noise.mean() < found["last"].high
     assert [found[name].worst for name in values] == [2, 2, 3]
     # the difference of rows with the same noise is certain, although their intervals overlap
-    certain = leaderboard.ranks({"a": noise + 0.001, "b": noise})
+    certain = ranking.ranks({"a": noise + 0.001, "b": noise})
     assert (certain["a"].rank, certain["b"].rank) == (1, 2)
 
 
@@ -113,8 +118,8 @@ def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
 ) -> None:
     board = chosen(tmp_path, protocol)
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
-    [section] = leaderboard.sections(board)
-    assert leaderboard_page.incomplete([section]) == []
+    [section] = ranking.sections(board)
+    assert pages.incomplete([section]) == []
     local, prox = section.standings
     assert [one.ranks["accuracy"].rank for one in (local, prox)] == [2, 1]
     assert prox.values["accuracy"] == pytest.approx(0.715)
@@ -122,7 +127,7 @@ def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
     assert prox.values["accuracy at flops"] == pytest.approx(0.715)
     assert prox.values["worst"] == pytest.approx(0.3575)
     assert prox.values["bytes a round"] == 200 and prox.values["memory"] == 5000
-    text = markdown(leaderboard_page.table(section, False))
+    text = markdown(pages.table(section, False))
     assert text.index("FedProx") < text.index("local") and "71.5 %" in text
 
 
@@ -133,7 +138,7 @@ def test_training_that_is_not_federated_has_numbers_and_no_rank(
     rows = [local, prox.model_copy(update={"ranked": False})]
     board = chosen(tmp_path, protocol.model_copy(update={"row": rows}))
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
-    [section] = leaderboard.sections(board)
+    [section] = ranking.sections(board)
     local_standing, other = section.standings
     assert other.ranks == {} and other.values["accuracy"] == pytest.approx(0.715)
     assert local_standing.ranks["accuracy"].rank == 1
@@ -146,11 +151,11 @@ def test_a_row_with_a_missing_cell_has_no_rank_and_names_it(
     cells = list(paper_table.cells(board.board()))
     kept = [c for c in cells if (c.row, c.line.name, c.seed) != ("local", FIRST, 2)]
     fill(board, kept, {"local": 0.5, "FedProx": 0.7})
-    [section] = leaderboard.sections(board)
+    [section] = ranking.sections(board)
     assert [one.place.name for one in section.ranked] == ["FedProx"]
-    [line] = leaderboard_page.incomplete([section])
+    [line] = pages.incomplete([section])
     assert line.endswith(f"local: missing: {FIRST}, seed 2")
-    page = leaderboard_page.html(board, [section])
+    page = pages.html(board, [section])
     assert "local: missing" in page and "1 of 2 rows complete" in page
 
 
@@ -158,19 +163,19 @@ def test_rows_that_have_not_begun_are_named_and_not_shown(
     tmp_path: Path, protocol: Protocol
 ) -> None:
     board = Board(tmp_path, protocol)
-    [section] = leaderboard.sections(board)
-    assert leaderboard_page.tables([section]) == []
-    assert not leaderboard_page.picture([section], tmp_path / "ranks.png")
-    [line] = leaderboard_page.incomplete([section])
+    [section] = ranking.sections(board)
+    assert pages.tables([section]) == []
+    assert not pages.picture([section], tmp_path / "ranks.png")
+    [line] = pages.incomplete([section])
     assert line == "one: 2 of 2 rows not run yet: local, FedProx"
     cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
     fill(board, cells, {"local": 0.5})
     board.choose()
     fill(board, paper_table.cells(board.board()), {"local": 0.5})
-    [section] = leaderboard.sections(Board(tmp_path, protocol))
-    [local] = leaderboard_page.ordered(section, False)
+    [section] = ranking.sections(Board(tmp_path, protocol))
+    [local] = pages.ordered(section, False)
     assert local.ranks["accuracy"].rank == 1
-    [line] = leaderboard_page.incomplete([section])
+    [line] = pages.incomplete([section])
     assert line.endswith("1 of 2 rows not run yet: FedProx")
 
 
@@ -181,31 +186,31 @@ def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
     cells = list(paper_table.cells(board.board()))
     fill(board, cells[1:], {"local": 0.5, "FedProx": 0.7})
     (tmp_path / UNFINISHED).write_text(json.dumps({cells[0].fingerprint: "it diverged"}))
-    [section] = leaderboard.sections(board)
+    [section] = ranking.sections(board)
     local, prox = section.standings
     assert local.ranks == {} and prox.ranks["accuracy"].rank == 1
-    assert "did not finish" in leaderboard_page.incomplete([section])[0]
-    assert leaderboard_page.picture([section], tmp_path / "ranks.png")
+    assert "did not finish" in pages.incomplete([section])[0]
+    assert pages.picture([section], tmp_path / "ranks.png")
 
 
-RECORDED = leaderboard.RECORD.is_dir()
+RECORDED = RECORD.is_dir()
 
 
 @pytest.mark.skipif(not RECORDED, reason="the leaderboard has no record")
 def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Path) -> None:
-    board = Board(leaderboard.RECORD)
+    board = Board(RECORD)
     assert board.choose() == []
     known = {c.fingerprint for t in (board.tuning(), board.board()) for c in paper_table.cells(t)}
     assert board.recorded.keys() <= known and board.recorded
-    shutil.copy(leaderboard.RECORD / records.NAME, tmp_path)
-    unfinished = leaderboard.RECORD / UNFINISHED
+    shutil.copy(RECORD / records.NAME, tmp_path)
+    unfinished = RECORD / UNFINISHED
     if unfinished.exists():
         shutil.copy(unfinished, tmp_path)
     again = Board(tmp_path)
     again.choose()
     assert again.chosen == board.chosen
-    shown = leaderboard_page.text(board, list(leaderboard.sections(board)))
-    assert (leaderboard.RECORD / "leaderboard.md").read_text() == shown
+    shown = pages.text(board, list(ranking.sections(board)))
+    assert (RECORD / "leaderboard.md").read_text() == shown
     told = re.findall(r"[\d.]+ (?:%|[kM]B)", (ROOT / "docs/leaderboard-results.md").read_text())
     assert len(told) > 20 and [number for number in told if f" {number}" not in shown] == []
 
@@ -235,16 +240,16 @@ def user_run(folder: Path, protocol: Protocol, **changes: Any) -> Path:
 def test_a_users_run_that_follows_the_protocol_is_added(tmp_path: Path, protocol: Protocol) -> None:
     board = chosen(tmp_path / "record", protocol)
     run = user_run(tmp_path, protocol, name="ours")
-    place = leaderboard.add(board, [run], "", "a network")
+    place = user_rows.add(board, [run], "", "a network")
     assert (place.name, place.fleet, place.row.kinds) == ("ours", "one", [])
     assert place.row.set == {"method": "scaffold", "train.lr": 0.05}
     again = Board(board.folder, protocol)
-    [section] = leaderboard.sections(again)
+    [section] = ranking.sections(again)
     added = section.standings[-1]
     assert added.place.added and f"{FIRST}, seed 1" not in added.missing
     assert f"{FIRST}, seed 2" in added.missing
     with pytest.raises(ValueError, match="has a row 'local'; give another: --name NAME"):
-        leaderboard.add(again, [run], "local", "")
+        user_rows.add(again, [run], "local", "")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,7 @@ def test_a_run_that_does_not_follow_the_protocol_is_refused(
     board = chosen(tmp_path / "record", protocol)
     before = records.read(board.folder)
     with pytest.raises(ValueError, match=f"does not follow the protocol: .*{why}"):
-        leaderboard.add(board, [run], "", "")
+        user_rows.add(board, [run], "", "")
     assert records.read(board.folder) == before and not (board.folder / "added.json").exists()
 
 
@@ -272,7 +277,7 @@ def test_the_page_sorts_and_filters(tmp_path: Path, protocol: Protocol) -> None:
     board = chosen(tmp_path, protocol)
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
     page = tmp_path / "page.html"
-    leaderboard_page.write_html(board, list(leaderboard.sections(board)), page)
+    pages.write_html(board, list(ranking.sections(board)), page)
     kept = "[...document.querySelectorAll('tbody tr')].filter(row => !row.hidden)"
     rows = f"{kept}.map(row => row.cells[0].textContent)"
     with Browser(page.as_uri(), tmp_path / "profile") as shown:
@@ -293,20 +298,20 @@ def test_a_board_is_played_in_two_steps_and_not_repeated(
     tmp_path: Path, protocol: Protocol
 ) -> None:
     board, played = Board(tmp_path, protocol), list[CellRun]()
-    leaderboard.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
-    assert len(played) == 2 * leaderboard.runs_of_a_row(protocol)
-    [section] = leaderboard.sections(board)
+    boards.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
+    assert len(played) == 2 * boards.runs_of_a_row(protocol)
+    [section] = ranking.sections(board)
     assert all(one.ranks for one in section.standings)
-    written = leaderboard.write(board, tmp_path)
+    written = boards.write(board, tmp_path)
     for path in written:
         cells = list(paper_table.cells(paper_table.read(path)))
         assert paper_table.missing(cells, tmp_path) == []
     played.clear()
     again = Board(tmp_path, protocol)
-    leaderboard.play(again, ["local"], 1, on_cell=lambda cell, _: played.append(cell))
+    boards.play(again, ["local"], 1, on_cell=lambda cell, _: played.append(cell))
     assert played == []
     with pytest.raises(ValueError, match="--row nobody is no row of the leaderboard"):
-        leaderboard.play(again, ["nobody"], 1)
+        boards.play(again, ["nobody"], 1)
 
 
 def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> None:

@@ -1,0 +1,312 @@
+"""The board: the protocol with what is recorded, and the runs of what is missing.
+
+It has two tables (``deploy/study/paper_table.py``) in one folder. In the *tuning* table a row is
+one configuration of a method, scored on validation samples. The best configuration of each method
+is written to ``chosen.json``. In the *board* a row is a method with this configuration, and a
+column is one partition. Both tables share the record of all tables, ``cells.jsonl``, so records of
+several machines can be joined.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, final
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from common.errors import invalid
+from common.files import write_atomically
+from deploy.leaderboard.protocol import COSTS, TRIES, Place, Protocol, Row, read
+from deploy.run import user_modules
+from deploy.run.settings import EXPERIMENTS
+from deploy.study import paper_table as tables
+from deploy.study import records
+from deploy.study.paper_table import CellRun, Line, TableFile
+from deploy.study.records import Flat, Recorded
+from deploy.study.sweep import COLUMN, UNFINISHED, Pool, Unfinished
+from deploy.study.sweep import name as name_of
+
+RECORD = EXPERIMENTS / "results" / "leaderboard"
+CHOSEN, ADDED = "chosen.json", "added.json"
+
+
+@final
+class Board:
+    """The protocol with what a folder has recorded."""
+
+    def __init__(self, folder: Path, protocol: Protocol | None = None) -> None:
+        """Raise ``ValueError``, one line, for a damaged file in ``folder``."""
+        self.folder, self.protocol = folder, protocol or read()
+        self.hopeless = set[str]()
+        """Rows none of whose configurations finishes."""
+        self.given_up = dict[str, list[Flat]]()
+        """Configurations of rows that were better in the tuning and did not finish on the board."""
+        self.chosen: dict[str, Flat] = self._load(CHOSEN).get("chosen", {})
+        user_rows = self._load(ADDED).get("rows", [])
+        try:
+            added = [Row.model_validate(row) for row in user_rows]
+        except ValidationError as error:
+            raise ValueError(f"{folder / ADDED} is damaged: {invalid(error)}") from error
+        for row in added:
+            user_modules.look_in(folder / user_modules.COPIES, row.set)
+        self.places = [
+            *(Place(row, fleet) for row in self.protocol.row for fleet in row.fleets),
+            *(Place(row, fleet, added=True) for row in added for fleet in row.fleets),
+        ]
+
+    def _load(self, name: str) -> dict[str, Any]:
+        """Return the content of a file of the folder, if it is of this version."""
+        path = self.folder / name
+        if not path.exists():
+            return {}
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            version = content["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        if version != self.protocol.version:
+            raise ValueError(
+                f"{path} is of version {version} of the protocol, and this is version "
+                f"{self.protocol.version}; take another folder"
+            )
+        return content
+
+    def check_rows(self, rows: Iterable[str]) -> None:
+        """Raise ``ValueError``, one line, for a name that no row has."""
+        names = [place.name for place in self.places]
+        for row in rows:
+            if row not in names:
+                raise ValueError(
+                    f"--row {row} is no row of the leaderboard; its rows are: {'; '.join(names)}"
+                )
+
+    def save(self) -> None:
+        """Write the chosen configurations and the rows of users."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        version = {"version": self.protocol.version}
+        files = {CHOSEN: {**version, "chosen": self.chosen}}
+        if added := [place.row.model_dump() for place in self.places if place.added]:
+            files[ADDED] = {**version, "rows": added}
+        for name, content in files.items():
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(self.folder / name, text.encode())
+
+    def tuning(self) -> TableFile:
+        """Return the table whose rows are the configurations of all rows."""
+        rows = [
+            Line(name=f"{place.name}: {name_of(one)}", set={**self._settings(place), **one})
+            for place in self.places
+            if not place.added
+            for one in self.protocol.configurations(place.row)
+        ]
+        tuning = self.protocol.tuning
+        return TableFile(
+            title=f"Configurations, {self.protocol.title}",
+            seeds=[tuning.seed],
+            base={**self.protocol.base},
+            row=rows,
+            column=[Line(name=COLUMN, set={**tuning.set})],
+        )
+
+    def board(self) -> TableFile:
+        """Return the table of the rows that have a configuration."""
+        return self._table(
+            [
+                (place, self.chosen.get(place.name, {}))
+                for place in self.places
+                if place.added or place.name in self.chosen
+            ]
+        )
+
+    def _table(self, some: Iterable[tuple[Place, Flat]]) -> TableFile:
+        """Return the table of rows with a configuration each."""
+        rows = [Line(name=it.name, set={**self._settings(it), **one}) for it, one in some]
+        columns = [
+            Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
+        ]
+        first = next(iter(self.protocol.columns.values()))
+        counted: dict[str, object] = {**first, "flops": True, "memory": True}
+        costs = Line(name=COSTS, set=counted, seeds=self.protocol.seeds[:1])
+        return TableFile(
+            title=f"{self.protocol.title}, version {self.protocol.version}",
+            seeds=self.protocol.seeds,
+            base={**self.protocol.base},
+            row=rows or [Line(name="none")],
+            column=[*columns, costs],
+        )
+
+    def _settings(self, place: Place) -> Flat:
+        return self.protocol.settings(place.row, place.fleet)
+
+    def choose(self) -> list[str]:
+        """Choose a configuration for each row whose tuning runs have all ended; return the rows.
+
+        It is the one with the highest primary score of those that finish: a configuration is given
+        up for the next best one if a run of the tuning or of the board does not finish.
+        """
+        table = self.tuning()
+        cells = {cell.row: cell for cell in tables.cells(table)}
+        known = tables.recorded(cells.values(), self.folder)
+        unfinished, new = Unfinished(self.folder / UNFINISHED), list[str]()
+        before = dict(self.chosen)
+        self.hopeless, self.given_up = set[str](), dict[str, list[Flat]]()
+        for place in self.places:
+            if place.added:
+                continue
+            scores, ended = list[tuple[float, int]](), True
+            tried = self.protocol.configurations(place.row)
+            for i, one in enumerate(tried):
+                cell = cells[f"{place.name}: {name_of(one)}"]
+                record = known.get(cell.fingerprint)
+                ended &= record is not None or cell.fingerprint in unfinished
+                if record is not None and (value := cell.value(record)) is not None:
+                    scores.append((value, -i))
+            if not ended:
+                continue
+            best = [tried[-i] for _, i in sorted(scores, reverse=True)]
+            left = [*itertools.dropwhile(partial(self._stops, unfinished, place), best)]
+            self.given_up[place.name] = best[: len(best) - len(left)]
+            if not left:
+                self.hopeless.add(place.name)
+                self.chosen.pop(place.name, None)
+            elif self.chosen.get(place.name) != left[0]:
+                self.chosen[place.name] = left[0]
+                new.append(place.name)
+        if self.chosen != before:
+            self.save()
+        return new
+
+    def _stops(self, unfinished: Unfinished, place: Place, one: Flat) -> bool:
+        """Return whether a run of the board with this configuration did not finish."""
+        cells = tables.cells(self._table([(place, one)])) if unfinished else ()
+        return any(cell.fingerprint in unfinished for cell in cells)
+
+    @cached_property
+    def recorded(self) -> dict[str, Recorded]:
+        """The recorded cells by fingerprint."""
+        return records.read(self.folder)
+
+    def join(self, other: Path) -> None:
+        """Add the cells, choices and ends of runs that another folder has and this one lacks."""
+        known = records.read(self.folder)
+        for fingerprint, record in records.read(other).items():
+            if fingerprint not in known:
+                records.append(self.folder, record)
+        theirs = Board(other, self.protocol)
+        self.chosen = {**theirs.chosen, **self.chosen}
+        self.save()
+        Unfinished(self.folder / UNFINISHED).join(Unfinished(other / UNFINISHED))
+
+
+def open_record(folder: Path, protocol: Protocol | None = None) -> Board:
+    """Return the board in ``folder``, with what the bundled record has and the folder lacks."""
+    board = Board(folder, protocol)
+    if RECORD.is_dir() and folder != RECORD:
+        board.join(RECORD)
+    board.choose()
+    return board
+
+
+def write(board: Board, folder: Path) -> list[Path]:
+    """Write both tables as files for ``fedmosaic table``; the board once it has a row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"tuning.toml": board.tuning()}
+    if board.chosen or any(place.added for place in board.places):
+        files["board.toml"] = board.board()
+    for name, file in files.items():
+        write_atomically(folder / name, tables.as_toml(file).encode())
+    return [folder / name for name in files]
+
+
+def play(
+    board: Board,
+    rows: Sequence[str],
+    jobs: int,
+    on_batch: Callable[[int], None] = lambda _: None,
+    on_cell: Callable[[CellRun, str], None] = lambda *_: None,
+) -> None:
+    """Run what is missing in the board's folder, the fleet with the fewest rows first.
+
+    The tuning of a fleet's rows comes before their cells. ``rows``: names of rows; none means all.
+    ``on_batch`` gets the number of cells that follow, ``on_cell`` each cell at its end with the
+    reason why it did not finish, if so.
+
+    Raises ``ValueError``, one line, for an unknown row or settings that cannot run.
+    """
+    names = [place.name for place in board.places]
+    board.check_rows(rows)
+    unfinished = Unfinished(board.folder / UNFINISHED)
+    wanted = [place for place in board.places if place.name in (rows or names)]
+    fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
+    for some, step in itertools.product(sorted(fleets, key=len), (tuned, scored)):
+        while left := _left(step(board, some), board.folder, unfinished):
+            tables.check(left)
+            on_batch(len(left))
+            with closing(Pool(left, board.folder, jobs, unfinished)) as pool:
+                for cell in pool.play(left):
+                    on_cell(cell, unfinished.get(cell.fingerprint, ""))
+            board.choose()
+
+
+def _left(todo: Sequence[CellRun], folder: Path, unfinished: Unfinished) -> list[CellRun]:
+    """Return the cells that are still to run: of all rows, those of one seed.
+
+    After each seed a row whose run did not finish gets its next configuration.
+    """
+    left = [c for c in tables.missing(todo, folder) if c.fingerprint not in unfinished]
+    return [cell for cell in left if cell.seed == left[0].seed]
+
+
+SHORT = 10
+"""Part of a run's rounds, or of the only round's epochs, that an estimate runs: one tenth."""
+
+
+def estimate(board: Board, folder: Path) -> Iterator[tuple[Place, float | str]]:
+    """Yield each row with the CPU seconds of a whole run on one core, or why it cannot run.
+
+    A tenth of the first tuning run is timed, in a subfolder of ``folder`` for each row. Of a
+    one-shot method it is a tenth of the clients' epochs, and all that follows them.
+    """
+    from deploy.run import launch
+
+    firsts = dict[str, CellRun]()
+    for cell in tables.cells(board.tuning()):
+        firsts.setdefault(cell.row.rpartition(": ")[0], cell)
+    for i, place in enumerate(one for one in board.places if not one.added):
+        flat = dict(firsts[place.name].flat)
+        key = "train.epochs" if place.one_shot else "rounds"
+        flat[key] = int(flat[key]) // SHORT
+        where = folder / str(i)
+        started = time.process_time()
+        try:
+            launch.cell(flat, where, workers=0, console=Console(quiet=True))
+        except (ValueError, RuntimeError) as error:
+            yield place, str(error).partition("\n")[0]
+        else:
+            summary = records.completed(where)
+            assert summary is not None
+            spent = time.process_time() - started
+            clients = summary["seconds_by_phase"]["clients"] / summary["seconds"]
+            repeated = spent * clients if place.one_shot else spent
+            yield place, spent - repeated + SHORT * repeated
+
+
+def runs_of_a_row(protocol: Protocol) -> int:
+    """Return the number of runs of a row: its tuning, its cells and the run that counts costs."""
+    return TRIES + len(protocol.columns) * len(protocol.seeds) + 1
+
+
+def tuned(board: Board, rows: Sequence[str]) -> list[CellRun]:
+    """Return the tuning cells of rows that have no chosen configuration yet."""
+    open_ = {p.name for p in board.places if p.name in rows and p.name not in board.chosen}
+    return [c for c in tables.cells(board.tuning()) if c.row.rpartition(": ")[0] in open_]
+
+
+def scored(board: Board, rows: Sequence[str]) -> list[CellRun]:
+    """Return the board's cells of rows that have a configuration."""
+    return [cell for cell in tables.cells(board.board()) if cell.row in rows]

@@ -1,0 +1,123 @@
+"""Rows that a user adds to the leaderboard: the check that their runs follow the protocol."""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.settings.parse import defaults, reads
+from common.settings.section import Value, kebab
+from deploy.leaderboard.board import Board, scored
+from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
+from deploy.run import user_modules
+from deploy.run.settings import load_run
+from deploy.study import records
+from deploy.study.records import Flat, Recorded
+from server_app.storage.checkpoint import FREE
+
+
+def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
+    """Add the runs of a user's method as a row, after checking that they follow the protocol.
+
+    ``name``: the row's; empty: the runs' name, else their method. ``sends``: what leaves a client.
+    A run that is missing leaves the row incomplete, so more runs can be added later.
+
+    Raises ``ValueError``, one line, for a run that is incomplete or differs from the protocol, and
+    for runs of different configurations.
+    """
+    found = list[tuple[Path, Flat, str, list[str], str, int]]()
+    for folder in folders:
+        if records.completed(folder) is None:
+            raise ValueError(f"{folder} holds no finished run")
+        flat = load_run(folder)
+        found.append((folder, flat, *_match(board.protocol, folder, flat)))
+    if not found:
+        raise ValueError("--add needs the folder of at least one run")
+    first_folder, first, fleet, kinds, _, _ = found[0]
+    own = _own(board.protocol, first)
+    for folder, flat, other_fleet, other_kinds, _, _ in found:
+        if (other_fleet, other_kinds, _own(board.protocol, flat)) != (fleet, kinds, own):
+            raise ValueError(f"{folder} has another configuration than {first_folder}")
+    name = name or str(first.get("name") or first["method"])
+    row = Row(name=name, fleets=[fleet], kinds=kinds, sends=sends, set=own)
+    for place in board.places:
+        if place.name == name and (not place.added or place.row != row):
+            raise ValueError(f"the leaderboard has a row {name!r}; give another: --name NAME")
+    place = Place(row, fleet, added=True)
+    board.places = [one for one in board.places if one.name != name] + [place]
+    copies = board.folder / user_modules.COPIES
+    user_modules.copy(first, copies)
+    user_modules.look_in(copies, row.set)
+    cells = {(c.line.name, c.seed): c for c in scored(board, [name])}
+    for folder, _, _, _, column_name, seed in found:
+        record = Recorded.of(cells[column_name, seed].flat, folder)
+        assert record is not None
+        records.append(board.folder, record)
+    board.save()
+    return place
+
+
+def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str], str, int]:
+    """Return the fleet, kinds, column and seed whose settings a run has.
+
+    Raises ``ValueError`` with the settings that differ from the nearest column.
+    """
+    seed, nearest = int(flat["seed"]), dict[str, tuple[Value, Value]]()
+    costs = {"flops": True, "memory": True}
+    columns = dict(protocol.columns)
+    columns[COSTS] = {**next(iter(columns.values())), **costs}
+    kinds = [list(some) for n in range(4) for some in itertools.combinations(protocol.kind, n)]
+    for fleet, some, (name, settings) in itertools.product(protocol.fleet, kinds, columns.items()):
+        wanted = {**defaults(), **protocol.base, **protocol.fleet[fleet].set}
+        for kind in some:
+            wanted |= protocol.kind[kind].set
+        wanted |= settings
+        differs = {
+            key: (flat[key], value)
+            for key, value in wanted.items()
+            if _fixed(key) and flat.get(key) != value
+        }
+        seeds = protocol.seeds[:1] if name == COSTS else protocol.seeds
+        if seed not in seeds:
+            differs["seed"] = (seed, f"one of {', '.join(map(str, seeds))}")
+        if not differs:
+            return fleet, some, name, seed
+        if not nearest or len(differs) < len(nearest):
+            nearest = differs
+    wrong = ", ".join(
+        f"{key} = {own} instead of {'nothing' if value == '' else value}"
+        for key, (own, value) in nearest.items()
+    )
+    raise ValueError(f"{folder} does not follow the protocol: {wrong}")
+
+
+def _fixed(key: str) -> bool:
+    """Return whether the protocol fixes a setting for all methods."""
+    table, _, name = key.rpartition(".")
+    if table in ("data", "score", "finetune"):
+        return name not in {kebab(free) for free in FREE.get(table, ())} | {
+            "dir",
+            "digest",
+            "download",
+        }
+    if table == "train":
+        return name in ("epochs", "steps", "batch-size")
+    free = {kebab(free) for free in FREE["run"]} - {"rounds"}
+    return not table and name not in free | OWN | {"seed", "device", "threads"}
+
+
+def _own(protocol: Protocol, flat: Flat) -> Flat:
+    """Return the settings of a run that its method chooses and that differ from the board's."""
+    usual = {**defaults(str(flat["method"])), **protocol.base}
+    return {
+        key: value
+        for key, value in sorted(flat.items())
+        if value != usual.get(key) and _chosen(key) and reads(str(flat["method"]), key)
+    }
+
+
+def _chosen(key: str) -> bool:
+    """Return whether a setting belongs to a method's configuration."""
+    table = key.rpartition(".")[0]
+    if not table or table in ("data", "score"):
+        return key in OWN
+    return not _fixed(key)
