@@ -138,8 +138,11 @@ def _classes(names: Path, runs: Sequence[_Run]) -> dict[str, int]:
     if not names.is_file():
         return {label: i for i, label in enumerate(used)}
     check_regular(names)
-    known = names.read_text(encoding="utf-8").split("\n")
-    classes = {name: i for i, name in enumerate(line.strip() for line in known if line.strip())}
+    lines = names.read_text(encoding="utf-8").split("\n")
+    known = [line.strip() for line in lines if line.strip()]
+    classes = {name: i for i, name in enumerate(known)}
+    if len(classes) < len(known):
+        raise ValueError(f"{names}: class {max(known, key=known.count)!r} is in it more than once")
     if unknown := [label for label in used if label not in classes]:
         raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
     return classes

@@ -148,6 +148,9 @@ def test_classes_that_a_client_lacks_are_in_classes_txt(options: Options, tmp_pa
     (tmp_path / "classes.txt").write_text("sit\nwalk\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"classes.txt: class 'run' of the data is not in it"):
         load_csv(options(**settings))
+    (tmp_path / "classes.txt").write_text("sit\nwalk\nrun\nwalk\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"classes.txt: class 'walk' is in it more than once"):
+        load_csv(options(**settings))
 
 
 def test_files_of_other_columns_are_refused(options: Options, tmp_path: Path) -> None:

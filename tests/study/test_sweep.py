@@ -2,6 +2,8 @@
 
 import json
 import random
+import signal
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import fedmosaic
+import psutil
 import pytest
 
 from deploy.study import paper_table, records, sweep
 from deploy.study.paper_table import CellRun
-from tests.support.commandline import typed
+from tests.support.commandline import command_line, typed
+from tests.support.waiting import PATIENCE, until
 
 BASE: dict[str, object] = {
     "method": "fedavg",
@@ -123,13 +127,42 @@ def test_a_complete_sweep_runs_nothing_again(swept: tuple[Path, Any], tmp_path: 
     assert (folder / "rates-space.png").exists()
 
 
-def sweep_toml() -> str:
-    """``content()`` as a file."""
+@pytest.mark.full
+def test_ctrl_c_ends_a_sweep_with_its_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
+    path, out = tmp_path / "rates.toml", tmp_path / "out"
+    path.write_text(sweep_toml(rounds=100000))
+    process = subprocess.Popen(
+        command_line("sweep", path, "--out", out, "--jobs", "2"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+    def checkpoints() -> list[Path]:
+        return list((out / records.RUNS).glob("*/checkpoint.safetensors"))
+
+    try:
+        until("two runs", lambda: len(checkpoints()) == 2 or process.poll() is not None)
+        runs = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said == f"interrupted; go on with: fedmosaic sweep {path} --out {out} --jobs 2\n"
+    assert psutil.wait_procs(runs, timeout=PATIENCE)[1] == [], "no process goes on"
+    assert len(checkpoints()) == 2
+
+
+def sweep_toml(**changes: object) -> str:
+    """``content()`` as a file, with other settings in its base."""
+    base = file(base={**BASE, **changes}).fixed()
     return f"""
 title = "Rates"
 seeds = [1, 2]
 [base]
-{chr(10).join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in file().fixed().items())}
+{chr(10).join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in base.items())}
 [space.train]
 lr = [0.000001, 0.1]
 """
