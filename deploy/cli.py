@@ -29,8 +29,9 @@ from deploy.console import (
     answer,
     interruptible,
     out,
-    place,
+    out_option,
     plain,
+    print_table,
     red,
 )
 from deploy.leaderboard.command import leaderboard
@@ -104,7 +105,7 @@ def run(
     workers: Workers = None,
     warm: WarmStart = None,
     ray_address: RayAddress = "",
-    to: Annotated[Path | None, place("Folder of the results.")] = None,
+    to: Annotated[Path | None, out_option("Folder of the results.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
     from_round: Annotated[
         int, typer.Option("--from-round", min=-1, help="With --resume: go back to a kept round.")
@@ -148,7 +149,7 @@ for compare in (*study.COMMANDS, leaderboard):
 @app.command(cls=Answering, rich_help_panel=COMPARE)
 def report(
     folders: Folders,
-    to: Annotated[Path | None, place("The page; default: report.html in the folder.")] = None,
+    to: Annotated[Path | None, out_option("The page; default: report.html in the folder.")] = None,
 ) -> None:
     """Write one page about a run, or a comparison of several runs."""
     from deploy.report.read import check_journals
@@ -284,12 +285,10 @@ def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     """Show how far a run is, and which of its clients take part, answer and fail."""
     from deploy.report import status as showing
     from deploy.report.read import read
-    from deploy.report.table import terminal
 
     known = showing.of(read(folder))
     plain(showing.line(known))
-    for table in terminal(showing.table(known), out.width):
-        out.print(table)
+    print_table(showing.table(known))
     answer(asdict(known))
 
 

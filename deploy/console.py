@@ -18,6 +18,7 @@ from typer.utils import get_params_from_function
 
 if TYPE_CHECKING:
     from common.settings.section import Value
+    from deploy.report.table import Table
 
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status
@@ -58,7 +59,7 @@ WarmStart = Annotated[
 ]
 
 
-def place(text: str) -> Any:
+def out_option(text: str) -> Any:
     """Return the option ``--out`` with this help text."""
     return typer.Option("--out", help=text)
 
@@ -97,6 +98,13 @@ class Answering(TyperCommand):
             if isinstance(param, TyperArgument) and param.name and not param.help:
                 param.help = declared[param.name].default.help
         super().__init__(*names, params=[*params, json_option], **options)
+
+
+def print_table(table: Table, *, ruled: bool = True) -> None:
+    """Print a table in parts that fit the terminal."""
+    from deploy.report.table import terminal
+
+    out.print(*terminal(table, out.width, ruled=ruled), sep="\n")
 
 
 def answer(result: object) -> None:

@@ -60,7 +60,10 @@ class Board:
         ]
 
     def _load(self, name: str) -> dict[str, Any]:
-        """Return the content of a file of the folder, if it is of this version."""
+        """Return the content of a file in the folder; {} if there is none.
+
+        Raises ``ValueError`` for a damaged file, and for one of another version.
+        """
         path = self.folder / name
         if not path.exists():
             return {}
@@ -129,8 +132,7 @@ class Board:
         columns = [
             Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
         ]
-        first = next(iter(self.protocol.columns.values()))
-        counted: dict[str, object] = {**first, "flops": True, "memory": True}
+        counted = dict[str, object](self.protocol.cost_settings)
         costs = Line(name=COSTS, set=counted, seeds=self.protocol.seeds[:1])
         return TableFile(
             title=f"{self.protocol.title}, version {self.protocol.version}",
@@ -262,8 +264,8 @@ def _left(todo: Sequence[CellRun], folder: Path, unfinished: Unfinished) -> list
     return [cell for cell in left if cell.seed == left[0].seed]
 
 
-SHORT = 10
-"""Part of a run's rounds, or of the only round's epochs, that an estimate runs: one tenth."""
+DIVISOR = 10
+"""An estimate runs this part, a tenth, of a run's rounds or of a one-shot run's epochs."""
 
 
 def estimate(board: Board, folder: Path) -> Iterator[tuple[Place, float | str]]:
@@ -280,7 +282,7 @@ def estimate(board: Board, folder: Path) -> Iterator[tuple[Place, float | str]]:
     for i, place in enumerate(one for one in board.places if not one.added):
         flat = dict(firsts[place.name].flat)
         key = "train.epochs" if place.one_shot else "rounds"
-        flat[key] = int(flat[key]) // SHORT
+        flat[key] = int(flat[key]) // DIVISOR
         where = folder / str(i)
         started = time.process_time()
         try:
@@ -293,7 +295,7 @@ def estimate(board: Board, folder: Path) -> Iterator[tuple[Place, float | str]]:
             spent = time.process_time() - started
             clients = summary["seconds_by_phase"]["clients"] / summary["seconds"]
             repeated = spent * clients if place.one_shot else spent
-            yield place, spent - repeated + SHORT * repeated
+            yield place, spent - repeated + DIVISOR * repeated
 
 
 def runs_of_a_row(protocol: Protocol) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.console import answer, finish, out, place, plain, progress_bar
+from deploy.console import answer, finish, out_option, plain, print_table, progress_bar
 
 if TYPE_CHECKING:
     from deploy.leaderboard.board import Board
@@ -22,7 +22,7 @@ def leaderboard(
         list[Path] | None, typer.Argument(help="With --add: folders of a method's runs.")
     ] = None,
     to: Annotated[
-        Path, place("Folder of the record; at first the bundled record is copied there.")
+        Path, out_option("Folder of the record; at first the bundled record is copied there.")
     ] = Path("runs/leaderboard"),
     play: Annotated[bool, typer.Option("--run", help="Run the missing cells.")] = False,
     estimate: Annotated[
@@ -91,8 +91,9 @@ def _estimate(board: Board) -> dict[str, Any]:
             seconds[row.name] = spent
             plain(f"{row.name}: {spent if isinstance(spent, str) else f'{spent:.0f} s a run'}")
     each = boards.runs_of_a_row(board.protocol)
-    hours = each * sum(s for s in seconds.values() if not isinstance(s, str)) / 3600
-    plain(f"{len(seconds)} rows of {each} runs: about {hours:.1f} core-hours")
+    timed = [s for s in seconds.values() if not isinstance(s, str)]
+    hours = each * sum(timed) / 3600
+    plain(f"{len(timed)} rows of {each} runs: about {hours:.1f} core-hours")
     return {"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours}
 
 
@@ -107,9 +108,8 @@ def _play_board(board: Board, rows: list[str], jobs: int, words: str) -> None:
 
 def _show_board(found: Sequence[Section]) -> None:
     from deploy.leaderboard import page as pages
-    from deploy.report.table import terminal
 
     for section, one_shot in pages.tables(found):
-        out.print(*terminal(pages.table(section, one_shot), out.width), sep="\n")
+        print_table(pages.table(section, one_shot))
     for line in pages.incomplete(found):
         plain(line)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -122,8 +122,7 @@ def table(section: Section, one_shot: bool) -> Table:
 
 def untitled(section: Section, one_shot: bool) -> Table:
     """Return the table of a section for a page that has its heading."""
-    shown = table(section, one_shot)
-    return Table(shown.header, shown.rows, shown.align)
+    return replace(table(section, one_shot), title="")
 
 
 def _name(one: Standing) -> str:
@@ -143,7 +142,8 @@ def protocol_lines(protocol: Protocol) -> list[str]:
         f"{base['train.epochs']} local epochs, {base['data.samples']} training images.",
         "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
         f"Each method tries {len(protocol.rates)} configurations on validation samples "
-        f"(α = {tuning['data.alpha']}, a partition of its own), the learning rate first.",
+        f"(α = {tuning['data.alpha']}, a partition of its own): learning rates, with values of its "
+        "own settings if it has any.",
         f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "
         f"{len(protocol.partitions)} partitions. A rank is 1 and the number of better methods: "
         "those whose difference has a 95 % bootstrap interval above 0, over seeds and partitions.",

@@ -106,11 +106,17 @@ class Protocol(_Part):
         pairs = itertools.product(self.alphas, self.partitions)
         return {column(a, p): {"data.alpha": a, "data.seed": p} for a, p in pairs}
 
+    @property
+    def cost_settings(self) -> Flat:
+        """Return the settings of the run that counts costs: a column's, with both counters."""
+        return {**next(iter(self.columns.values())), "flops": True, "memory": True}
+
     def configurations(self, row: Row) -> list[Flat]:
         """Return the configurations that are tried for a row.
 
         They are eight learning rates; four rates with both values of one further setting; or half
-        of the combinations of four rates and two further settings, each pair of values once.
+        of the combinations of four rates and two further settings, so that each pair of a rate and
+        another value is tried once.
         """
         if not row.space:
             return [{RATE: rate} for rate in self.rates]

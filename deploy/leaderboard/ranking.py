@@ -154,7 +154,7 @@ def _standing(
     board: Board, place: Place, alpha: float, cells: Sequence[CellRun], unfinished: Unfinished
 ) -> Standing:
     protocol = board.protocol
-    by_key = {(cell.line.name, cell.seed): cell for cell in cells}
+    by_key = {(cell.column, cell.seed): cell for cell in cells}
     wanted = [(column(alpha, p), seed) for p in protocol.partitions for seed in protocol.seeds]
     known, missing, failed = dict[tuple[str, int], Recorded](), list[str](), list[str]()
     if not cells:

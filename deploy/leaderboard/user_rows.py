@@ -47,7 +47,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     copies = board.folder / user_modules.COPIES
     user_modules.copy(first, copies)
     user_modules.look_in(copies, row.set)
-    cells = {(c.line.name, c.seed): c for c in scored(board, [name])}
+    cells = {(c.column, c.seed): c for c in scored(board, [name])}
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
@@ -62,10 +62,9 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
     Raises ``ValueError`` with the settings that differ from the nearest column.
     """
     seed, nearest = int(flat["seed"]), dict[str, tuple[Value, Value]]()
-    costs = {"flops": True, "memory": True}
-    columns = dict(protocol.columns)
-    columns[COSTS] = {**next(iter(columns.values())), **costs}
-    kinds = [list(some) for n in range(4) for some in itertools.combinations(protocol.kind, n)]
+    columns = {**protocol.columns, COSTS: protocol.cost_settings}
+    sizes = range(len(protocol.kind) + 1)
+    kinds = [list(some) for n in sizes for some in itertools.combinations(protocol.kind, n)]
     for fleet, some, (name, settings) in itertools.product(protocol.fleet, kinds, columns.items()):
         wanted = {**defaults(), **protocol.base, **protocol.fleet[fleet].set}
         for kind in some:
@@ -100,7 +99,7 @@ def _fixed(key: str) -> bool:
             "download",
         }
     if table == "train":
-        return name in ("epochs", "steps", "batch-size")
+        return name in ("epochs", "steps", "batch-size", "optimizer", "momentum")
     free = {kebab(free) for free in FREE["run"]} - {"rounds"}
     return not table and name not in free | OWN | {"seed", "device", "threads"}
 

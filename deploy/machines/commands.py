@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -266,7 +267,7 @@ def submit(
             out.print(f"[bold]run {run}[/]: {name}", highlight=False)
             status = control.follow(run, sending.without_tracebacks(plain), patience=wait)
         except KeyboardInterrupt:
-            line = f"fedmosaic stop {run} --superlink {at} {_trust(ca)}"
+            line = shlex.join(["fedmosaic", "stop", str(run), "--superlink", at, *_tls(ca)])
             red("detached", f": the run continues; stop it with: {line}")
             raise typer.Exit(INTERRUPTED) from None
     if status.failure:
@@ -274,7 +275,7 @@ def submit(
         for setting in settings or []:
             if setting.partition("=")[0].strip() not in ("out", "from-round"):
                 again += ["-s", setting]
-        again += ["--superlink", at, *(["--insecure"] if ca is None else ["--ca", str(ca)])]
+        again += ["--superlink", at, *_tls(ca)]
         raise RuntimeError(sending.stopped(status.failure, run, flat, again))
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
@@ -467,7 +468,7 @@ def local(
         federation = stack.enter_context(start)
         plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
-            trust = _trust(files and files.ca)
+            trust = shlex.join(_tls(files and files.ca))
             plain("submit runs from another terminal (Ctrl-C here stops the federation):")
             plain(f"  fedmosaic submit --superlink {federation.control.address} {trust}")
             try:  # until Ctrl-C, SIGTERM or the death of the SuperLink
@@ -545,9 +546,9 @@ def _folder(path: Path, option: str) -> Path:
     return place
 
 
-def _trust(ca: Path | None) -> str:
-    """Return the option for TLS: ``--ca`` or ``--insecure``."""
-    return "--insecure" if ca is None else f"--ca {ca}"
+def _tls(ca: Path | None) -> list[str]:
+    """Return the options for TLS: ``--ca FILE`` or ``--insecure``."""
+    return ["--insecure"] if ca is None else ["--ca", str(ca)]
 
 
 def _trusted(ca: Path | None, insecure: bool) -> Path | None:

@@ -37,7 +37,8 @@ Models = Mapping[str, tuple[list[float], list[int]]]
 
 # Inches for half, full and a third of the page's width, so that all texts have the same size.
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
-PHASES = ("select", "clients", "step", "statistics", "score", "checkpoint")  # in a round's order
+PHASES = ("select", "clients", "step", "statistics", "score", "client scores", "checkpoint")
+"""Phases in a round's order."""
 BARS = 80  # most rounds that are drawn as bars; more are drawn as areas
 LEAST = 5  # smallest width of the axis in bars; fewer bars are centred
 LABELLED = 60  # most clients that are all labelled under their bars
@@ -299,12 +300,11 @@ def confusion(counts: Confusion, classes: Sequence[str]) -> Figure:
     for row, column, share in zip(rows, columns, shares, strict=True):
         if shown and share >= 0.005:
             colour = PAPER if share > 0.5 else INK
-            number = f"{100 * share:.0f}"
-            axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=9.0)
-    ticks, names = range(n), [clean(name, 16) for name in classes]
-    if n > LABELLED:
-        ticks, names = range(0, n, math.ceil(n / 10)), [str(c) for c in ticks]
-        names = names[:: math.ceil(n / 10)]
+            rounded = f"{100 * share:.0f}"
+            axes.text(column, row, rounded, ha="center", va="center", color=colour, fontsize=9.0)
+    few = n <= LABELLED
+    ticks = range(n) if few else range(0, n, math.ceil(n / 10))
+    names = [clean(classes[c], 16) if few else str(c) for c in ticks]
     axes.set_yticks(ticks, names)
     axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 3 else 0)
     axes.set_ylabel("class")
@@ -325,10 +325,10 @@ def _squares(
     """
     side = min(max(width * n, 1.6), 5.0)
     figure, axes = frame((side + 0.9, side + 0.7))
-    size = (0.92 * 72 * side / n) ** 2
+    area = (0.92 * 72 * side / n) ** 2
     rows, columns = places
     drawn = axes.scatter(
-        columns, rows, s=size, marker="s", color=series(0), alpha=alpha, linewidths=0
+        columns, rows, s=area, marker="s", color=series(0), alpha=alpha, linewidths=0
     )
     set_hover_texts(drawn, texts)
     axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))

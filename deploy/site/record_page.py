@@ -134,13 +134,13 @@ def differences(name: str, file: TableFile) -> Iterator[list[str | Cell]]:
     """Yield a table's row for each pair of rows that share a column."""
     recorded = json.loads((RESULTS / name / f"{name}.json").read_text(encoding="utf-8"))
     columns = {column.name: column for column in file.column}
-    seeds = {row.name: row.seeds for row in file.row}
+    rows = {row.name: row for row in file.row}
     values: dict[tuple[str, str], dict[int, float]] = {}
     for cell in recorded["cells"]:
         row, column, numbers = cell["row"], cell["column"], cell["values"] or []
-        its_seeds = seeds[row] or columns[column].seeds or file.seeds
-        if len(numbers) == len(its_seeds) and None not in numbers:
-            values[row, column] = dict(zip(its_seeds, numbers, strict=True))
+        seeds = file.seeds_of(rows[row], columns[column])
+        if len(numbers) == len(seeds) and None not in numbers:
+            values[row, column] = dict(zip(seeds, numbers, strict=True))
     for first, second in pairs(file):
         cells = [
             _difference(values.get((first, c), {}), values.get((second, c), {}), file.format)

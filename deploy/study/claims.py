@@ -336,7 +336,11 @@ class Records:
         for what, name, lines in (("row", row, file.row), ("column", column, file.column)):
             if name not in (names := [line.name for line in lines]):
                 raise ValueError(f"{table} has no {what} {name!r}; it has {', '.join(names)}")
-        seeds = next(line.seeds for line in file.row if line.name == row) or file.seeds
+        its_row, its_column = (
+            next(line for line in lines if line.name == name)
+            for name, lines in ((row, file.row), (column, file.column))
+        )
+        seeds = file.seeds_of(its_row, its_column)
         if seeds[: len(file.seeds)] != file.seeds:
             raise ValueError(f"{table}: the seeds of {row!r} do not begin with {file.seeds}")
         values = filled.cell(row, column).values

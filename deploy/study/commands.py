@@ -20,8 +20,9 @@ from deploy.console import (
     finish,
     interruptible,
     out,
-    place,
+    out_option,
     plain,
+    print_table,
     progress_bar,
     resolved,
 )
@@ -38,7 +39,7 @@ def only(line: str) -> Any:
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of a bundled table.")],
     to: Annotated[
-        Path | None, place("Folder of a record to keep, with canaries; default: runs/NAME.")
+        Path | None, out_option("Folder of a record to keep, with canaries; default: runs/NAME.")
     ] = None,
     workers: Workers = None,
     row: Annotated[list[str] | None, only("row")] = None,
@@ -59,7 +60,6 @@ def table(
     Write the table as Markdown, HTML, LaTeX (booktabs), CSV, JSON and PNG. Plot accuracies against
     the megabytes that a client sent.
     """
-    from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.run.settings import find
     from deploy.study import canary, costs, records
@@ -108,7 +108,7 @@ def table(
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)
-    out.print(*terminal(filled.table(), out.width), sep="\n")
+    print_table(filled.table())
     written = tables.write(filled, spec, folder, stem)
     written += costs.pictures(filled, spec, folder, stem)
     finish(written, **tables.as_json(filled, spec))
@@ -116,7 +116,7 @@ def table(
 
 def sweep(
     file: Annotated[Path, typer.Argument(help="A sweep file.")],
-    to: Annotated[Path | None, place("Folder of the sweep; default: runs/NAME.")] = None,
+    to: Annotated[Path | None, out_option("Folder of the sweep; default: runs/NAME.")] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Runs at a time; 0: one for each core.")
     ] = 0,
@@ -126,7 +126,6 @@ def sweep(
     A sweep that was interrupted goes on with what is missing. The folder gets the table of all
     configurations, pictures, and the chosen one as an experiment file, chosen.toml.
     """
-    from deploy.report.table import terminal
     from deploy.run.launch import default_workers
     from deploy.study import sweep as sweeps
 
@@ -136,7 +135,7 @@ def sweep(
     again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder), *at_once])
     with progress_bar(again, "sweep") as (more, ended):
         found = sweeps.run(spec, folder, jobs or default_workers(), more, ended)
-    out.print(*terminal(found.filled.table(), out.width), sep="\n")
+    print_table(found.filled.table())
     for row, why in found.unfinished.items():
         plain(f"{row}: {why}")
     plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
@@ -146,7 +145,9 @@ def sweep(
 
 def claims(
     paper: Annotated[str, typer.Argument(help="Only show the claims of one paper: fedin, …")] = "",
-    to: Annotated[Path, place("Folder of the summary, the plots and the JSON.")] = Path("claims"),
+    to: Annotated[Path, out_option("Folder of the summary, the plots and the JSON.")] = Path(
+        "claims"
+    ),
     records: Annotated[
         Path | None, typer.Option(help="Folder of recorded tables; default: the bundled ones.")
     ] = None,
@@ -159,7 +160,6 @@ def claims(
     workers: Workers = None,
 ) -> None:
     """Judge the papers' claims by recorded tables; with PAPER show one paper and write nothing."""
-    from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.study import canary, claims_page
     from deploy.study import claims as judging
@@ -177,15 +177,18 @@ def claims(
     stale: dict[str, str] = {}
     if check:
         tables = judging.tables(papers)
-        with interruptible("fedmosaic claims --check"):
+        options = {"--out": to, "--records": records, "--into": into, "--workers": workers}
+        words = [w for key, v in options.items() if v is not None for w in (key, str(v))]
+        again = shlex.join(["fedmosaic", "claims", *[paper] * bool(paper), "--check", *words])
+        with interruptible(again):
             play = partial(launch.cell, workers=workers, console=out)
             stale = canary.stale(tables, folder, play, plain)
     judged = judging.judge(papers, judging.Records(folder), stale)
     for one, verdicts in judged:
         plain(f"{one.paper}: {claims_page.sentences(one)}" if paper else one.paper)
-        out.print(*terminal(claims_page.short(verdicts), out.width, ruled=False), sep="\n")
+        print_table(claims_page.short(verdicts), ruled=False)
         if paper:
-            out.print(*terminal(claims_page.effects(verdicts), out.width, ruled=False), sep="\n")
+            print_table(claims_page.effects(verdicts), ruled=False)
     written = [] if paper else claims_page.write(judged, to)
     if into is not None:
         claims_page.into(judged, into, to)
@@ -202,17 +205,16 @@ def save(figure: Figure, picture: Path) -> None:
 def noise(
     experiment: Experiment = None,
     settings: Settings = None,
-    to: Annotated[Path, place("Path of the picture.")] = Path("noise.png"),
+    to: Annotated[Path, out_option("Path of the picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from common.settings.parse import parse
-    from deploy.report.table import terminal
     from deploy.study import noise as study
 
     flat = resolved(experiment, settings)
     parse(flat, every=True)
     times = study.times(flat)
-    out.print(*terminal(study.times_table(times), ruled=False))
+    print_table(study.times_table(times), ruled=False)
     save(study.draw_kinds(), to)
     answer({"seconds": [asdict(time) for time in times], "picture": to.resolve()})
 
@@ -221,10 +223,9 @@ def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,
     repeats: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, from 1 on.")] = 5,
-    to: Annotated[Path, place("Folder of the results.")] = Path("information"),
+    to: Annotated[Path, out_option("Folder of the results.")] = Path("information"),
 ) -> None:
     """Measure the information of noise about a teacher, and the accuracy of its student."""
-    from deploy.report.table import terminal
     from deploy.study import noise as study
 
     flat = resolved(experiment, settings)
@@ -242,7 +243,7 @@ def information(
 
     with interruptible("the same command"):
         measured = study.study(flat, range(1, repeats + 1), tuple(known), record)
-    out.print(*terminal(study.table(measured), ruled=False))
+    print_table(study.table(measured), ruled=False)
     written = study.write(measured, to)
     rows = [asdict(one) for one in measured]
     finish(written, found=rows, correlations=study.correlations(measured))
@@ -253,7 +254,7 @@ def regions(
         Path, typer.Argument(help="Folder of a finished run on points in the plane.")
     ],
     to: Annotated[
-        Path | None, place("Path of the picture; default: regions.png in the folder.")
+        Path | None, out_option("Path of the picture; default: regions.png in the folder.")
     ] = None,
 ) -> None:
     """Draw the decision regions of clients and server, before and after training."""
@@ -268,7 +269,7 @@ def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Total number of generated images.")] = 2000,
     to: Annotated[
-        Path | None, place("Path of the picture; default: samples.png in the folder.")
+        Path | None, out_option("Path of the picture; default: samples.png in the folder.")
     ] = None,
 ) -> None:
     """Draw mean images by class of a run's generators, below those of the real data."""
@@ -287,19 +288,18 @@ def analyse(
     images: Annotated[int, typer.Option(help="Number of test images, from the first on.")] = 500,
     label: Annotated[int, typer.Option("--class", help="Class of the t-SNE.")] = 0,
     to: Annotated[
-        Path | None, place("Folder of the results; default: analysis in the first run's.")
+        Path | None, out_option("Folder of the results; default: analysis in the first run's.")
     ] = None,
     workers: Workers = None,
 ) -> None:
     """Compare the features of clients' networks: CKA by stage, t-SNE of one class; and costs."""
-    from deploy.report.table import terminal
     from deploy.run import launch
     from deploy.study.analyse import analyse as run_analysis
 
     served = launch.default_workers() if workers is None else workers
-    place = to or folders[0] / "analysis"
-    written, numbers, results = run_analysis(folders, place, clients, images, label, served)
-    out.print(*terminal(numbers, ruled=False))
+    folder = to or folders[0] / "analysis"
+    written, numbers, results = run_analysis(folders, folder, clients, images, label, served)
+    print_table(numbers, ruled=False)
     finish(written, runs=results)
 
 

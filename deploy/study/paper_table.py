@@ -47,7 +47,7 @@ class Line(BaseModel):
     model: str = "global"
     """For a row: its model, which replaces ``{model}`` in a measure."""
     seeds: list[int] = []
-    """For a row or a column: its seeds, first those of the row; empty: the table's."""
+    """For a row or a column: its seeds. A row's come before a column's. Empty: the table's."""
     against: str = ""
     """For a row: another row; a note has the differences to it, seed by seed."""
     scale: float | None = None
@@ -82,6 +82,10 @@ class TableFile(BaseModel):
     row: list[Line] = Field(min_length=1)
     column: list[Line] = Field(min_length=1)
     expected: dict[str, dict[str, float]] = {}
+
+    def seeds_of(self, row: Line, column: Line) -> list[int]:
+        """Return the seeds of a cell: the row's, else the column's, else the table's."""
+        return row.seeds or column.seeds or self.seeds
 
 
 @final
@@ -125,7 +129,7 @@ class Comparison:
     format: str = ".2f"
     better: str = "higher"
     better_in: Mapping[str, str] = field(default_factory=dict)  # for columns that differ
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
     def cell(self, row: str, column: str) -> Measured:
         return self.cells.get((row, column), Measured())
@@ -279,11 +283,11 @@ def cells(file: TableFile) -> Iterator[CellRun]:
     for what, names in (("row", rows), ("column", columns)):
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{what} {name!r} stands twice; every {what} needs its name")
+                raise ValueError(f"{what} {name!r} exists twice; every {what} needs its own name")
     for row_name, expected in file.expected.items():
         for name in expected:
             if row_name not in rows or name not in columns:
-                raise ValueError(f"expected.{row_name}.{name} stands for no cell")
+                raise ValueError(f"expected.{row_name}.{name} is no cell of the table")
     named = [(repr(column.name), "rows", column.rows) for column in file.column]
     for where, key, some in (*named, ("the table", "compare", file.compare)):
         for name in some:
@@ -303,7 +307,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         for line, key, name in ((column, "reach", column.reach), (row, "against", row.against)):
             if name and name not in rows:
                 raise ValueError(f"{line.name!r}: {key} = {name!r} is no row")
-        for seed in row.seeds or column.seeds or file.seeds:
+        for seed in file.seeds_of(row, column):
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 
 
@@ -459,10 +463,11 @@ def _differences(file: TableFile, values: Mapping[tuple[str, str], list[float]])
 
     Rows with different seeds are compared over the seeds that both have.
     """
-    seeds = {row.name: row.seeds or file.seeds for row in file.row}
+    lines = {row.name: row for row in file.row}
     for row in (row for row in file.row if row.against):
         pair, parts = (row.name, row.against), []
         for column in file.column:
+            seeds = {name: file.seeds_of(lines[name], column) for name in pair}
             if all(len(values[name, column.name]) == len(seeds[name]) for name in pair):
                 first, second = (
                     dict(zip(seeds[name], values[name, column.name], strict=True)) for name in pair

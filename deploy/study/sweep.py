@@ -50,7 +50,8 @@ from deploy.study.records import Flat
 from server_app.stopped import REMEDY
 
 COLUMN = "validation"  #: the only column of a sweep's table
-HELD = ("data.validation", "data.score-on")  #: settings of a sweep that its result does not have
+VALIDATION = ("data.validation", "data.score-on")
+"""Settings of a sweep that its result does not have."""
 SHARED = {"title", "seeds", "measure", "unit", "format", "better", "note"}
 """Keys that a sweep file and its table have in common."""
 CHOSEN = "chosen.toml"
@@ -58,7 +59,7 @@ UNFINISHED = "unfinished.json"
 BATCH = 4
 """Configurations that Optuna proposes at a time, whatever the number of processes."""
 PEERS, GRACE = 4, 0.25
-"""A run may end early after this share of its rounds, if as many others have finished."""
+"""A run may end early after ``GRACE`` of its rounds, if ``PEERS`` others have finished."""
 
 Number = int | float
 Values = list[Value]
@@ -148,7 +149,7 @@ class SweepFile(BaseModel):
 @final
 @dataclass(frozen=True)
 class Result:
-    """What a sweep has found so far.
+    """Results of a sweep so far.
 
     ``filled``: the table of all configurations; ``best``: the row with the best mean over all
     seeds; None if no configuration has finished. ``unfinished``: why a cell has no number, by row.
@@ -180,7 +181,7 @@ def read(source: Path | Mapping[str, object]) -> SweepFile:
         raise ValueError(
             f'{where}: data.score-on = "{score_on}" is not allowed in a sweep; allowed: {COLUMN}'
         )
-    for key in (*HELD, "seed"):
+    for key in (*VALIDATION, "seed"):
         if key in file.space:
             raise ValueError(
                 f"{where}: {key} is not allowed in [space]; it is the same for all configurations"
@@ -321,16 +322,16 @@ def run(
 
 
 def result(file: SweepFile, configurations: Mapping[str, Configuration], folder: Path) -> Result:
-    """Return what the record in ``folder`` says of these configurations."""
+    """Return the result of these configurations from the record in ``folder``."""
     whole, unfinished = as_table(file, configurations.values()), Unfinished(folder / UNFINISHED)
     filled = tables.collect(whole, folder)
     means = {row: _mean(filled, row, len(file.seeds)) for row in filled.rows}
-    whole_ones = {row: mean for row, mean in means.items() if mean is not None}
+    complete = {row: mean for row, mean in means.items() if mean is not None}
     top = max if file.better == "higher" else min
     why = {
         c.row: unfinished[c.fingerprint] for c in tables.cells(whole) if c.fingerprint in unfinished
     }
-    best = top(whole_ones, key=whole_ones.__getitem__) if whole_ones else None
+    best = top(complete, key=complete.__getitem__) if complete else None
     return Result(whole, filled, configurations, best, why)
 
 
@@ -365,11 +366,11 @@ class Unfinished(dict[str, str]):
 
 @dataclass
 class Playing:
-    """A cell that runs in a process; ``line`` is where the process says why it failed."""
+    """A cell that runs in a process; ``connection`` receives the reason if it fails."""
 
     cell: CellRun
     process: BaseProcess
-    line: Connection
+    connection: Connection
     stopped: str = ""
 
 
@@ -408,25 +409,25 @@ class Pool:
     def _start(self, cell: CellRun) -> Playing:
         preload.begin()
         context = multiprocessing.get_context("forkserver")
-        line, end = context.Pipe(duplex=False)
+        connection, end = context.Pipe(duplex=False)
         process = context.Process(
             target=_play, args=(cell.flat, self._place(cell), self.folder / "learnt", end)
         )
         process.start()
         end.close()
-        return Playing(cell, process, line)
+        return Playing(cell, process, connection)
 
     def _place(self, cell: CellRun) -> Path:
         return self.folder / records.RUNS / cell.fingerprint
 
     def _finish(self, one: Playing) -> None:
         one.process.join()
-        said = ""
+        reason = ""
         with suppress(EOFError):
-            said = one.line.recv()
+            reason = one.connection.recv()
         tables.clear(self._place(one.cell))
         if one.cell.fingerprint not in tables.recorded([one.cell], self.folder):
-            why = one.stopped or said or f"its process ended with {one.process.exitcode}"
+            why = one.stopped or reason or f"its process ended with {one.process.exitcode}"
             self.unfinished.add(one.cell, why)
 
     def _prune(self) -> None:
@@ -460,7 +461,7 @@ class Pool:
         return (scored[-1].round, scored[-1].primary_accuracy) if scored else (0, None)
 
 
-def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
+def _play(flat: Flat, place: Path, learnt: Path, end: Connection) -> None:
     """Run one cell in this process, and send the reason if it fails."""
     from deploy.run import launch
 
@@ -468,13 +469,13 @@ def _play(flat: Flat, place: Path, learnt: Path, line: Connection) -> None:
     try:
         launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
     except Exception as error:  # one configuration that cannot train ends no sweep
-        line.send(REMEDY.sub("", str(error).partition("\n")[0]))  # the cell's state is deleted
+        end.send(REMEDY.sub("", str(error).partition("\n")[0]))  # the cell's state is deleted
 
 
 def chosen(file: SweepFile, found: Result) -> str:
     """Return the experiment file of the best configuration, which trains on all samples."""
     assert found.best is not None
-    flat = {key: value for key, value in file.fixed().items() if key not in HELD}
+    flat = {key: value for key, value in file.fixed().items() if key not in VALIDATION}
     score = found.filled.ours(found.best, COLUMN)
     tried = f"best of {len(found.configurations)} configurations on validation samples"
     head = f"# {file.title}: {tried}, {score} {file.unit}\n"

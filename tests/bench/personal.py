@@ -105,7 +105,7 @@ class Bare:
         own = {"method": method, "experiment": "bare", "train.memory-format": layout}
         config = parse(numbers({**defaults(method), **WORK, **own}, method))
         self.config, self.method, train = config, method, config.train
-        clients = [Participant(config, {"partition-id": k}, "bare") for k in range(8)]
+        clients = [Participant(config, {"partition-id": k}, "bare") for k in range(WORK["clients"])]
         task = clients[0].task
         self.classes, self.spec = task.num_classes, global_spec(task)
         mean, std = torch.tensor(task.mean), torch.tensor(task.std)
@@ -181,8 +181,7 @@ def htfllib(path: Path, method: str, bare: Bare, folder: Path) -> Round:
     """
     sys.path.insert(0, str(path.resolve() / "system"))
     sys.modules.setdefault("h5py", ModuleType("h5py"))  # only for its files of results
-    name = {"fml": "fml", "fd": "fd"}[method]
-    server_module = importlib.import_module(f"flcore.servers.server{name}")
+    server_module = importlib.import_module(f"flcore.servers.server{method}")
     networks: Any = importlib.import_module("flcore.trainmodel.models")
     base, clients = (
         importlib.import_module(f"flcore.{of}base") for of in ("servers.server", "clients.client")
@@ -195,14 +194,20 @@ def htfllib(path: Path, method: str, bare: Bare, folder: Path) -> Round:
     networks.build = _without_width
     # its files are pickles, which torch.load refuses by default since 2.6
     torch.load = partial(torch.load, weights_only=False)
-    server_class = getattr(server_module, {"fml": "FML", "fd": "FD"}[method])
+    server_class = getattr(server_module, method.upper())
     fleet = [f"build({spec!r}, {bare.classes})" for spec in bare.config.fleet]
     args = Namespace(
         **{"algorithm": method, "dataset": "bench", "device": "cpu", "num_classes": bare.classes},
         **{"batch_size": bare.batch, "local_learning_rate": bare.lr, "local_epochs": 1},
         **{"models": fleet, "global_model": f"build({bare.spec!r}, {bare.classes})"},
         **{"feature_dim": bare.config.run.feature_dim, "models_folder_name": "", "few_shot": 0},
-        **{"alpha": 0.5, "beta": 0.5, "lamda": 1.0, "num_clients": 8, "global_rounds": 1},
+        **{
+            "alpha": 0.5,
+            "beta": 0.5,
+            "lamda": 1.0,
+            "num_clients": WORK["clients"],
+            "global_rounds": 1,
+        },
         **{"join_ratio": 1.0, "random_join_ratio": False, "time_select": False, "goal": "bench"},
         **{"time_threthold": 1e9, "top_cnt": 100, "auto_break": False, "eval_gap": 1},
         **{"client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0},

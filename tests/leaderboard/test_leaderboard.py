@@ -100,7 +100,7 @@ def test_a_configuration_that_stops_on_the_board_is_given_up_for_the_next_best(
     assert why in lines
 
 
-def test_ranks_are_shared_by_rows_that_cannot_be_told_apart() -> None:
+def test_a_rank_counts_the_rows_that_are_seen_to_be_better() -> None:
     draw = np.random.default_rng(0)
     noise = draw.normal(0, 0.01, (3, 5))
     values = {"best": 0.8 + noise, "also": 0.8 + noise[:, ::-1], "last": 0.5 + noise}
@@ -257,11 +257,16 @@ def test_a_users_run_that_follows_the_protocol_is_added(tmp_path: Path, protocol
     [
         ({"rounds": 3}, "rounds = 3 instead of 2"),
         ({"train.epochs": 2}, "train.epochs = 2 instead of 1"),
+        (
+            {"train.optimizer": "adam", "scaffold.correction": "after"},
+            "train.optimizer = adam instead of sgd",
+        ),
+        ({"train.momentum": 0.5}, "train.momentum = 0.5 instead of 0.9"),
         ({"seed": 8}, "seed = 8 instead of one of 1, 2"),
     ],
 )
 def test_a_run_that_does_not_follow_the_protocol_is_refused(
-    tmp_path: Path, protocol: Protocol, changes: dict[str, int], why: str
+    tmp_path: Path, protocol: Protocol, changes: dict[str, Any], why: str
 ) -> None:
     run = user_run(tmp_path, protocol, **changes)
     board = chosen(tmp_path / "record", protocol)

@@ -125,7 +125,7 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("iid = 75.5", "iid = 75.5\nother = 1.0", "expected.FedAvg.other"),
         ('method = "fedavg"', 'methot = "fedavg"', "did you mean 'method'?"),
         ("mu = 0.5", "my = 0.5", "did you mean 'fedprox.mu'?"),
-        ('name = "FedAvg, best"', 'name = "FedAvg"', "row 'FedAvg' stands twice"),
+        ('name = "FedAvg, best"', 'name = "FedAvg"', "row 'FedAvg' exists twice"),
         ("seeds = [1, 2]", "seeds = []", "seeds = []"),
         ("seeds = [1, 2]", 'seeds = [1]\nbetter = "best"', 'better = "best"'),
         ("seeds = [1, 2]", "seeds = 1", "seeds = 1"),
