@@ -256,9 +256,9 @@ def sweep(
     from deploy.study import sweep as sweeps
 
     source = dict(file) if isinstance(file, Mapping) else Path(file)
-    stem = "sweep" if isinstance(source, dict) else source.stem
-    folder = Path(out or Path("runs") / stem).expanduser().resolve()
     spec = sweeps.read(source)
+    path = None if isinstance(source, dict) else experiments.find(source)
+    folder, stem = sweeps.target(path, Path(out) if out else None)
     found = sweeps.run(spec, folder, jobs or default_workers())
     sweeps.write(spec, found, folder, stem)
     rows = []

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from common.errors import invalid
 from common.files import write_atomically
-from deploy.leaderboard.protocol import COSTS, TRIES, Place, Protocol, Row, read
+from deploy.leaderboard.protocol import COSTS, TRIES, Place, Protocol, Row, check_row, read
 from deploy.run import user_modules
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table as tables
@@ -33,6 +33,8 @@ from deploy.study.sweep import name as name_of
 
 RECORD = EXPERIMENTS / "results" / "leaderboard"
 CHOSEN, ADDED = "chosen.json", "added.json"
+
+T = TypeVar("T")
 
 
 @final
@@ -46,12 +48,10 @@ class Board:
         """Rows none of whose configurations finishes."""
         self.given_up = dict[str, list[Flat]]()
         """Configurations of rows that were better in the tuning and did not finish on the board."""
-        self.chosen: dict[str, Flat] = self._load(CHOSEN).get("chosen", {})
-        user_rows = self._load(ADDED).get("rows", [])
-        try:
-            added = [Row.model_validate(row) for row in user_rows]
-        except ValidationError as error:
-            raise ValueError(f"{folder / ADDED} is damaged: {invalid(error)}") from error
+        self.chosen: dict[str, Flat] = self._load(CHOSEN, "chosen", dict[str, Flat])
+        added = self._load(ADDED, "rows", list[Row])
+        for row in added:
+            check_row(self.protocol, row, folder / ADDED)
         for row in added:
             user_modules.look_in(folder / user_modules.COPIES, row.set)
         self.places = [
@@ -59,14 +59,14 @@ class Board:
             *(Place(row, fleet, added=True) for row in added for fleet in row.fleets),
         ]
 
-    def _load(self, name: str) -> dict[str, Any]:
-        """Return the content of a file in the folder; {} if there is none.
+    def _load(self, name: str, key: str, kind: type[T]) -> T:
+        """Return what a file in the folder has under ``key``; an empty one if there is no file.
 
         Raises ``ValueError`` for a damaged file, and for one of another version.
         """
         path = self.folder / name
         if not path.exists():
-            return {}
+            return kind()
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
             version = content["version"]
@@ -77,7 +77,11 @@ class Board:
                 f"{path} is of version {version} of the protocol, and this is version "
                 f"{self.protocol.version}; take another folder"
             )
-        return content
+        try:
+            return TypeAdapter(kind).validate_python(content[key])
+        except (KeyError, ValidationError) as error:
+            why = invalid(error) if isinstance(error, ValidationError) else f"it has no {key!r}"
+            raise ValueError(f"{path} is damaged: {why}") from error
 
     def check_rows(self, rows: Iterable[str]) -> None:
         """Raise ``ValueError``, one line, for a name that no row has."""

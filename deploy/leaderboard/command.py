@@ -38,7 +38,7 @@ def leaderboard(
         bool, typer.Option("--add", help="Add the runs as a row, if they follow the protocol.")
     ] = False,
     name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
-    sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "not stated",
+    sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the ranks here (PNG).")] = None,
 ) -> None:
@@ -51,8 +51,9 @@ def leaderboard(
     from deploy.leaderboard.ranking import sections
     from deploy.leaderboard.user_rows import add as add_row
 
-    if runs and not add:
-        raise ValueError(f"{runs[0]} is given without --add")
+    given = {"": runs and runs[0], "--name ": name, "--sends ": sends}
+    if not add and (lone := next((f"{k}{v}" for k, v in given.items() if v), "")):
+        raise ValueError(f"{lone} is given without --add")
     folder = to.resolve()
     board = boards.open_record(folder)
     board.check_rows(row or [])

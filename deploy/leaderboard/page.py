@@ -47,7 +47,7 @@ def _rank(score: str) -> Column:
         rank = one.ranks.get(score)
         if rank is None:
             return Cell(NONE)
-        return Cell(str(rank.rank), f"{rank.rank}–{rank.worst}", best=rank.rank == 1)
+        return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
 
     def value(one: Standing) -> float | None:
         rank = one.ranks.get(score)
@@ -112,9 +112,10 @@ def ordered(section: Section, one_shot: bool) -> list[Standing]:
 def table(section: Section, one_shot: bool) -> Table:
     """Return the table of a section; ``one_shot``: of its one-shot methods, else of the others."""
     rows = ordered(section, one_shot)
-    header = ["", *(column.name for column in COLUMNS), "leaves a client"]
+    header = ["", *(column.name for column in COLUMNS), "leaves a client", "protocol"]
+    version = f"version {section.version}"
     lines: list[list[str | Cell]] = [
-        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends)]
+        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends), version]
         for one in rows
     ]
     return Table(header, lines, title=title(section, one_shot), align="lr")
@@ -145,8 +146,10 @@ def protocol_lines(protocol: Protocol) -> list[str]:
         f"(α = {tuning['data.alpha']}, a partition of its own): learning rates, with values of its "
         "own settings if it has any.",
         f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "
-        f"{len(protocol.partitions)} partitions. A rank is 1 and the number of better methods: "
-        "those whose difference has a 95 % bootstrap interval above 0, over seeds and partitions.",
+        f"{len(protocol.partitions)} partitions. A method is better than another if the 95 % "
+        "bootstrap interval of the difference is above 0, over seeds and partitions. Those that "
+        "the first of a group is not better than share its rank; beside it are the possible "
+        "positions.",
         f"Equal bytes: {size(protocol.budget.bytes)} of all clients in all rounds. Equal "
         f"operations: {operations(int(protocol.budget.flops))} of training. Both are what FedAvg "
         "of the smallest mixed network needs.",
@@ -251,14 +254,16 @@ def picture(found: Sequence[Section], path: Path) -> bool:
                     ends = [100 * rank.low, 100 * rank.high]
                     place.plot(ends, [y, y], color=series(kind), linewidth=1.6)
                     place.plot(mean, y, "o", color=series(kind), markersize=3.6)
-                names = [clean(one.place.row.name) for one in ranked]
+                names = [
+                    clean(one.place.row.name) + " (public set)" * one.place.public for one in ranked
+                ]
                 place.set_yticks(range(len(ranked)), names, fontsize=6.5)
                 place.set_ylim(-0.7, len(ranked) - 0.3)
                 place.tick_params(axis="x", labelsize=8)
                 place.set_xlabel("accuracy, %", fontsize=8)
                 place.set_title(f"{word} score, α = {section.alpha:g}", fontsize=9.5)
         note = "mean and 95 % interval; green: references, orange: one-shot methods"
-        heading = f"{shown[0].fleet} fleet: {note}"
+        heading = f"{shown[0].fleet} fleet, protocol version {shown[0].version}: {note}"
         figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
@@ -303,6 +308,7 @@ def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
     """Return the rows of all sections with their numbers, ranks, and missing cells."""
     return [
         {
+            "version": section.version,
             "fleet": section.fleet,
             "alpha": section.alpha,
             "row": one.place.row.name,

@@ -169,13 +169,18 @@ def read(path: Path = FILE) -> Protocol:
     """Read a protocol. Raises ``ValueError``, one line, if the file is none."""
     protocol = checked(Protocol, read_toml(path), path)
     for row in protocol.row:
-        for what, names, known in (
-            ("fleet", row.fleets, protocol.fleet),
-            ("kind", row.kinds, protocol.kind),
-        ):
-            for one in names:
-                if one not in known:
-                    raise ValueError(f"{path}: {row.name}: {what} {one!r} is none of its tables")
+        check_row(protocol, row, path)
         if len(protocol.configurations(row)) != TRIES:
             raise ValueError(f"{path}: {row.name} has other than {TRIES} configurations")
     return protocol
+
+
+def check_row(protocol: Protocol, row: Row, path: Path) -> None:
+    """Raise ``ValueError``, if a row in the file ``path`` has an unknown fleet or kind."""
+    for what, names, known in (
+        ("fleet", row.fleets, protocol.fleet),
+        ("kind", row.kinds, protocol.kind),
+    ):
+        for one in names:
+            if one not in known:
+                raise ValueError(f"{path}: {row.name}: {what} {one!r} is none of the protocol's")

@@ -25,12 +25,15 @@ GLOBAL, PERSONAL = "accuracy", "personal.accuracy"  #: curves of the two scores
 class Rank:
     """Rank of a row among the rows of a section, by one score.
 
-    ``rank``: 1 and the number of rows that are better, each by a bootstrap interval of the
-    difference above 0. ``worst``: the number of rows without those that are worse in this sense.
-    ``low``, ``high``: 95 % interval of the mean.
+    A row is *better* than another if the bootstrap interval of the difference is above 0. In the
+    order of the means, a group of rows ends before the first one than which the group's first row
+    is better. ``rank``: 1 and the number of rows in earlier groups, the same for a whole group.
+    ``best``, ``worst``: possible positions: 1 and the number of better rows, and the number of all
+    rows without the worse ones. ``low``, ``high``: 95 % interval of the mean.
     """
 
     rank: int
+    best: int
     worst: int
     low: float
     high: float
@@ -51,11 +54,16 @@ def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
     by_seed = draw.multinomial(seeds, [1 / seeds] * seeds, DRAWS) / seeds
     means = np.einsum("rps,bp,bs->rb", stacked, by_partition, by_seed)
     better = np.quantile(means[None] - means[:, None], 0.025, axis=2) > 0  # [row, other row]
+    order = [int(i) for i in np.argsort(-stacked.mean(axis=(1, 2)), kind="stable")]
+    firsts = dict[int, int]()  # place of the group's first row, by row
+    for at, i in enumerate(order):
+        first = firsts[order[at - 1]] if at else 0
+        firsts[i] = at if better[i, order[first]] else first
     out = dict[str, Rank]()
     for i, name in enumerate(values):
         low, high = np.quantile(means[i], (0.025, 0.975))
-        worst = len(means) - int(better[:, i].sum())
-        out[name] = Rank(1 + int(better[i].sum()), worst, float(low), float(high))
+        best, worst = 1 + int(better[i].sum()), len(means) - int(better[:, i].sum())
+        out[name] = Rank(1 + firsts[i], best, worst, float(low), float(high))
     return out
 
 
@@ -111,6 +119,8 @@ class Section:
     fleet: str
     alpha: float
     standings: Sequence[Standing]
+    version: int
+    """Version of the protocol."""
 
     @property
     def ranked(self) -> Sequence[Standing]:
@@ -134,7 +144,7 @@ def sections(board: Board) -> Iterator[Section]:
             for place in board.places
             if place.fleet == fleet
         ]
-        section = Section(fleet, alpha, standings)
+        section = Section(fleet, alpha, standings, board.protocol.version)
         for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
             kept = [
                 s

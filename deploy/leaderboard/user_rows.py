@@ -10,26 +10,32 @@ from deploy.leaderboard.board import Board, scored
 from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
 from deploy.run import user_modules
 from deploy.run.settings import load_run
+from deploy.run.verify import verify
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
 from server_app.storage.checkpoint import FREE
+
+NOT_STATED = "not stated"
 
 
 def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     """Add the runs of a user's method as a row, after checking that they follow the protocol.
 
-    ``name``: the row's; empty: the runs' name, else their method. ``sends``: what leaves a client.
-    A run that is missing leaves the row incomplete, so more runs can be added later.
+    ``name``: the row's; empty: the runs' name, else their method. ``sends``: what leaves a client;
+    empty: as in the row, if it exists. A run that is missing leaves the row incomplete, so more
+    runs can be added later.
 
-    Raises ``ValueError``, one line, for a run that is incomplete or differs from the protocol, and
-    for runs of different configurations.
+    Raises ``ValueError``, one line, for a run that is incomplete, damaged or different from the
+    protocol, for a second run of the same cell, and for runs of different configurations.
     """
     found = list[tuple[Path, Flat, str, list[str], str, int]]()
+    by_cell = dict[tuple[str, int], Path]()
     for folder in folders:
-        if records.completed(folder) is None:
-            raise ValueError(f"{folder} holds no finished run")
-        flat = load_run(folder)
+        flat = _whole(folder)
         found.append((folder, flat, *_match(board.protocol, folder, flat)))
+        other = by_cell.setdefault(found[-1][-2:], folder)
+        if other != folder:
+            raise ValueError(f"{folder} and {other} are runs of the same cell; give one of them")
     if not found:
         raise ValueError("--add needs the folder of at least one run")
     first_folder, first, fleet, kinds, _, _ = found[0]
@@ -38,22 +44,45 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
         if (other_fleet, other_kinds, _own(board.protocol, flat)) != (fleet, kinds, own):
             raise ValueError(f"{folder} has another configuration than {first_folder}")
     name = name or str(first.get("name") or first["method"])
+    if name != name.strip() or not name.isprintable():
+        raise ValueError(f"--name {name!r} is not allowed; it should be one line of text")
+    known = next((place for place in board.places if place.name == name), None)
+    sends = sends or (known.row.sends if known else NOT_STATED)
     row = Row(name=name, fleets=[fleet], kinds=kinds, sends=sends, set=own)
-    for place in board.places:
-        if place.name == name and (not place.added or place.row != row):
-            raise ValueError(f"the leaderboard has a row {name!r}; give another: --name NAME")
+    if known and (not known.added or known.row != row):
+        raise ValueError(f"the leaderboard has another row {name!r}; give another: --name NAME")
     place = Place(row, fleet, added=True)
     board.places = [one for one in board.places if one.name != name] + [place]
     copies = board.folder / user_modules.COPIES
     user_modules.copy(first, copies)
     user_modules.look_in(copies, row.set)
-    cells = {(c.column, c.seed): c for c in scored(board, [name])}
+    cells, new = {(c.column, c.seed): c for c in scored(board, [name])}, list[Recorded]()
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
+        if board.recorded.get(record.fingerprint, record) != record:
+            raise ValueError(
+                f"{folder}: the leaderboard has another run of {column_name}, seed {seed}, of this "
+                "row; give another: --name NAME"
+            )
+        new.append(record)
+    for record in new:
         records.append(board.folder, record)
     board.save()
     return place
+
+
+def _whole(folder: Path) -> Flat:
+    """Return the settings of a run, after checking that it is complete and undamaged."""
+    summary = records.completed(folder)
+    if summary is None:
+        raise ValueError(f"{folder} holds no finished run")
+    if damaged := [one for one in verify(folder) if one.state == "damaged"]:
+        raise ValueError(f"{damaged[0].path} is damaged: {damaged[0].detail}")
+    flat = load_run(folder)
+    if summary["rounds"] != flat["rounds"]:
+        raise ValueError(f"{folder} ended after {summary['rounds']} of {flat['rounds']} rounds")
+    return flat
 
 
 def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str], str, int]:

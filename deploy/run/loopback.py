@@ -7,16 +7,14 @@ worker serves which client: client states are on disk, and every random stream h
 
 import multiprocessing
 import os
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count, groupby
 from multiprocessing import connection
-from types import ModuleType
 from typing import Self, final
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -206,7 +204,7 @@ class Loopback(Nodes):
                     self._workers, self._run_config, self._shares, self._line_end
                 )
             try:
-                with _no_main():
+                with preload.without_main():
                     return self._pool.submit(_serve_in_worker, *work)
             except BrokenProcessPool:  # a worker was killed; the next pool is complete
                 self.__exit__()
@@ -216,21 +214,6 @@ class Loopback(Nodes):
         while self._lines.poll():
             progress.reporter().note = self._lines.recv_bytes().decode()
         return super().pull_messages(message_ids)
-
-
-@contextmanager
-def _no_main() -> Iterator[None]:
-    """Hide the main module from ``multiprocessing`` within the block.
-
-    Otherwise every worker executes the user's script again, which fails without a guard ``if
-    __name__ == "__main__"``. ``multiprocessing`` has no option for this.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _start_pool(

@@ -6,10 +6,12 @@ It imports the clients' modules in its own process, while this process imports t
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver
+from types import ModuleType
 
 from common.settings.version import ROOT
 
@@ -46,6 +48,21 @@ def _end_with_parent() -> None:
     assert parent is not None, "a worker has a parent"
     connection.wait([parent.sentinel])
     os._exit(1)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the main module from ``multiprocessing`` within the block.
+
+    Otherwise every worker executes the user's script again, which fails without a guard ``if
+    __name__ == "__main__"``. ``multiprocessing`` has no option for this.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

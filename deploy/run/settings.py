@@ -168,6 +168,8 @@ def find(experiment: Path) -> Path:
         for candidate in (path, path.with_name(f"{path.name}.toml")):
             if candidate.is_file():
                 return candidate
+    if experiment.is_dir():
+        raise ValueError(f"{experiment} is a folder; name a file in it")
     names = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
     similar = difflib.get_close_matches(experiment.stem, names, n=4, cutoff=0.5) or ["default"]
     known = f"bundled are {', '.join(similar)} and all others in {EXPERIMENTS}"
@@ -305,9 +307,16 @@ def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
 def _inner(kind: type[BaseModel], place: list[str | int]) -> type[BaseModel]:
     """Return the model at ``place``, a path of keys and numbers; a key holds a list of models."""
     for key in place:
-        if isinstance(key, str):
-            (kind,) = get_args(kind.model_fields[key].annotation)
+        if isinstance(key, str) and key in kind.model_fields:
+            (kind,) = _models(kind.model_fields[key].annotation)
     return kind
+
+
+def _models(annotation: object) -> list[type[BaseModel]]:
+    """Return the models that an annotation names at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
 
 
 APP_CONFIG = "tool.flwr.app.config"

@@ -127,10 +127,11 @@ def sweep(
     configurations, pictures, and the chosen one as an experiment file, chosen.toml.
     """
     from deploy.run.launch import default_workers
+    from deploy.run.settings import find
     from deploy.study import sweep as sweeps
 
     spec = sweeps.read(file)
-    folder = (to or Path("runs") / file.stem).resolve()
+    folder, stem = sweeps.target(find(file), to)
     at_once = ["--jobs", str(jobs)] if jobs else []
     again = shlex.join(["fedmosaic", "sweep", str(file), "--out", str(folder), *at_once])
     with progress_bar(again, "sweep") as (more, ended):
@@ -139,7 +140,7 @@ def sweep(
     for row, why in found.unfinished.items():
         plain(f"{row}: {why}")
     plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
-    written = sweeps.write(spec, found, folder, file.stem)
+    written = sweeps.write(spec, found, folder, stem)
     finish(written, best=found.best, unfinished=dict(found.unfinished))
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.files import write_atomically
 from common.settings.parse import defaults
@@ -61,6 +61,20 @@ class Line(BaseModel):
     """Number of measurements whose mean must reach ``reach``; 1, a single one, as in papers."""
 
 
+def _checked_format(text: str) -> str:
+    try:
+        format(0.5, text)
+    except ValueError:
+        raise ValueError(
+            f'format = "{text}" is not allowed; it should be like .2f or .3g'
+        ) from None
+    return text
+
+
+Format = Annotated[str, AfterValidator(_checked_format)]
+"""Format specification of a number, ``.2f``."""
+
+
 @final
 class TableFile(BaseModel):
     """The content of a table file."""
@@ -71,7 +85,7 @@ class TableFile(BaseModel):
     seeds: list[int] = Field(min_length=1)
     measure: str = PRIMARY + "final"
     unit: str = "%"
-    format: str = ".2f"
+    format: Format = ".2f"
     better: Literal["higher", "lower", ""] = "higher"
     note: str = ""
     remarks: str = ""

@@ -81,6 +81,11 @@ class Recorded(BaseModel):
             value = value.get(part) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
 
+    def measures(self) -> list[str]:
+        """Return the dotted paths of all numbers in the summary."""
+        flat = report.flat(self.summary)
+        return [name for name in flat if self.measured(name) is not None]
+
     @property
     def personal(self) -> bool:
         """Whether the primary score is personal."""

@@ -36,13 +36,15 @@ from rich.console import Console
 
 from common.files import write_atomically
 from common.settings.extras import imported
-from common.settings.parse import to_toml
-from common.settings.section import Value
+from common.settings.parse import defaults, reads, to_toml
+from common.settings.plugins import nearest
+from common.settings.section import Value, kebab
 from deploy.report import read as reading
 from deploy.report.style import frames, save, series, set_log, style
 from deploy.report.table import clean
 from deploy.run import preload
 from deploy.run.settings import checked, find, flatten, read_toml
+from deploy.run.user_modules import look_in
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
@@ -54,6 +56,7 @@ VALIDATION = ("data.validation", "data.score-on")
 """Settings of a sweep that its result does not have."""
 SHARED = {"title", "seeds", "measure", "unit", "format", "better", "note"}
 """Keys that a sweep file and its table have in common."""
+MEASURE = tables.PRIMARY + "final"
 CHOSEN = "chosen.toml"
 UNFINISHED = "unfinished.json"
 BATCH = 4
@@ -106,17 +109,41 @@ Choice = Annotated[
 
 
 def _flat_space(space: object, prefix: str = "") -> object:
-    """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range."""
+    """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range.
+
+    Raises ``ValueError`` for what is neither a range nor a list of distinct values.
+    """
     if not isinstance(space, Mapping):
         return space
     flat: dict[str, object] = {}
     for key, value in space.items():
+        where = f"{prefix}{key}"
         if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
-            inner = _flat_space(value, f"{prefix}{key}.")
+            inner = _flat_space(value, f"{where}.")
             flat |= inner if isinstance(inner, dict) else {}
-        else:
-            flat[f"{prefix}{key}"] = value
+            continue
+        if not isinstance(value, Mapping):
+            _check_values(f"space.{where}", value)
+        flat[where] = value
     return flat
+
+
+def _check_values(key: str, values: object) -> None:
+    scalars = isinstance(values, list) and all(
+        isinstance(one, bool | int | float | str) for one in values
+    )
+    if not scalars or not values:
+        raise ValueError(
+            f"{key} = {values} is not allowed; it should be a list of numbers, texts or truth "
+            "values that is not empty, or a range { low = …, high = … }"
+        )
+    _check_distinct(key, values)
+
+
+def _check_distinct(key: str, values: object) -> None:
+    assert isinstance(values, list)
+    if twice := [one for i, one in enumerate(values) if one in values[:i]]:
+        raise ValueError(f"{key} = {values} has {twice[0]!r} more than once")
 
 
 @final
@@ -133,13 +160,23 @@ class SweepFile(BaseModel):
     search_seed: int = Field(0, alias="search-seed")
     prune: bool = False
     """Whether a run ends early if its score is below the median of the others in that round."""
-    measure: str = tables.PRIMARY + "final"
+    measure: str = MEASURE
     unit: str = "%"
-    format: str = ".2f"
+    format: tables.Format = ".2f"
     better: Literal["higher", "lower"] = "higher"
     note: str = ""
     base: dict[str, object] = {}
     space: Annotated[dict[str, Choice], Field(min_length=1), BeforeValidator(_flat_space)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SweepFile":
+        _check_distinct("seeds", self.seeds)
+        if self.prune and (self.measure, self.better) != (MEASURE, "higher"):
+            raise ValueError(
+                f"prune = true compares the primary score during the runs; it needs measure = "
+                f'"{MEASURE}" and better = "higher"'
+            )
+        return self
 
     def fixed(self) -> Flat:
         """Return the settings of ``[base]``, flat."""
@@ -165,8 +202,8 @@ class Result:
 def read(source: Path | Mapping[str, object]) -> SweepFile:
     """Read a sweep file, or a mapping with the same keys. Raises ``ValueError``, one line."""
     where = Path("sweep") if isinstance(source, Mapping) else find(source)
-    content = dict(source) if isinstance(source, Mapping) else read_toml(where)
-    if "space" not in content:
+    content = _kebab(source) if isinstance(source, Mapping) else read_toml(where)
+    if not content.get("space"):
         raise ValueError(
             f"{where} has no [space], so it is no sweep: name settings and their values"
         )
@@ -181,11 +218,12 @@ def read(source: Path | Mapping[str, object]) -> SweepFile:
         raise ValueError(
             f'{where}: data.score-on = "{score_on}" is not allowed in a sweep; allowed: {COLUMN}'
         )
-    for key in (*VALIDATION, "seed"):
+    for key in (*VALIDATION, "seed", "name", "labels"):
         if key in file.space:
             raise ValueError(
                 f"{where}: {key} is not allowed in [space]; it is the same for all configurations"
             )
+    _check_methods(file, where)
     ranges = [key for key, values in file.space.items() if isinstance(values, Range)]
     if file.search == "grid" and ranges:
         raise ValueError(
@@ -193,6 +231,44 @@ def read(source: Path | Mapping[str, object]) -> SweepFile:
             "allowed for a range: random, optuna"
         )
     return file
+
+
+def _kebab(table: Mapping[str, object]) -> dict[str, object]:
+    """Return a mapping from Python with the keys of a file: ``batch_size`` is ``batch-size``."""
+    return {
+        kebab(str(key)): _kebab(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+    }
+
+
+def _check_methods(file: SweepFile, where: Path) -> None:
+    """Find the user's modules, and raise ``ValueError`` for a setting that no method reads."""
+    tried = file.space.get("method", [])
+    methods = [str(one) for one in tried] if isinstance(tried, list) else []
+    fixed = file.fixed()
+    methods = methods or [str(fixed.get("method") or defaults()["method"])]
+    for method in methods:
+        look_in(where.parent, {**fixed, "method": method})
+    for key in file.space:
+        if not any(reads(method, key) for method in methods):
+            raise ValueError(f"{where}: space.{key} is not read by {', '.join(methods)}")
+
+
+def target(source: Path | None, out: Path | None) -> tuple[Path, str]:
+    """Return the folder of a sweep and the name of its files; ``source``: its file, if any.
+
+    Raises ``ValueError``, one line, if the sweep's files would replace its own file.
+    """
+    stem = source.stem if source else "sweep"
+    folder = (out or Path("runs") / stem).expanduser().resolve()
+    if f"{stem}.toml" == CHOSEN:
+        raise ValueError(f"{source}: the sweep's result has this name; rename the file")
+    if source and (folder / f"{stem}.toml").exists() and (folder / f"{stem}.toml").samefile(source):
+        raise ValueError(
+            f"out = {folder} is the folder of {source}, which the sweep's table would replace; "
+            "choose another folder"
+        )
+    return folder, stem
 
 
 def name(configuration: Configuration) -> str:
@@ -317,8 +393,17 @@ def run(
         with closing(Pool(todo, folder, jobs, unfinished, file.prune)) as pool:
             for cell in pool.play(left):
                 on_cell(cell, unfinished.get(cell.fingerprint, ""))
+                _check_measured(cell, folder)
         plan.tell([_mean(tables.collect(whole, folder), row, len(file.seeds)) for row in rows])
     return result(file, configurations, folder)
+
+
+def _check_measured(cell: CellRun, folder: Path) -> None:
+    """Raise ``ValueError`` if a finished run has no number of the measure, since none will."""
+    record = tables.recorded([cell], folder).get(cell.fingerprint)
+    if record is not None and cell.value(record) is None:
+        known = nearest(cell.measure, record.measures())
+        raise ValueError(f'measure = "{cell.measure}" is no number of this run{known}')
 
 
 def result(file: SweepFile, configurations: Mapping[str, Configuration], folder: Path) -> Result:
@@ -361,6 +446,7 @@ class Unfinished(dict[str, str]):
         """Note further cells in the file, by their fingerprints."""
         if others.keys() - self.keys():
             self.update({**others, **self})
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(self, indent=1).encode())
 
 
@@ -413,7 +499,8 @@ class Pool:
         process = context.Process(
             target=_play, args=(cell.flat, self._place(cell), self.folder / "learnt", end)
         )
-        process.start()
+        with preload.without_main():
+            process.start()
         end.close()
         return Playing(cell, process, connection)
 

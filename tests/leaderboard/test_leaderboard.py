@@ -108,6 +108,11 @@ def test_a_rank_counts_the_rows_that_are_seen_to_be_better() -> None:
     assert [found[name].rank for name in values] == [1, 1, 3]
     assert found["last"].low < 0.5 + noise.mean() < found["last"].high
     assert [found[name].worst for name in values] == [2, 2, 3]
+    # a row that is level with the first one of its group shares its rank, whatever is between
+    wide = np.array([[0.9], [0.5], [0.1], [0.9], [0.1]]).repeat(3, 1).T
+    mixed = ranking.ranks({"narrow": 0.6 + noise, "between": 0.58 + noise, "wide": wide})
+    assert [mixed[name].rank for name in ("narrow", "between", "wide")] == [1, 2, 2]
+    assert (mixed["wide"].best, mixed["wide"].worst) == (1, 3)
     # the difference of rows with the same noise is certain, although their intervals overlap
     certain = ranking.ranks({"a": noise + 0.001, "b": noise})
     assert (certain["a"].rank, certain["b"].rank) == (1, 2)
@@ -248,8 +253,33 @@ def test_a_users_run_that_follows_the_protocol_is_added(tmp_path: Path, protocol
     added = section.standings[-1]
     assert added.place.added and f"{FIRST}, seed 1" not in added.missing
     assert f"{FIRST}, seed 2" in added.missing
-    with pytest.raises(ValueError, match="has a row 'local'; give another: --name NAME"):
+    with pytest.raises(ValueError, match="has another row 'local'; give another: --name NAME"):
         user_rows.add(again, [run], "local", "")
+    with pytest.raises(ValueError, match="--name 'a\\\\nb' is not allowed"):
+        user_rows.add(again, [run], "a\nb", "")
+    same = user_rows.add(again, [run], "", "")
+    assert same.row.sends == "a network", "a later run keeps what the first one said"
+    copy = shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(ValueError, match="are runs of the same cell; give one of them"):
+        user_rows.add(again, [run, copy], "", "")
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"seconds": 0.5}))
+    with pytest.raises(ValueError, match=f"has another run of {FIRST}, seed 1, of this row"):
+        user_rows.add(again, [copy], "", "")
+    (copy / "summary.json").write_text(json.dumps(summary | {"rounds": 1}))
+    with pytest.raises(ValueError, match="ended after 1 of 2 rounds"):
+        user_rows.add(again, [copy], "", "")
+    (copy / "journal.jsonl").unlink()
+    with pytest.raises(ValueError, match="journal.jsonl is damaged: it is missing"):
+        user_rows.add(again, [copy], "", "")
+    rows = json.loads((board.folder / "added.json").read_text())
+    rows["rows"][0]["fleets"] = ["two"]
+    (board.folder / "added.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="added.json: ours: fleet 'two' is none of the protocol's"):
+        Board(board.folder, protocol)
+    (board.folder / "added.json").write_text(json.dumps(rows | {"rows": 5}))
+    with pytest.raises(ValueError, match="added.json is damaged: "):
+        Board(board.folder, protocol)
 
 
 @pytest.mark.parametrize(

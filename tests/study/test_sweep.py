@@ -1,9 +1,11 @@
 """``fedmosaic sweep``: configurations of an experiment, chosen on validation samples."""
 
 import json
+import os
 import random
 import signal
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +16,11 @@ import fedmosaic
 import psutil
 import pytest
 
+from common.settings.version import ROOT
 from deploy.study import paper_table, records, sweep
 from deploy.study.paper_table import CellRun
 from tests.support.commandline import command_line, typed
+from tests.support.own_modules import ONE_MODULE, package
 from tests.support.waiting import PATIENCE, until
 
 BASE: dict[str, object] = {
@@ -67,8 +71,17 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         (content(space={"train.lr": {"low": 0.1, "high": 1.0}}), "space.train.lr is a range"),
         (content(search="random", space={"a": {"low": 1, "high": 1}}), "should be below high = 1"),
         (content(search="random", space={"a": {"low": 0, "high": 1, "log": True}}), "above 0"),
-        (content(space={"train.lr": []}), "space.train.lr"),
-        (content(space={}), "space"),
+        (content(space={"train.lr": []}), "space.train.lr = [] is not allowed; it should be a"),
+        (content(space={"train.lr": 0.1}), "space.train.lr = 0.1 is not allowed; it should be a"),
+        (content(space={"train": {"lr": [[0.1]]}}), "space.train.lr = [[0.1]] is not allowed"),
+        (content(space={"train.lr": [1, 1.0]}), "space.train.lr = [1, 1.0] has 1.0 more than once"),
+        (content(space={"train.lr": {"low": 1, "high": 2, "lgo": True}}), "lgo' is unknown"),
+        (content(space={"fedkf.gamma": [0.1, 1.0]}), "space.fedkf.gamma is not read by fedavg"),
+        (content(space={"name": ["a", "b"]}), "name is not allowed in [space]"),
+        (content(space={}), "sweep has no [space]"),
+        (content(seeds=[1, 2, 1]), "seeds = [1, 2, 1] has 1 more than once"),
+        (content(format="two"), 'format = "two" is not allowed'),
+        (content(prune=True, measure="bytes.up"), 'it needs measure = "primary.final"'),
         (content(serach="grid"), "key 'serach' is unknown"),
         (content(search="best"), "'grid', 'random' or 'optuna'"),
     ],
@@ -79,6 +92,11 @@ def test_a_mistake_is_one_line(changed: dict[str, object], line: str) -> None:
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_mapping_may_have_the_names_of_python() -> None:
+    spec = sweep.read(content(space={"train": {"batch_size": [8, 16]}}, search_seed=3))
+    assert list(spec.space) == ["train.batch-size"] and spec.search_seed == 3
+
+
 def test_a_wrong_value_is_refused_before_any_run(tmp_path: Path) -> None:
     wrong = file(space={"train.lr": [0.1, -1.0]})
     with pytest.raises(ValueError, match=r"row 'train.lr = -1.0'.*train.lr"):
@@ -86,6 +104,53 @@ def test_a_wrong_value_is_refused_before_any_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="jobs = -1 is not allowed; it should be at least 1"):
         fedmosaic.sweep(content(), out=tmp_path, jobs=-1)
     assert not records.begun(tmp_path)
+
+
+def test_a_measure_that_runs_do_not_have_ends_the_sweep_after_the_first(tmp_path: Path) -> None:
+    wrong = file(measure="primary.finall")
+    with pytest.raises(ValueError, match="primary.finall.* did you mean 'primary.final'"):
+        sweep.run(wrong, tmp_path, jobs=1)
+    assert len(records.read(tmp_path)) == 1
+
+
+def test_a_sweep_does_not_replace_its_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "rates.toml"
+    path.write_text(sweep_toml())
+    refused = typed("sweep", path, "--out", tmp_path)
+    assert refused.returncode == 1 and "which the sweep's table would replace" in refused.stderr
+    with pytest.raises(ValueError, match="the sweep's result has this name"):
+        sweep.target(tmp_path / sweep.CHOSEN, None)
+    with pytest.raises(ValueError, match="is a folder; name a file in it"):
+        fedmosaic.sweep(tmp_path)
+
+
+def test_a_sweep_finds_the_users_method_beside_its_file(tmp_path: Path) -> None:
+    own = f"{package(tmp_path, {'factor': ONE_MODULE})}:factor"
+    path = tmp_path / "rates.toml"
+    path.write_text(sweep_toml(method=own, rounds=1))
+    found = fedmosaic.sweep(path, out=tmp_path / "out", jobs=1)
+    assert list(found["seeds"]) == [2, 2] and list(found["unfinished"]) == ["", ""]
+
+
+SCRIPT = """
+import fedmosaic
+found = fedmosaic.sweep({content!r}, out="swept", jobs=2)
+print("means", [round(mean, 3) for mean in found["mean"]])
+"""
+
+
+@pytest.mark.full
+def test_a_script_without_a_main_guard_sweeps(swept: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(content=content()))
+    run = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    means = [round(mean, 3) for mean in swept[1]["mean"]]
+    assert run.returncode == 0 and run.stdout == f"means {means}\n", run.stderr
 
 
 def test_the_best_configuration_on_validation_samples_is_chosen(swept: tuple[Path, Any]) -> None:
