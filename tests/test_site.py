@@ -159,7 +159,7 @@ def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:
     text = method_page.standing("fedprox", found)
     (line,) = [line for line in text.splitlines() if line.startswith("| FedProx")]
     table = leaderboard_page.table(found[0], False)
-    expected = markdown(replace(table, rows=[[*table.rows[0][:-1]]], header=table.header[:-1]))
+    expected = markdown(replace(table, rows=[[*table.rows[0][:-2]]], header=table.header[:-2]))
     _, *cells = expected.splitlines()[-1].split(" | ")
     assert line == " | ".join(["| FedProx, one, α = 0.5", *cells]) and "71.5 %" in line
     assert method_page.standing("fedavg", found) == ""
