@@ -36,6 +36,21 @@ from deploy.study.records import Flat, Recorded
 PRIMARY = "primary."  #: prefix of measures of the primary score
 
 
+def check_distinct(key: str, values: Sequence[object]) -> None:
+    """Raise ``ValueError`` if a list has a value twice."""
+    if twice := [one for i, one in enumerate(values) if one in values[:i]]:
+        raise ValueError(f"{key} = {values} has {twice[0]!r} more than once")
+
+
+def _checked_seeds(seeds: list[int]) -> list[int]:
+    check_distinct("seeds", seeds)
+    return seeds
+
+
+Seeds = Annotated[list[int], AfterValidator(_checked_seeds)]
+"""Distinct seeds."""
+
+
 class Line(BaseModel):
     """One ``[[row]]`` or ``[[column]]``."""
 
@@ -46,7 +61,7 @@ class Line(BaseModel):
     measure: str = ""
     model: str = "global"
     """For a row: its model, which replaces ``{model}`` in a measure."""
-    seeds: list[int] = []
+    seeds: Seeds = []
     """For a row or a column: its seeds. A row's come before a column's. Empty: the table's."""
     against: str = ""
     """For a row: another row; a note has the differences to it, seed by seed."""
@@ -82,7 +97,7 @@ class TableFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
-    seeds: list[int] = Field(min_length=1)
+    seeds: Seeds = Field(min_length=1)
     measure: str = PRIMARY + "final"
     unit: str = "%"
     format: Format = ".2f"

@@ -129,21 +129,13 @@ def _flat_space(space: object, prefix: str = "") -> object:
 
 
 def _check_values(key: str, values: object) -> None:
-    scalars = isinstance(values, list) and all(
-        isinstance(one, bool | int | float | str) for one in values
-    )
-    if not scalars or not values:
+    known = bool, int, float, str
+    if not isinstance(values, list) or not values or not all(isinstance(v, known) for v in values):
         raise ValueError(
             f"{key} = {values} is not allowed; it should be a list of numbers, texts or truth "
             "values that is not empty, or a range { low = …, high = … }"
         )
-    _check_distinct(key, values)
-
-
-def _check_distinct(key: str, values: object) -> None:
-    assert isinstance(values, list)
-    if twice := [one for i, one in enumerate(values) if one in values[:i]]:
-        raise ValueError(f"{key} = {values} has {twice[0]!r} more than once")
+    tables.check_distinct(key, values)
 
 
 @final
@@ -153,7 +145,7 @@ class SweepFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str = "Sweep"
-    seeds: list[int] = Field([1], min_length=1)
+    seeds: tables.Seeds = Field([1], min_length=1)
     search: Literal["grid", "random", "optuna"] = "grid"
     configurations: int = Field(8, ge=1)
     """Number of configurations of ``random`` and ``optuna``."""
@@ -170,7 +162,6 @@ class SweepFile(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SweepFile":
-        _check_distinct("seeds", self.seeds)
         if self.prune and (self.measure, self.better) != (MEASURE, "higher"):
             raise ValueError(
                 f"prune = true compares the primary score during the runs; it needs measure = "
@@ -250,7 +241,7 @@ def _check_methods(file: SweepFile, where: Path) -> None:
     for method in methods:
         look_in(where.parent, {**fixed, "method": method})
     for key in file.space:
-        if not any(reads(method, key) for method in methods):
+        if not (key.startswith("node.") or any(reads(method, key) for method in methods)):
             raise ValueError(f"{where}: space.{key} is not read by {', '.join(methods)}")
 
 

@@ -92,6 +92,10 @@ def test_a_mistake_is_one_line(changed: dict[str, object], line: str) -> None:
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_space_may_be_over_a_setting_of_one_client() -> None:
+    assert list(file(space={"node.0.model": ["mlp@0.25", "mlp@0.5"]}).space) == ["node.0.model"]
+
+
 def test_a_mapping_may_have_the_names_of_python() -> None:
     spec = sweep.read(content(space={"train": {"batch_size": [8, 16]}}, search_seed=3))
     assert list(spec.space) == ["train.batch-size"] and spec.search_seed == 3

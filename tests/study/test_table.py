@@ -129,6 +129,7 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
         ("seeds = [1, 2]", "seeds = []", "seeds = []"),
         ("seeds = [1, 2]", 'seeds = [1]\nbetter = "best"', 'better = "best"'),
         ("seeds = [1, 2]", "seeds = 1", "seeds = 1"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "seeds = [1, 1] has 1 more than once"),
         ("seeds = [1, 2]", "", "key 'seeds' is missing"),
         ('against = "FedAvg"', 'against = "nobody"', "against = 'nobody' is no row"),
         ("note =", 'compare = ["nobody"]\nnote =', "the table: compare = 'nobody' is no row"),
