@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from deploy.run.loopback import Nodes
 
 GONE = 5.0  #: seconds without a lock by the ServerApp after which it counts as killed
+TRACEBACKS = "; tracebacks: "  #: before the path of a log, at the end of an error's line
 
 
 def launch(
@@ -245,7 +246,7 @@ def _with_remedy(folder: Path, started: float) -> Iterator[None]:
         logs = (folder / LOG, folder / "flower" / "logs")
         new = [p for p in logs if p.exists() and p.stat().st_mtime >= started - 1]
         if new and LOG not in line and "the logs in" not in line:
-            line += f"; tracebacks: {new[0]}"
+            line += f"{TRACEBACKS}{new[0]}"
         raise type(error)(line + newline + more) from error
 
 

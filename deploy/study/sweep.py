@@ -547,7 +547,8 @@ def _play(flat: Flat, place: Path, learnt: Path, end: Connection) -> None:
     try:
         launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
     except Exception as error:  # one configuration that cannot train ends no sweep
-        end.send(REMEDY.sub("", str(error).partition("\n")[0]))  # the cell's state is deleted
+        line = REMEDY.sub("", str(error).partition("\n")[0])
+        end.send(line.partition(launch.TRACEBACKS)[0])  # the cell's files are deleted
 
 
 def chosen(file: SweepFile, found: Result) -> str:

@@ -3,7 +3,6 @@
 import io
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run import preflight, settings
 from deploy.run.settings import resolve
-from tests.support.commandline import command_line, fedmosaic, typed
+from tests.support.commandline import fedmosaic, interruptible, typed
 from tests.support.own_modules import ONE_MODULE, package
 from tests.support.tiny import flat
 from tests.support.waiting import PATIENCE, until
@@ -157,13 +156,7 @@ def test_a_result_as_json_stands_alone_on_standard_output(toy: Path, tmp_path: P
 @pytest.mark.full
 def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        command_line("run", toy, "-s", "rounds=100000", "--out", out),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = interruptible("run", toy, "-s", "rounds=100000", "--out", out)
     begun = out / "checkpoint.safetensors"
     try:
         until("the first round", lambda: begun.exists() or process.poll() is not None)

@@ -19,7 +19,7 @@ import pytest
 from common.settings.version import ROOT
 from deploy.study import paper_table, records, sweep
 from deploy.study.paper_table import CellRun
-from tests.support.commandline import command_line, typed
+from tests.support.commandline import interruptible, typed
 from tests.support.own_modules import ONE_MODULE, package
 from tests.support.waiting import PATIENCE, until
 
@@ -200,13 +200,7 @@ def test_a_complete_sweep_runs_nothing_again(swept: tuple[Path, Any], tmp_path: 
 def test_ctrl_c_ends_a_sweep_with_its_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     path, out = tmp_path / "rates.toml", tmp_path / "out"
     path.write_text(sweep_toml(rounds=100000))
-    process = subprocess.Popen(
-        command_line("sweep", path, "--out", out, "--jobs", "2"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = interruptible("sweep", path, "--out", out, "--jobs", "2")
 
     def checkpoints() -> list[Path]:
         return list((out / records.RUNS).glob("*/checkpoint.safetensors"))
@@ -246,7 +240,7 @@ def test_a_configuration_that_diverges_is_named_and_not_repeated(tmp_path: Path)
     assert list(found.unfinished) == ["train.lr = 1e+30"]
     assert [row for row, why in said if why] == ["train.lr = 1e+30"]
     reason = found.unfinished["train.lr = 1e+30"]
-    assert "\n" not in reason and "--resume" not in reason
+    assert "\n" not in reason and "--resume" not in reason and str(tmp_path) not in reason
     said.clear()
     again = sweep.run(diverges, tmp_path, 1, on_cell=lambda cell, why: said.append((cell.row, why)))
     assert said == [] and again.unfinished == found.unfinished

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 
@@ -37,6 +38,17 @@ def command_line(*arguments: object) -> list[str]:
     """Return the command that starts ``fedmosaic`` as a process from any folder."""
     source = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from deploy.cli import main; main()"
     return [sys.executable, "-c", source, *map(str, arguments)]
+
+
+def interruptible(*arguments: object) -> subprocess.Popen[str]:
+    """Start ``fedmosaic`` as a process that Ctrl-C reaches, with its errors in a pipe."""
+    return subprocess.Popen(
+        command_line(*arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def fedmosaic(*arguments: object, **env: str) -> Done:
