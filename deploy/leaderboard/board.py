@@ -21,7 +21,16 @@ from rich.console import Console
 
 from common.errors import invalid
 from common.files import write_atomically
-from deploy.leaderboard.protocol import COSTS, TRIES, Place, Protocol, Row, check_row, read
+from deploy.leaderboard.protocol import (
+    COSTS,
+    FIRST,
+    TRIES,
+    Place,
+    Protocol,
+    Row,
+    check_row,
+    read,
+)
 from deploy.run import user_modules
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table as tables
@@ -31,7 +40,6 @@ from deploy.study.records import Flat, Recorded
 from deploy.study.sweep import COLUMN, UNFINISHED, Pool, Unfinished
 from deploy.study.sweep import name as name_of
 
-RECORD = EXPERIMENTS / "results" / "leaderboard"
 CHOSEN, ADDED = "chosen.json", "added.json"
 
 T = TypeVar("T")
@@ -55,7 +63,12 @@ class Board:
         for row in added:
             user_modules.look_in(folder / user_modules.COPIES, row.set)
         self.places = [
-            *(Place(row, fleet) for row in self.protocol.row for fleet in row.fleets),
+            *(
+                Place(row, fleet)
+                for row in self.protocol.row
+                for fleet in row.fleets
+                if not row.omitted
+            ),
             *(Place(row, fleet, added=True) for row in added for fleet in row.fleets),
         ]
 
@@ -69,14 +82,15 @@ class Board:
             return kind()
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
-            version = content["version"]
-        except (ValueError, KeyError, TypeError) as error:
+            found = content.get("board", FIRST), content["version"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-        if version != self.protocol.version:
-            raise ValueError(
-                f"{path} is of version {version} of the protocol, and this is version "
-                f"{self.protocol.version}; take another folder"
+        wanted = self.protocol.name, self.protocol.version
+        if found != wanted:
+            theirs, ours = (
+                f"board {board}, version {version}" for board, version in (found, wanted)
             )
+            raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
         try:
             return TypeAdapter(kind).validate_python(content[key])
         except (KeyError, ValidationError) as error:
@@ -95,7 +109,7 @@ class Board:
     def save(self) -> None:
         """Write the chosen configurations and the rows of users."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        version = {"version": self.protocol.version}
+        version = {"board": self.protocol.name, "version": self.protocol.version}
         files = {CHOSEN: {**version, "chosen": self.chosen}}
         if added := [place.row.model_dump() for place in self.places if place.added]:
             files[ADDED] = {**version, "rows": added}
@@ -209,11 +223,17 @@ class Board:
         Unfinished(self.folder / UNFINISHED).join(Unfinished(other / UNFINISHED))
 
 
+def record(protocol: Protocol) -> Path:
+    """Return the folder of a board's bundled record, which may have none."""
+    return EXPERIMENTS / "results" / protocol.label
+
+
 def open_record(folder: Path, protocol: Protocol | None = None) -> Board:
     """Return the board in ``folder``, with what the bundled record has and the folder lacks."""
     board = Board(folder, protocol)
-    if RECORD.is_dir() and folder != RECORD:
-        board.join(RECORD)
+    recorded = record(board.protocol)
+    if recorded.is_dir() and folder != recorded:
+        board.join(recorded)
     board.choose()
     return board
 

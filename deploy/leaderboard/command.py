@@ -21,9 +21,16 @@ def leaderboard(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="With --add: folders of a method's runs.")
     ] = None,
+    which: Annotated[
+        str, typer.Option("--board", help="fashion, cifar or smartwatch.")
+    ] = "fashion",
     to: Annotated[
-        Path, out_option("Folder of the record; at first the bundled record is copied there.")
-    ] = Path("runs/leaderboard"),
+        Path | None,
+        out_option(
+            "Folder of the record, runs/leaderboard_BOARD without it; at first the bundled record "
+            "is copied there."
+        ),
+    ] = None,
     play: Annotated[bool, typer.Option("--run", help="Run the missing cells.")] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Time a short run of each row instead.")
@@ -48,15 +55,17 @@ def leaderboard(
     """
     from deploy.leaderboard import board as boards
     from deploy.leaderboard import page as pages
+    from deploy.leaderboard.protocol import read
     from deploy.leaderboard.ranking import sections
     from deploy.leaderboard.user_rows import add as add_row
 
     given = {"": runs and runs[0], "--name ": name, "--sends ": sends}
     if not add and (lone := next((f"{k}{v}" for k, v in given.items() if v), "")):
         raise ValueError(f"{lone} is given without --add")
-    folder = to.resolve()
-    board = boards.open_record(folder)
-    board.check_rows(row or [])
+    protocol = read(which)
+    folder = (to or Path("runs") / protocol.label).resolve()
+    boards.Board(folder, protocol).check_rows(row or [])
+    board = boards.open_record(folder, protocol)
     added = add_row(board, runs or [], name, sends) if add else None
     for line in pages.protocol_lines(board.protocol):
         plain(line)
@@ -102,7 +111,10 @@ def _play_board(board: Board, rows: list[str], jobs: int, words: str) -> None:
     from deploy.leaderboard.board import play
     from deploy.run.launch import default_workers
 
-    again = f"fedmosaic leaderboard --run --out {shlex.quote(str(board.folder))} {words}".strip()
+    again = (
+        f"fedmosaic leaderboard --run --board {board.protocol.name} "
+        f"--out {shlex.quote(str(board.folder))} {words}"
+    ).strip()
     with progress_bar(again, "leaderboard") as (more, ended):
         play(board, rows, jobs or default_workers(), more, ended)
 

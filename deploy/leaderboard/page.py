@@ -93,7 +93,7 @@ COLUMNS = [
 
 def title(section: Section, one_shot: bool) -> str:
     """Return the heading of a section's table."""
-    return f"{section.fleet}, α = {section.alpha:g}" + (", one-shot" if one_shot else "")
+    return f"{section.fleet}, {section.skew}" + (", one-shot" if one_shot else "")
 
 
 def ordered(section: Section, one_shot: bool) -> list[Standing]:
@@ -113,7 +113,7 @@ def table(section: Section, one_shot: bool) -> Table:
     """Return the table of a section; ``one_shot``: of its one-shot methods, else of the others."""
     rows = ordered(section, one_shot)
     header = ["", *(column.name for column in COLUMNS), "leaves a client", "protocol"]
-    version = f"version {section.version}"
+    version = f"{section.protocol.name}, version {section.protocol.version}"
     lines: list[list[str | Cell]] = [
         [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends), version]
         for one in rows
@@ -137,13 +137,13 @@ def _name(one: Standing) -> str:
 def protocol_lines(protocol: Protocol) -> list[str]:
     """Return the protocol in sentences."""
     runs = len(protocol.seeds) * len(protocol.partitions)
-    base, tuning = protocol.base, protocol.tuning.set
+    base = protocol.base
     return [
-        f"Protocol version {protocol.version}: {protocol.title}, "
+        f"Protocol of the board {protocol.name}, version {protocol.version}: {protocol.title}, "
         f"{base['train.epochs']} local epochs, {base['data.samples']} training images.",
         "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
         f"Each method tries {len(protocol.rates)} configurations on validation samples "
-        f"(α = {tuning['data.alpha']}, a partition of its own): learning rates, with values of its "
+        f"({protocol.tuning.skew}, a partition of its own): learning rates, with values of its "
         "own settings if it has any.",
         f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "
         f"{len(protocol.partitions)} partitions. A method is better than another if the 95 % "
@@ -155,13 +155,14 @@ def protocol_lines(protocol: Protocol) -> list[str]:
         "of the smallest mixed network needs.",
         "Global: the server's model on its test set. Personal: the clients' models on their own "
         "test samples. One-shot methods, with all clients in one round, have tables of their own.",
+        *(f"{row.name} is not on the board: {row.omitted}." for row in protocol.row if row.omitted),
     ]
 
 
 def incomplete(found: Sequence[Section]) -> list[str]:
     """Return lines that name what is missing, did not finish or was given up.
 
-    Lines that are equal for each α of a fleet are there once.
+    Lines that are equal for each skew of a fleet are there once.
     """
     lines = list[str]()
     for section in found:
@@ -261,9 +262,10 @@ def picture(found: Sequence[Section], path: Path) -> bool:
                 place.set_ylim(-0.7, len(ranked) - 0.3)
                 place.tick_params(axis="x", labelsize=8)
                 place.set_xlabel("accuracy, %", fontsize=8)
-                place.set_title(f"{word} score, α = {section.alpha:g}", fontsize=9.5)
+                place.set_title(f"{word} score, {section.skew}", fontsize=9.5)
         note = "mean and 95 % interval; green: references, orange: one-shot methods"
-        heading = f"{shown[0].fleet} fleet, protocol version {shown[0].version}: {note}"
+        used = shown[0].protocol
+        heading = f"{fleet} fleet, board {used.name}, protocol version {used.version}: {note}"
         figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
@@ -293,7 +295,7 @@ def text(board: Board, found: Sequence[Section]) -> str:
 
 def write_text(board: Board, found: Sequence[Section]) -> Path:
     """Write the Markdown into the board's folder, and return its path."""
-    path = board.folder / "leaderboard.md"
+    path = board.folder / f"{board.protocol.label}.md"
     write_atomically(path, text(board, found).encode())
     return path
 
@@ -308,9 +310,10 @@ def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
     """Return the rows of all sections with their numbers, ranks, and missing cells."""
     return [
         {
-            "version": section.version,
+            "board": section.protocol.name,
+            "version": section.protocol.version,
             "fleet": section.fleet,
-            "alpha": section.alpha,
+            "skew": section.skew,
             "row": one.place.row.name,
             "public": one.place.public,
             "one_shot": one.place.one_shot,

@@ -1,13 +1,13 @@
-"""The protocol of the leaderboard: data, fleets, budgets and rows.
+"""The protocols of the leaderboard's boards: data, fleets, budgets and rows.
 
-Its file is ``deploy/experiments/leaderboard/protocol.toml``.
+Each board is a file in ``deploy/experiments/leaderboard``.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -15,7 +15,8 @@ from common.settings.section import Value
 from deploy.run.settings import EXPERIMENTS, checked, flatten, read_toml
 from deploy.study.records import Flat
 
-FILE = EXPERIMENTS / "leaderboard" / "protocol.toml"
+FOLDER = EXPERIMENTS / "leaderboard"
+FIRST = "fashion"  #: name of the first board
 TRIES = 8  #: configurations of each method
 COSTS = "costs"  #: column of the run that counts operations and measures memory
 OWN = {"method", "global-model", "feature-dim"}
@@ -50,6 +51,8 @@ class Tuning(_Part):
     """Seed and settings of the runs that choose configurations."""
 
     seed: int
+    skew: str
+    """How labels differ between the clients."""
     set: Flattened
 
 
@@ -76,6 +79,8 @@ class Row(_Part):
     """Whether it is a baseline on all fleets."""
     ranked: bool = True
     """Whether it has a rank; false for training that is not federated."""
+    omitted: str = ""
+    """Why the method is not on the board, if so."""
     largest: bool = False
     """Whether the global score is that of the fleet's largest network."""
     set: Flattened
@@ -85,13 +90,16 @@ class Row(_Part):
 
 @final
 class Protocol(_Part):
-    """The content of the protocol's file."""
+    """The protocol of one board."""
 
+    name: str
+    """The board's."""
     version: int
     title: str
     seeds: list[int]
     partitions: list[int]
-    alphas: list[float]
+    skew: dict[str, Flattened]
+    """Settings that make labels differ between the clients, by their name."""
     rates: list[float] = Field(min_length=TRIES, max_length=TRIES)
     base: Flattened
     tuning: Tuning
@@ -102,9 +110,14 @@ class Protocol(_Part):
 
     @property
     def columns(self) -> dict[str, Flat]:
-        """Return the settings of each column: a concentration α and a partition."""
-        pairs = itertools.product(self.alphas, self.partitions)
-        return {column(a, p): {"data.alpha": a, "data.seed": p} for a, p in pairs}
+        """Return the settings of each column: a skew and a partition."""
+        pairs = itertools.product(self.skew, self.partitions)
+        return {column(s, p): {**self.skew[s], "data.seed": p} for s, p in pairs}
+
+    @property
+    def label(self) -> str:
+        """Name of the folder of the board's record, and of its text."""
+        return f"leaderboard_{self.name}"
 
     @property
     def cost_settings(self) -> Flat:
@@ -137,9 +150,9 @@ class Protocol(_Part):
         return flat | row.set
 
 
-def column(alpha: float, partition: int) -> str:
+def column(skew: str, partition: int) -> str:
     """Return the name of a column of the board."""
-    return f"α = {alpha:g}, partition {partition}"
+    return f"{skew}, partition {partition}"
 
 
 @final
@@ -165,14 +178,53 @@ class Place:
         return "public" in self.row.kinds
 
 
-def read(path: Path = FILE) -> Protocol:
-    """Read a protocol. Raises ``ValueError``, one line, if the file is none."""
-    protocol = checked(Protocol, read_toml(path), path)
+def names() -> list[str]:
+    """Return the names of the boards, the first one first."""
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=lambda name: (name != FIRST, name))
+
+
+def read(name: str = FIRST) -> Protocol:
+    """Read the protocol of a board.
+
+    Raises ``ValueError``, one line, for an unknown name or a file that is no protocol.
+    """
+    if name not in names():
+        raise ValueError(f"--board {name} is not allowed; allowed: {', '.join(names())}")
+    path = FOLDER / f"{name}.toml"
+    protocol = checked(Protocol, {**_content(path), "name": name}, path)
     for row in protocol.row:
         check_row(protocol, row, path)
         if len(protocol.configurations(row)) != TRIES:
             raise ValueError(f"{path}: {row.name} has other than {TRIES} configurations")
     return protocol
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a protocol's file says, with what it takes from the board that it is ``like``.
+
+    The settings of ``base`` and the kinds are added to the other board's; all else replaces what
+    the other one has. ``rows`` names the other's rows that the board has too, on its own fleets,
+    before rows of its own.
+    """
+    own = read_toml(path)
+    if "like" not in own:
+        return own
+    other, kept = _content(path.parent / f"{own.pop('like')}.toml"), own.pop("rows")
+    fleets = own.get("fleet", other["fleet"])
+    rows = [
+        {**row, "fleets": [name for name in row["fleets"] if name in fleets]}
+        for row in other["row"]
+        if row["name"] in kept
+    ]
+    if unknown := set(kept) - {row["name"] for row in rows}:
+        raise ValueError(f"{path}: rows that the other board lacks: {', '.join(sorted(unknown))}")
+    return {
+        **other,
+        **own,
+        "base": flatten(other["base"]) | flatten(own["base"]),
+        "kind": other["kind"] | own.get("kind", {}),
+        "row": rows + own.get("row", []),
+    }
 
 
 def check_row(protocol: Protocol, row: Row, path: Path) -> None:

@@ -114,13 +114,12 @@ class Standing:
 @final
 @dataclass(frozen=True)
 class Section:
-    """The rows of one fleet at one α. The complete rows have ranks among themselves."""
+    """The rows of one fleet with one skew. The complete rows have ranks among themselves."""
 
     fleet: str
-    alpha: float
+    skew: str
     standings: Sequence[Standing]
-    version: int
-    """Version of the protocol."""
+    protocol: Protocol
 
     @property
     def ranked(self) -> Sequence[Standing]:
@@ -129,7 +128,7 @@ class Section:
 
 
 def sections(board: Board) -> Iterator[Section]:
-    """Yield a section for each fleet and α, with the ranks of its complete rows.
+    """Yield a section for each fleet and skew, with the ranks of its complete rows.
 
     Centralised training and rows that did not finish have no rank. One-shot methods are ranked
     among themselves.
@@ -138,13 +137,13 @@ def sections(board: Board) -> Iterator[Section]:
     for cell in tables.cells(board.board()):
         by_row.setdefault(cell.row, []).append(cell)
     unfinished = Unfinished(board.folder / UNFINISHED)
-    for fleet, alpha in itertools.product(board.protocol.fleet, board.protocol.alphas):
+    for fleet, skew in itertools.product(board.protocol.fleet, board.protocol.skew):
         standings = [
-            _standing(board, place, alpha, by_row.get(place.name, []), unfinished)
+            _standing(board, place, skew, by_row.get(place.name, []), unfinished)
             for place in board.places
             if place.fleet == fleet
         ]
-        section = Section(fleet, alpha, standings, board.protocol.version)
+        section = Section(fleet, skew, standings, board.protocol)
         for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
             kept = [
                 s
@@ -161,11 +160,11 @@ def sections(board: Board) -> Iterator[Section]:
 
 
 def _standing(
-    board: Board, place: Place, alpha: float, cells: Sequence[CellRun], unfinished: Unfinished
+    board: Board, place: Place, skew: str, cells: Sequence[CellRun], unfinished: Unfinished
 ) -> Standing:
     protocol = board.protocol
     by_key = {(cell.column, cell.seed): cell for cell in cells}
-    wanted = [(column(alpha, p), seed) for p in protocol.partitions for seed in protocol.seeds]
+    wanted = [(column(skew, p), seed) for p in protocol.partitions for seed in protocol.seeds]
     known, missing, failed = dict[tuple[str, int], Recorded](), list[str](), list[str]()
     if not cells:
         none = "no configuration has finished"

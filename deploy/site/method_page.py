@@ -20,9 +20,10 @@ from common.files import write_atomically
 from common.settings.parse import parse
 from common.settings.plugins import table_of
 from common.settings.version import ROOT
-from deploy.leaderboard.board import RECORD, Board
+from deploy.leaderboard import protocol as protocols
+from deploy.leaderboard.board import Board, record
 from deploy.leaderboard.page import COLUMNS, title
-from deploy.leaderboard.ranking import Section, sections
+from deploy.leaderboard.ranking import Section, Standing, sections
 from deploy.report import chooser as choices
 from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
@@ -214,7 +215,7 @@ def page(one: Facts) -> str:
     if shared:
         lines += ["", '??? note "Shared settings that the method reads"', ""]
         lines += [f"    {line}" for line in settings_table(shared).splitlines()]
-    if row := standing(one.name, board()):
+    if row := standing(one.name, recorded()):
         lines += ["", "## Leaderboard", "", row]
     if deviations:
         lines += ["", "## Deviations from paper and released code", "", prose(deviations)]
@@ -350,15 +351,16 @@ def fields(kind: type[Records]) -> Iterator[tuple[str, str, str]]:
 
 
 @functools.cache
-def board() -> Sequence[Section]:
-    """Return the sections of the recorded leaderboard; none without a record."""
-    return [*sections(Board(RECORD))] if RECORD.is_dir() else []
+def recorded() -> Sequence[Section]:
+    """Return the sections of all boards that have a record."""
+    boards = (Board(record(one), one) for one in map(protocols.read, protocols.names()))
+    return [section for board in boards if board.folder.is_dir() for section in sections(board)]
 
 
 def standing(name: str, found: Sequence[Section]) -> str:
     """Return the recorded rows of a method in the leaderboard as a table; empty without any."""
     rows = [
-        (clean(f"{one.place.row.name}, {title(section, one.place.one_shot)}"), one)
+        (_where(section, one), one)
         for section in found
         for one in section.standings
         if one.place.row.set["method"] == name and not one.place.added and one.grid
@@ -371,6 +373,12 @@ def standing(name: str, found: Sequence[Section]) -> str:
     ]
     about = "The [leaderboard](../leaderboard.md) explains the protocol and the columns."
     return f"{markdown(Table(header, lines))}\n{about}"
+
+
+def _where(section: Section, one: Standing) -> str:
+    """Return a row's name with its part of the leaderboard."""
+    part = title(section, one.place.one_shot)
+    return clean(f"{one.place.row.name}, {section.protocol.name}, {part}")
 
 
 def cost(name: str) -> str:

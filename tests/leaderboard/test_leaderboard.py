@@ -15,7 +15,7 @@ from deploy.leaderboard import board as boards
 from deploy.leaderboard import page as pages
 from deploy.leaderboard import protocol as protocols
 from deploy.leaderboard import ranking, user_rows
-from deploy.leaderboard.board import RECORD, Board
+from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
 from deploy.run import launch
@@ -34,8 +34,9 @@ def protocol() -> Protocol:
     return Protocol.model_validate(SMALL)
 
 
-def test_the_bundled_protocol_is_one_and_its_cells_are_distinct() -> None:
-    protocol = protocols.read()
+@pytest.mark.parametrize("name", protocols.names())
+def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None:
+    protocol = protocols.read(name)
     board = Board(Path("nowhere"), protocol)
     cells = list(paper_table.cells(board.tuning()))
     assert len(cells) == protocols.TRIES * len(board.places)
@@ -78,7 +79,9 @@ def test_the_best_configuration_is_chosen_once_all_have_ended(
     assert again.chosen == board.chosen
     assert [row.name for row in again.board().row] == ["local"]
     newer = protocol.model_copy(update={"version": 8})
-    with pytest.raises(ValueError, match="is of version 7 of the protocol, and this is version 8"):
+    with pytest.raises(
+        ValueError, match="is of board points, version 7, and this is board points, version 8"
+    ):
         Board(tmp_path, newer)
 
 
@@ -198,24 +201,32 @@ def test_a_row_that_did_not_finish_has_no_rank_and_keeps_nobody_from_one(
     assert pages.picture([section], tmp_path / "ranks.png")
 
 
-RECORDED = RECORD.is_dir()
+RECORDED = [name for name in protocols.names() if boards.record(protocols.read(name)).is_dir()]
 
 
-@pytest.mark.skipif(not RECORDED, reason="the leaderboard has no record")
-def test_the_record_is_of_the_protocol_and_its_choices_are_the_best(tmp_path: Path) -> None:
-    board = Board(RECORD)
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_record_is_of_its_protocol_and_its_choices_are_the_best(
+    name: str, tmp_path: Path
+) -> None:
+    protocol = protocols.read(name)
+    board = Board(boards.record(protocol), protocol)
     assert board.choose() == []
     known = {c.fingerprint for t in (board.tuning(), board.board()) for c in paper_table.cells(t)}
     assert board.recorded.keys() <= known and board.recorded
-    shutil.copy(RECORD / records.NAME, tmp_path)
-    unfinished = RECORD / UNFINISHED
+    shutil.copy(board.folder / records.NAME, tmp_path)
+    unfinished = board.folder / UNFINISHED
     if unfinished.exists():
         shutil.copy(unfinished, tmp_path)
-    again = Board(tmp_path)
+    again = Board(tmp_path, protocol)
     again.choose()
     assert again.chosen == board.chosen
     shown = pages.text(board, list(ranking.sections(board)))
-    assert (RECORD / "leaderboard.md").read_text() == shown
+    assert (board.folder / f"{protocol.label}.md").read_text() == shown
+
+
+def test_each_number_about_the_boards_is_in_their_records() -> None:
+    every = map(protocols.read, RECORDED)
+    shown = "".join((boards.record(one) / f"{one.label}.md").read_text() for one in every)
     told = re.findall(r"[\d.]+ (?:%|[kM]B)", (ROOT / "docs/leaderboard-results.md").read_text())
     assert len(told) > 20 and [number for number in told if f" {number}" not in shown] == []
 
@@ -353,8 +364,25 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
     page = tmp_path / "page.html"
     done = typed("leaderboard", "--out", tmp_path / "record", "--html", page)
     assert done.returncode == 0, done.stderr
-    assert "Protocol version" in done.stdout and page.exists()
+    assert "Protocol of the board fashion, version" in done.stdout and page.exists()
     assert (tmp_path / "record" / "tuning.toml").exists()
-    assert "rows not run yet" in (tmp_path / "record" / "leaderboard.md").read_text()
-    wrong = typed("leaderboard", tmp_path, "--out", tmp_path / "record")
-    assert wrong.returncode == 1 and "is given without --add" in wrong.stderr
+    text = tmp_path / "record" / "leaderboard_fashion.md"
+    assert text.read_text().startswith("# Leaderboard: Fashion-MNIST")
+    other = typed("leaderboard", "--board", "cifar", "--out", tmp_path / "record")
+    assert other.returncode == 1 and "is of board fashion, version" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("nothing",), "nothing is given without --add"),
+        (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
+        (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_leaves_no_folder(
+    words: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    done = typed("leaderboard", *words, "--out", tmp_path / "record")
+    assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "record").exists()

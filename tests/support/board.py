@@ -11,11 +11,12 @@ from deploy.study.paper_table import CellRun
 from deploy.study.records import Recorded
 
 SMALL: dict[str, Any] = {
+    "name": "points",
     "version": 7,
     "title": "Points",
     "seeds": [1, 2],
     "partitions": [5, 6],
-    "alphas": [0.5],
+    "skew": {"α = 0.5": {"data": {"alpha": 0.5}}},
     "rates": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8],
     "base": {
         **{"clients": 2, "rounds": 2},
@@ -24,6 +25,7 @@ SMALL: dict[str, Any] = {
     },
     "tuning": {
         "seed": 9,
+        "skew": "α = 1",
         "set": {"data": {"alpha": 1.0, "seed": 4, "validation": 0.25, "score-on": "validation"}},
     },
     "budget": {"bytes": 250.0, "flops": 1000.0},
