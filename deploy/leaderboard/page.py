@@ -213,10 +213,11 @@ def html(board: Board, found: Sequence[Section]) -> str:
             ]
         )
     rows = [one for section in found for one in section.standings]
+    protocol = board.protocol
     complete = sum(one.complete for one in rows)
     page = Page(
         title="Leaderboard",
-        subtitle=f"{board.protocol.title} · protocol version {board.protocol.version}",
+        subtitle=f"{protocol.title} · board {protocol.name}, version {protocol.version}",
         state="done" if complete == len(rows) else "open",
         pill="complete" if complete == len(rows) else f"{complete} of {len(rows)} rows complete",
         tiles=(),
@@ -225,7 +226,7 @@ def html(board: Board, found: Sequence[Section]) -> str:
             PageSection("Methods", cards),
             PageSection(
                 "Protocol",
-                [Card("", text=" ".join(protocol_lines(board.protocol)), span=12)],
+                [Card("", text=" ".join(protocol_lines(protocol)), span=12)],
             ),
         ],
     )

@@ -180,7 +180,9 @@ class Place:
 
 def names() -> list[str]:
     """Return the names of the boards, the first one first."""
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=lambda name: (name != FIRST, name))
+    return sorted(
+        (path.stem for path in FOLDER.glob("*.toml")), key=lambda name: (name != FIRST, name)
+    )
 
 
 def read(name: str = FIRST) -> Protocol:
