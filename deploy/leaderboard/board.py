@@ -75,13 +75,14 @@ class Board:
     def _load(self, name: str, key: str, kind: type[T]) -> T:
         """Return what a file in the folder has under ``key``; an empty one if there is no file.
 
-        Raises ``ValueError`` for a damaged file, and for one of another version.
+        Raises ``ValueError`` for a damaged file, and for one of another board or version.
         """
         path = self.folder / name
         if not path.exists():
             return kind()
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
+            # without a name it is of the time when there was one board
             found = content.get("board", FIRST), content["version"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error

@@ -140,7 +140,7 @@ def protocol_lines(protocol: Protocol) -> list[str]:
     base = protocol.base
     return [
         f"Protocol of the board {protocol.name}, version {protocol.version}: {protocol.title}, "
-        f"{base['train.epochs']} local epochs, {base['data.samples']} training images.",
+        f"{base['train.epochs']} local epochs, {base['data.samples']} training samples.",
         "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
         f"Each method tries {len(protocol.rates)} configurations on validation samples "
         f"({protocol.tuning.skew}, a partition of its own): learning rates, with values of its "
@@ -212,14 +212,14 @@ def html(board: Board, found: Sequence[Section]) -> str:
                 for one in rows
             ]
         )
-    rows = [one for section in found for one in section.standings]
-    protocol = board.protocol
-    complete = sum(one.complete for one in rows)
+    protocol, wanted = board.protocol, len(board.places)
+    open_ = {o.place.name for section in found for o in section.standings if not o.complete}
+    complete = wanted - len(open_)
     page = Page(
         title="Leaderboard",
         subtitle=f"{protocol.title} · board {protocol.name}, version {protocol.version}",
-        state="done" if complete == len(rows) else "open",
-        pill="complete" if complete == len(rows) else f"{complete} of {len(rows)} rows complete",
+        state="open" if open_ else "done",
+        pill=f"{complete} of {wanted} rows complete" if open_ else "complete",
         tiles=(),
         notes=incomplete(found),
         sections=[

@@ -52,7 +52,7 @@ class Tuning(_Part):
 
     seed: int
     skew: str
-    """How labels differ between the clients."""
+    """How labels differ between the clients, in words."""
     set: Flattened
 
 
@@ -116,7 +116,7 @@ class Protocol(_Part):
 
     @property
     def label(self) -> str:
-        """Name of the folder of the board's record, and of its text."""
+        """Return the name of the folder of the board's record, and of its text."""
         return f"leaderboard_{self.name}"
 
     @property
