@@ -24,6 +24,7 @@ OWN = {"method", "global-model", "feature-dim"}
 RATE = "train.lr"
 
 Flattened = Annotated[dict[str, Value], BeforeValidator(flatten)]
+Rates = Annotated[list[float], Field(min_length=TRIES, max_length=TRIES)]
 
 
 class _Part(BaseModel):
@@ -84,6 +85,8 @@ class Row(_Part):
     largest: bool = False
     """Whether the global score is that of the fleet's largest network."""
     set: Flattened
+    rates: Rates | None = None
+    """Learning rates instead of the protocol's, for a loss of another scale."""
     space: dict[str, Annotated[list[Value], Field(min_length=2, max_length=2)]] = {}
     """Two values of each further setting that is chosen with the learning rate."""
 
@@ -100,7 +103,7 @@ class Protocol(_Part):
     partitions: list[int]
     skew: dict[str, Flattened]
     """Settings that make labels differ between the clients, by their name."""
-    rates: list[float] = Field(min_length=TRIES, max_length=TRIES)
+    rates: Rates
     base: Flattened
     tuning: Tuning
     budget: Budget
@@ -131,9 +134,10 @@ class Protocol(_Part):
         of the combinations of four rates and two further settings, so that each pair of a rate and
         another value is tried once.
         """
+        rates = row.rates or self.rates
         if not row.space:
-            return [{RATE: rate} for rate in self.rates]
-        axes: list[Sequence[Value]] = [self.rates[1::2], *row.space.values()]
+            return [{RATE: rate} for rate in rates]
+        axes: list[Sequence[Value]] = [rates[1::2], *row.space.values()]
         whole = itertools.product(*(range(len(axis)) for axis in axes))
         kept = [at for at in whole if len(axes) == 2 or sum(at) % 2 == 0]
         keys = (RATE, *row.space)

@@ -56,6 +56,9 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
 def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol: Protocol) -> None:
     local, prox = protocol.row
     assert [one["train.lr"] for one in protocol.configurations(local)] == protocol.rates
+    own = [rate / 10 for rate in protocol.rates]
+    slow = local.model_copy(update={"rates": own})
+    assert [one["train.lr"] for one in protocol.configurations(slow)] == own
     two = protocol.configurations(prox)
     assert len(two) == 8 and {one["train.lr"] for one in two} == {0.2, 0.4, 0.6, 0.8}
     three = prox.model_copy(update={"space": {**prox.space, "average.beta": [0.1, 0.2]}})
