@@ -28,7 +28,12 @@ FORESEEN = (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoun
 """Types of errors whose first line is written for users."""
 PLUGINS: set[str] = set()
 """Top-level modules of plug-ins that this process imported or tried to import."""
-WORDS = {"too_short": "a list that is not empty", "string_too_short": "a name"}
+WORDS = {
+    "too_short": "a list with {min_length} or more entries",
+    "too_long": "a list with at most {max_length} entries",
+    "string_too_short": "a name",
+}
+"""What a value should be, by pydantic's type of error; in braces, entries of its context."""
 REPORTED = "its traceback is in"
 
 
@@ -116,10 +121,12 @@ def refusal(error: ErrorDetails, key: str, pattern: str = "") -> str:
     allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     if error["type"] == "string_pattern_mismatch":
         allowed = pattern
+    elif error["type"] in WORDS:
+        allowed = WORDS[error["type"]].format_map(error.get("ctx", {}))
     value = error["input"]
     shown = f'"{value}"' if isinstance(value, str) else str(value)
     shown = shown.lower() if isinstance(value, bool) else shown
-    return f"{key} = {shown} is not allowed; it should be {WORDS.get(error['type'], allowed)}"
+    return f"{key} = {shown} is not allowed; it should be {allowed}"
 
 
 def report(error: BaseException, folder: Path) -> str:

@@ -19,6 +19,7 @@ from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
 from deploy.run import launch
+from deploy.run.settings import checked
 from deploy.study import paper_table, records
 from deploy.study.paper_table import CellRun
 from deploy.study.sweep import UNFINISHED
@@ -59,6 +60,10 @@ def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol:
     own = [rate / 10 for rate in protocol.rates]
     slow = local.model_copy(update={"rates": own})
     assert [one["train.lr"] for one in protocol.configurations(slow)] == own
+    for rates, allowed in ((own[1:], "8 or more"), ([*own, 1.0], "at most 8")):
+        row = {**local.model_dump(), "rates": rates}
+        with pytest.raises(ValueError, match=f"should be a list with {allowed} entries"):
+            checked(protocols.Row, row, Path("board.toml"))
     two = protocol.configurations(prox)
     assert len(two) == 8 and {one["train.lr"] for one in two} == {0.2, 0.4, 0.6, 0.8}
     three = prox.model_copy(update={"space": {**prox.space, "average.beta": [0.1, 0.2]}})
