@@ -141,9 +141,18 @@ def defaults(method: str = "") -> dict[str, Value]:
 
     ``method``: as for ``tables``.
     """
+    return _defaults(tables(method)) if method else dict(_built_in_defaults())
+
+
+@cache
+def _built_in_defaults() -> dict[str, Value]:
+    return _defaults(_built_in_tables())
+
+
+def _defaults(some: Mapping[str, type[Section]]) -> dict[str, Value]:
     return {
         f"{table}.{kebab(name)}".lstrip("."): field.default
-        for table, kind in tables(method).items()
+        for table, kind in some.items()
         for name, field in kind.model_fields.items()
     }
 

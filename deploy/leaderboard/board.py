@@ -214,10 +214,8 @@ class Board:
 
     def join(self, other: Path) -> None:
         """Add the cells, choices and ends of runs that another folder has and this one lacks."""
-        known = records.read(self.folder)
-        for fingerprint, record in records.read(other).items():
-            if fingerprint not in known:
-                records.append(self.folder, record)
+        known, found = records.read(self.folder), records.read(other)
+        records.append(self.folder, *(one for name, one in found.items() if name not in known))
         theirs = Board(other, self.protocol)
         self.chosen = {**theirs.chosen, **self.chosen}
         self.save()

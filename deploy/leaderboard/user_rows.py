@@ -66,8 +66,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
                 "row; give another: --name NAME"
             )
         new.append(record)
-    for record in new:
-        records.append(board.folder, record)
+    records.append(board.folder, *new)
     board.save()
     return place
 

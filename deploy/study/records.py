@@ -167,8 +167,8 @@ def gather(folder: Path, cells: Mapping[str, Flat]) -> dict[str, Recorded]:
     return recorded
 
 
-def append(folder: Path, cell: Recorded) -> None:
-    """Append a line to the record in ``folder`` and flush it to the disk."""
+def append(folder: Path, *cells: Recorded) -> None:
+    """Append lines to the record in ``folder`` and flush them to the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / NAME, "a+b") as file:
         with contextlib.suppress(OSError):  # some file systems have no locks
@@ -176,8 +176,9 @@ def append(folder: Path, cell: Recorded) -> None:
         file.seek(0)
         lines, end, _ = file.read().rpartition(b"\n")
         file.truncate(len(lines + end))
-        if f'"fingerprint":"{cell.fingerprint}"'.encode() not in lines:
-            file.write(cell.line())
+        for cell in cells:
+            if f'"fingerprint":"{cell.fingerprint}"'.encode() not in lines:
+                file.write(cell.line())
         file.flush()
         os.fsync(file.fileno())
 
