@@ -101,7 +101,10 @@ class Board:
     def check_rows(self, rows: Iterable[str]) -> None:
         """Raise ``ValueError``, one line, for a name that no row has."""
         names = [place.name for place in self.places]
+        omitted = {row.name: row.omitted for row in self.protocol.row if row.omitted}
         for row in rows:
+            if row in omitted:
+                raise ValueError(f"--row {row} is not on the board: {omitted[row]}")
             if row not in names:
                 raise ValueError(
                     f"--row {row} is no row of the leaderboard; its rows are: {'; '.join(names)}"

@@ -386,6 +386,7 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
         (("nothing",), "nothing is given without --add"),
         (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
+        (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_leaves_no_folder(
