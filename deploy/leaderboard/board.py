@@ -99,11 +99,11 @@ class Board:
             raise ValueError(f"{path} is damaged: {why}") from error
 
     def check_rows(self, rows: Iterable[str]) -> None:
-        """Raise ``ValueError``, one line, for a name that no row has."""
+        """Raise ``ValueError``, one line, for a name that no row has, or an omitted one."""
         names = [place.name for place in self.places]
         omitted = {row.name: row.omitted for row in self.protocol.row if row.omitted}
         for row in rows:
-            if row in omitted:
+            if row not in names and row in omitted:
                 raise ValueError(f"--row {row} is not on the board: {omitted[row]}")
             if row not in names:
                 raise ValueError(

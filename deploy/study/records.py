@@ -168,7 +168,10 @@ def gather(folder: Path, cells: Mapping[str, Flat]) -> dict[str, Recorded]:
 
 
 def append(folder: Path, *cells: Recorded) -> None:
-    """Append lines to the record in ``folder`` and flush them to the disk."""
+    """Append the cells that the record in ``folder`` lacks, and flush it to the disk.
+
+    ``cells``: at most one of each fingerprint.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / NAME, "a+b") as file:
         with contextlib.suppress(OSError):  # some file systems have no locks
