@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from common.models import smallest
 from common.settings.version import ROOT
 from deploy.leaderboard import board as boards
 from deploy.leaderboard import page as pages
@@ -52,6 +53,22 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
         assert cell.flat["data.score-on"] == "validation" and cell.flat["data.validation"] > 0
     rounds = {int(cell.flat["rounds"]) for cell in cells}
     assert rounds == {1, 40} and len(protocol.seeds) == 5 and len(protocol.partitions) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [("fashion", (1, 14, 14), 10), ("cifar", (3, 16, 16), 10), ("smartwatch", (6, 100), 7)],
+)
+def test_local_training_of_the_smallest_network_has_the_network_of_fedavg(
+    name: str, shape: tuple[int, ...], classes: int
+) -> None:
+    protocol = protocols.read(name)
+    row = next(row for row in protocol.row if row.name == "local, smallest network")
+    fleet = protocol.fleet["mixed"].set
+    specs = str(fleet["fleet"]).split(",")
+    assert row.set["fleet"] == smallest(
+        specs, shape, classes, feature_dim=int(fleet["feature-dim"])
+    )
 
 
 def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol: Protocol) -> None:
