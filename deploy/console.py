@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status
+PICTURES = (".pdf", ".png", ".svg")  #: suffixes of pictures
 
 Experiment = Annotated[
     Path | None,
@@ -62,6 +63,20 @@ WarmStart = Annotated[
 def out_option(text: str) -> Any:
     """Return the option ``--out`` with this help text."""
     return typer.Option("--out", help=text)
+
+
+def _checked_picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in PICTURES:
+        raise ValueError(
+            f"{option.opts[0]} {path}: a picture should end in {', '.join(PICTURES[:-1])} or "
+            f"{PICTURES[-1]}"
+        )
+    return path
+
+
+def picture_option(name: str, text: str) -> Any:
+    """Return an option with the path of a picture, whose suffix is checked before the work."""
+    return typer.Option(name, callback=_checked_picture, help=text)
 
 
 LogFormat = Annotated[str, typer.Option(help="Format of log lines: text or json.")]

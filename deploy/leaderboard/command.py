@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.console import answer, finish, out_option, plain, print_table, progress_bar
+from deploy.console import (
+    answer,
+    finish,
+    out_option,
+    picture_option,
+    plain,
+    print_table,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from deploy.leaderboard.board import Board
@@ -47,7 +55,7 @@ def leaderboard(
     name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
     sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the ranks here (PNG).")] = None,
+    picture: Annotated[Path | None, picture_option("--picture", "Draw the ranks here.")] = None,
 ) -> None:
     """Compare all methods under one protocol: equal budgets, several seeds and partitions.
 

@@ -268,7 +268,6 @@ def picture(found: Sequence[Section], path: Path) -> bool:
         used = shown[0].protocol
         heading = f"{fleet} fleet, board {used.name}, protocol version {used.version}: {note}"
         figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
-        path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
     return True
 

@@ -112,8 +112,9 @@ def set_log(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG and return ``path``."""
-    figure.savefig(path, format="png", dpi=150)
+    """Write a figure in the format of the suffix, with its folder; return ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
     return path
 
 

@@ -21,6 +21,7 @@ from deploy.console import (
     interruptible,
     out,
     out_option,
+    picture_option,
     plain,
     print_table,
     progress_bar,
@@ -199,14 +200,15 @@ def claims(
 
 def save(figure: Figure, picture: Path) -> None:
     """Write a figure to ``picture`` and print the path."""
-    figure.savefig(picture, dpi=150)
-    plain(f"picture: {picture.resolve()}")
+    from deploy.report import style
+
+    plain(f"picture: {style.save(figure, picture).resolve()}")
 
 
 def noise(
     experiment: Experiment = None,
     settings: Settings = None,
-    to: Annotated[Path, out_option("Path of the picture.")] = Path("noise.png"),
+    to: Annotated[Path, picture_option("--out", "Path of the picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from common.settings.parse import parse
@@ -255,7 +257,8 @@ def regions(
         Path, typer.Argument(help="Folder of a finished run on points in the plane.")
     ],
     to: Annotated[
-        Path | None, out_option("Path of the picture; default: regions.png in the folder.")
+        Path | None,
+        picture_option("--out", "Path of the picture; default: regions.png in the folder."),
     ] = None,
 ) -> None:
     """Draw the decision regions of clients and server, before and after training."""
@@ -270,7 +273,8 @@ def samples(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run of fedkf or dafl.")],
     images: Annotated[int, typer.Option(min=1, help="Total number of generated images.")] = 2000,
     to: Annotated[
-        Path | None, out_option("Path of the picture; default: samples.png in the folder.")
+        Path | None,
+        picture_option("--out", "Path of the picture; default: samples.png in the folder."),
     ] = None,
 ) -> None:
     """Draw mean images by class of a run's generators, below those of the real data."""

@@ -25,7 +25,7 @@ from common.models.generator import Generator
 from common.techniques.datafree import new_generator
 from common.training import seeds
 from common.training.task import Task
-from deploy.report.style import PAPER, frames, series, style
+from deploy.report.style import PAPER, frames, save, series, style
 from deploy.study.finished import Finished, finished
 from server_app.methods.dafl import DAFL
 
@@ -170,14 +170,12 @@ def averages(real: Averages, generated: Averages, classes: tuple[str, ...]) -> F
 
 
 def samples(folder: Path, images: int, out: Path) -> Averages:
-    """Draw the averages to ``out`` (PNG); return the averages of generated images.
+    """Draw the averages to ``out``; return the averages of generated images.
 
-    Raises ``ValueError`` as ``average_images``, and if the folder of ``out`` does not exist.
+    Raises ``ValueError`` as ``average_images``.
     """
-    if folder.is_dir() and not out.resolve().parent.is_dir():
-        raise ValueError(f"--out {out}: the folder {out.resolve().parent} does not exist")
     real, generated, dataset = average_images(folder, images)
-    averages(real, generated, dataset.classes).savefig(out, format="png", dpi=160)
+    save(averages(real, generated, dataset.classes), out)
     return generated
 
 

@@ -9,7 +9,9 @@ import torch
 from common.data.embedded import points
 from common.models.classifier import Classifier
 from common.settings.parse import to_toml
+from deploy.report.style import save
 from deploy.study import noise, pictures
+from tests.support.commandline import typed
 from tests.support.tiny import flat, play, under
 
 POINTS = {"method": "fedorion", "clients": 3, "fleet": "points-mlp-1,points-mlp-2,points-mlp-3"}
@@ -70,3 +72,26 @@ def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> N
     assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
     assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
     assert noise.Time("gaussian", 1.0, 4.0).share == 0.25
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "leaderboard --picture",
+        "study noise --out",
+        "study regions F --out",
+        "study samples F --out",
+    ],
+)
+def test_the_suffix_of_a_picture_is_checked_before_the_work(words: str) -> None:
+    done = typed(*words.split(), "x.bmp")
+    option = words.split()[-1]
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr == f"error: {option} x.bmp: a picture should end in .pdf, .png or .svg\n"
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "png", "svg"])
+def test_a_picture_has_the_format_of_its_suffix(suffix: str, tmp_path: Path) -> None:
+    start = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    path = save(noise.draw_kinds(), tmp_path / "new" / f"x.{suffix}")
+    assert path.read_bytes().startswith(start)
