@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -36,7 +36,7 @@ from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Line, TableFile
-from deploy.study.records import Flat, Recorded
+from deploy.study.records import Flat
 from deploy.study.sweep import COLUMN, UNFINISHED, Pool, Unfinished
 from deploy.study.sweep import name as name_of
 
@@ -209,11 +209,6 @@ class Board:
         """Return whether a run of the board with this configuration did not finish."""
         cells = tables.cells(self._table([(place, one)])) if unfinished else ()
         return any(cell.fingerprint in unfinished for cell in cells)
-
-    @cached_property
-    def recorded(self) -> dict[str, Recorded]:
-        """The recorded cells by fingerprint."""
-        return records.read(self.folder)
 
     def join(self, other: Path) -> None:
         """Add the cells, choices and ends of runs that another folder has and this one lacks."""

@@ -12,6 +12,7 @@ import numpy as np
 from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import COSTS, Place, Protocol, column
 from deploy.study import paper_table as tables
+from deploy.study import records
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Flat, Recorded
 from deploy.study.sweep import UNFINISHED, Unfinished
@@ -136,10 +137,10 @@ def sections(board: Board) -> Iterator[Section]:
     by_row: dict[str, list[CellRun]] = {}
     for cell in tables.cells(board.board()):
         by_row.setdefault(cell.row, []).append(cell)
-    unfinished = Unfinished(board.folder / UNFINISHED)
+    recorded, unfinished = records.read(board.folder), Unfinished(board.folder / UNFINISHED)
     for fleet, skew in itertools.product(board.protocol.fleet, board.protocol.skew):
         standings = [
-            _standing(board, place, skew, by_row.get(place.name, []), unfinished)
+            _standing(board, place, skew, by_row.get(place.name, []), recorded, unfinished)
             for place in board.places
             if place.fleet == fleet
         ]
@@ -160,7 +161,12 @@ def sections(board: Board) -> Iterator[Section]:
 
 
 def _standing(
-    board: Board, place: Place, skew: str, cells: Sequence[CellRun], unfinished: Unfinished
+    board: Board,
+    place: Place,
+    skew: str,
+    cells: Sequence[CellRun],
+    recorded: Mapping[str, Recorded],
+    unfinished: Unfinished,
 ) -> Standing:
     protocol = board.protocol
     by_key = {(cell.column, cell.seed): cell for cell in cells}
@@ -172,7 +178,7 @@ def _standing(
         missing += [] if failed else ["no configuration is chosen yet"]
     for key in [*wanted, (COSTS, protocol.seeds[0])] if cells else ():
         cell = by_key[key]
-        if (record := board.recorded.get(cell.fingerprint)) is not None:
+        if (record := recorded.get(cell.fingerprint)) is not None:
             known[key] = record
         elif cell.fingerprint in unfinished:
             failed.append(f"{key[0]}, seed {key[1]}: {unfinished[cell.fingerprint]}")

@@ -56,11 +56,12 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     copies = board.folder / user_modules.COPIES
     user_modules.copy(first, copies)
     user_modules.look_in(copies, row.set)
-    cells, new = {(c.column, c.seed): c for c in scored(board, [name])}, list[Recorded]()
+    cells = {(c.column, c.seed): c for c in scored(board, [name])}
+    known_runs, new = records.read(board.folder), list[Recorded]()
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
-        if board.recorded.get(record.fingerprint, record) != record:
+        if known_runs.get(record.fingerprint, record) != record:
             raise ValueError(
                 f"{folder}: the leaderboard has another run of {column_name}, seed {seed}, of this "
                 "row; give another: --name NAME"

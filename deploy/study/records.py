@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -145,12 +146,17 @@ def read(folder: Path) -> dict[str, Recorded]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for i, line in enumerate(lines, start=1):
         try:
-            cell = Recorded.model_validate_json(line)
+            cell = _parsed(line)
         except ValidationError as error:
             why = error.errors(include_url=False)[0]["msg"]
             raise ValueError(f"{path}, line {i} is damaged: {why}") from error
         recorded[cell.fingerprint] = cell
     return recorded
+
+
+@lru_cache(maxsize=8192)  # a record is read after each of its runs, and only grows
+def _parsed(line: bytes) -> Recorded:
+    return Recorded.model_validate_json(line)
 
 
 def gather(folder: Path, cells: Mapping[str, Flat]) -> dict[str, Recorded]:
