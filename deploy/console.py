@@ -66,7 +66,7 @@ def out_option(text: str) -> Any:
 
 
 def _checked_picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and path.suffix not in PICTURES:
+    if path is not None and path.suffix.lower() not in PICTURES:
         raise ValueError(
             f"{option.opts[0]} {path}: a picture should end in {', '.join(PICTURES[:-1])} or "
             f"{PICTURES[-1]}"
