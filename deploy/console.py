@@ -65,17 +65,29 @@ def out_option(text: str) -> Any:
     return typer.Option("--out", help=text)
 
 
+def checked_folder(path: Path, option: str) -> Path:
+    """Return ``path``, absolute; raise ``ValueError`` if it cannot be a folder."""
+    place = path.expanduser().resolve()
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{option} {path} is not allowed; {existing} is not a folder")
+    return place
+
+
 def _checked_picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and path.suffix.lower() not in PICTURES:
+    if path is None:
+        return None
+    if path.suffix.lower() not in PICTURES:
         raise ValueError(
             f"{option.opts[0]} {path}: a picture should end in {', '.join(PICTURES[:-1])} or "
             f"{PICTURES[-1]}"
         )
+    checked_folder(path.parent, option.opts[0])
     return path
 
 
 def picture_option(name: str, text: str) -> Any:
-    """Return an option with the path of a picture, whose suffix is checked before the work."""
+    """Return an option with the path of a picture, which is checked before the work."""
     return typer.Option(name, callback=_checked_picture, help=text)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from deploy.console import (
     answer,
+    checked_folder,
     finish,
     out_option,
     picture_option,
@@ -71,7 +72,7 @@ def leaderboard(
     if not add and (lone := next((f"{k}{v}" for k, v in given.items() if v), "")):
         raise ValueError(f"{lone} is given without --add")
     protocol = read(which)
-    folder = (to or Path("runs") / protocol.label).resolve()
+    folder = checked_folder(to or Path("runs") / protocol.label, "--out")
     boards.Board(folder, protocol).check_rows(row or [])
     board = boards.open_record(folder, protocol)
     added = add_row(board, runs or [], name, sends) if add else None

@@ -24,6 +24,7 @@ from deploy.console import (
     Settings,
     WarmStart,
     answer,
+    checked_folder,
     log_as,
     out,
     plain,
@@ -101,7 +102,7 @@ def certs(
 
     if not folder.strip():  # as a path it would be the current folder
         raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
-    _folder(Path(folder), "certs")
+    checked_folder(Path(folder), "certs")
     files = make(Path(folder), host or [], clients, days, _by_client(client or []), replace)
     _warn_of_expiry(files.ca)
     plain(f"authority      {files.ca}  (public: for the server and all clients)")
@@ -134,7 +135,7 @@ def keygen(
     """Make the key pair of a client on its own machine; the private half stays there."""
     from deploy.machines.certificates import make_key
 
-    _folder(folder, "keygen")
+    checked_folder(folder, "keygen")
     files, digest = make_key(folder, k)
     public = files.public(k)
     plain(
@@ -307,7 +308,7 @@ def app(
     from deploy.machines import submit as sending
     from deploy.run.preflight import counted
 
-    _folder(folder, "app")
+    checked_folder(folder, "app")
     flat = counted(resolved(experiment, settings), data_here=False)
     flat = sending.prepared(flat, False, False)
     flat |= {"experiment": "", "runtime": ""}  # each run is one of its own
@@ -395,9 +396,9 @@ def node(
         pin = serving.pin(digest)
         authority = _trusted(ca, insecure)
         if home is not None:
-            _folder(home, "--home")
+            checked_folder(home, "--home")
         if replicas is not None:
-            k, _ = serving.lowest_free(_folder(replicas, "--replicas"), clients)
+            k, _ = serving.lowest_free(checked_folder(replicas, "--replicas"), clients)
         assert k is not None
         if k >= clients:
             raise ValueError(
@@ -453,7 +454,7 @@ def local(
         preflight(flat)
         _print_notes(flat)
     count = int(flat["clients"])
-    place = _folder(work, "--work")
+    place = checked_folder(work, "--work")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(place))
         files = None if insecure else make(place / "certs", [], count)
@@ -535,15 +536,6 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
             yield control
         except grpc.RpcError as error:
             raise RuntimeError(f"{superlink}: {details(error)}") from None
-
-
-def _folder(path: Path, option: str) -> Path:
-    """Return ``path``, absolute; raise ``ValueError`` if it cannot be a folder."""
-    place = path.expanduser().resolve()
-    existing = next(folder for folder in (place, *place.parents) if folder.exists())
-    if not existing.is_dir():
-        raise ValueError(f"{option} {path} is not allowed; {existing} is not a folder")
-    return place
 
 
 def _tls(ca: Path | None) -> list[str]:

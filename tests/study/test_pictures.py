@@ -83,11 +83,15 @@ def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> N
         "study samples F --out",
     ],
 )
-def test_the_suffix_of_a_picture_is_checked_before_the_work(words: str) -> None:
-    done = typed(*words.split(), "x.bmp")
+def test_the_path_of_a_picture_is_checked_before_the_work(words: str) -> None:
     option = words.split()[-1]
-    assert done.returncode != 0 and done.stdout == ""
-    assert done.stderr == f"error: {option} x.bmp: a picture should end in .pdf, .png or .svg\n"
+    for path, line in (
+        ("x.bmp", f"{option} x.bmp: a picture should end in .pdf, .png or .svg"),
+        (f"{__file__}/x.png", f"{option} {__file__} is not allowed; {__file__} is not a folder"),
+    ):
+        done = typed(*words.split(), path)
+        assert done.returncode != 0 and done.stdout == ""
+        assert done.stderr == f"error: {line}\n"
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "png", "svg"])
