@@ -73,9 +73,10 @@ def leaderboard(
         raise ValueError(f"{lone} is given without --add")
     protocol = read(which)
     folder = checked_folder(to or Path("runs") / protocol.label, "--out")
-    boards.Board(folder, protocol).check_rows(row or [])
-    board = boards.open_record(folder, protocol)
+    board = boards.Board(folder, protocol)
+    board.check_rows(row or [])
     added = add_row(board, runs or [], name, sends) if add else None
+    board = boards.open_record(folder, protocol)
     for line in pages.protocol_lines(board.protocol):
         plain(line)
     if estimate:

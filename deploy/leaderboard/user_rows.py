@@ -7,6 +7,7 @@ from pathlib import Path
 from common.settings.parse import defaults, reads
 from common.settings.section import Value, kebab
 from deploy.leaderboard.board import Board, scored
+from deploy.leaderboard.board import record as bundled
 from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
 from deploy.run import user_modules
 from deploy.run.settings import load_run
@@ -57,7 +58,8 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     user_modules.copy(first, copies)
     user_modules.look_in(copies, row.set)
     cells = {(c.column, c.seed): c for c in scored(board, [name])}
-    known_runs, new = records.read(board.folder), list[Recorded]()
+    known_runs = {**records.read(bundled(board.protocol)), **records.read(board.folder)}
+    new = list[Recorded]()
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None

@@ -403,6 +403,7 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
     ("words", "why"),
     [
         (("nothing",), "nothing is given without --add"),
+        (("--add", "nothing"), "nothing holds no finished run"),
         (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
         (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
