@@ -27,6 +27,7 @@ from deploy.console import (
     WarmStart,
     Workers,
     answer,
+    file_option,
     interruptible,
     out,
     out_option,
@@ -149,7 +150,9 @@ for compare in (*study.COMMANDS, leaderboard):
 @app.command(cls=Answering, rich_help_panel=COMPARE)
 def report(
     folders: Folders,
-    to: Annotated[Path | None, out_option("The page; default: report.html in the folder.")] = None,
+    to: Annotated[
+        Path | None, file_option("--out", "The page; default: report.html in the folder.")
+    ] = None,
 ) -> None:
     """Write one page about a run, or a comparison of several runs."""
     from deploy.report.read import check_journals

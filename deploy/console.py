@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import unwrap
 from pathlib import Path
@@ -74,21 +74,31 @@ def checked_folder(path: Path, option: str) -> Path:
     return place
 
 
-def _checked_picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    if path.suffix.lower() not in PICTURES:
-        raise ValueError(
-            f"{option.opts[0]} {path}: a picture should end in {', '.join(PICTURES[:-1])} or "
-            f"{PICTURES[-1]}"
-        )
-    checked_folder(path.parent, option.opts[0])
-    return path
+def file_option(name: str, text: str, suffixes: Sequence[str] = ()) -> Any:
+    """Return an option with the path of a file to write, which is checked before the work.
+
+    ``suffixes``: those of pictures; empty: any suffix is allowed.
+    """
+
+    def checked(path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        if suffixes and path.suffix.lower() not in suffixes:
+            raise ValueError(
+                f"{name} {path}: a picture should end in {', '.join(suffixes[:-1])} or "
+                f"{suffixes[-1]}"
+            )
+        if path.is_dir():
+            raise ValueError(f"{name} {path} is not allowed; it is a folder")
+        checked_folder(path.parent, name)
+        return path
+
+    return typer.Option(name, callback=checked, help=text)
 
 
 def picture_option(name: str, text: str) -> Any:
-    """Return an option with the path of a picture, which is checked before the work."""
-    return typer.Option(name, callback=_checked_picture, help=text)
+    """Return an option with the path of a picture."""
+    return file_option(name, text, PICTURES)
 
 
 LogFormat = Annotated[str, typer.Option(help="Format of log lines: text or json.")]

@@ -13,6 +13,7 @@ import typer
 from deploy.console import (
     answer,
     checked_folder,
+    file_option,
     finish,
     out_option,
     picture_option,
@@ -55,7 +56,7 @@ def leaderboard(
     ] = False,
     name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
     sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "",
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    html: Annotated[Path | None, file_option("--html", "Write the page here.")] = None,
     picture: Annotated[Path | None, picture_option("--picture", "Draw the ranks here.")] = None,
 ) -> None:
     """Compare all methods under one protocol: equal budgets, several seeds and partitions.

@@ -90,9 +90,9 @@ def _whole(folder: Path) -> Flat:
 def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str], str, int]:
     """Return the fleet, kinds, column and seed whose settings a run has.
 
-    Raises ``ValueError`` with the settings that differ from the nearest column.
+    Raises ``ValueError`` with the settings that differ from the nearest column, and its name.
     """
-    seed, nearest = int(flat["seed"]), dict[str, tuple[Value, Value]]()
+    seed, nearest, where = int(flat["seed"]), dict[str, tuple[Value, Value]](), ""
     columns = {**protocol.columns, COSTS: protocol.cost_settings}
     sizes = range(len(protocol.kind) + 1)
     kinds = [list(some) for n in sizes for some in itertools.combinations(protocol.kind, n)]
@@ -112,12 +112,12 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
         if not differs:
             return fleet, some, name, seed
         if not nearest or len(differs) < len(nearest):
-            nearest = differs
+            nearest, where = differs, ", ".join((fleet, *some, name))
     wrong = ", ".join(
         f"{key} = {own} instead of {'nothing' if value == '' else value}"
         for key, (own, value) in nearest.items()
     )
-    raise ValueError(f"{folder} does not follow the protocol: {wrong}")
+    raise ValueError(f"{folder} does not follow the protocol: {wrong} (nearest: {where})")
 
 
 def _fixed(key: str) -> bool:

@@ -339,7 +339,8 @@ def test_a_run_that_does_not_follow_the_protocol_is_refused(
     run = user_run(tmp_path, protocol, **changes)
     board = chosen(tmp_path / "record", protocol)
     before = records.read(board.folder)
-    with pytest.raises(ValueError, match=f"does not follow the protocol: .*{why}"):
+    refusal = f"does not follow the protocol: .*{why}.*nearest: one, {FIRST}"
+    with pytest.raises(ValueError, match=refusal):
         user_rows.add(board, [run], "", "")
     assert records.read(board.folder) == before and not (board.folder / "added.json").exists()
 
@@ -404,6 +405,7 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
     [
         (("nothing",), "nothing is given without --add"),
         (("--add", "nothing"), "nothing holds no finished run"),
+        (("--html", "."), "--html . is not allowed; it is a folder"),
         (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
         (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
