@@ -1,9 +1,10 @@
 """``flwr-clientapp`` for a client that accepts only one app bundle, and only allowed run configs.
 
 It runs in a process of its own or in the warm process (``warm.py``). Both belong to this machine's
-installation, so that the SuperLink's bundle cannot replace them. This file must not import
-``common`` or ``client_app``, which come from the bundle after the checks. Without a pinned digest
-and rules (``rules.py``), Flower's own program runs unchanged.
+installation, so that the SuperLink's bundle cannot replace them. A SuperNode (``supernode.py``)
+starts no other program for a message. This file must not import ``common`` or ``client_app``, which
+come from the bundle after the checks. Without a pinned digest and rules (``rules.py``), Flower's
+own program runs unchanged.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import io
 import json
 import logging
 import os
+import secrets
+import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from deploy.flower import rules
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 PIN = "FEDMOSAIC_APP_DIGEST"  #: environment variable of a SuperNode with the digest, 64 hex digits
 PROGRAM = "flwr-clientapp"
+PATIENCE = 600.0  #: longest time in seconds for a self-test, on a slow machine with much to import
+FLOWER = "flwr.supernode.runtime.run_clientapp"  #: module whose functions are replaced
+SELF_TEST = "--self-test"  #: argument for ``self_test`` in the place of a message
+UNKNOWN = "self-test"  #: relative path of ``weights``, which rules without exception refuse
 
 
 def digest(fab: bytes) -> str:
@@ -62,7 +70,7 @@ def run(pin: str, allowed: str, real: Callable[[], None]) -> None:
     the object that the ClientApp receives. If Flower loads an app without installing it, the client
     replies with an error.
     """
-    flower: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    flower: Any = importlib.import_module(FLOWER)
     pull, install = flower.pull_task_input, flower.install_from_fab
     loader = flower.get_load_client_app_fn
     contexts: list[Context] = []
@@ -106,17 +114,68 @@ def _in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
+def self_test(pin: str, allowed: str) -> None:
+    """Print the refusals of an empty bundle and of a run config that no rules allow, one per line.
+
+    Both arrive as in Flower's program. A line is missing if that check does not work.
+    """
+    flower: Any = importlib.import_module(FLOWER)
+    context = SimpleNamespace(run_config={"weights": UNKNOWN}, node_config={})
+    empty = io.BytesIO()
+    zipfile.ZipFile(empty, "w").close()
+
+    def message() -> None:
+        flower.pull_task_input(None)
+        flower.install_from_fab(empty.getvalue())
+
+    for checks in ((pin, ""), ("", allowed)):
+        flower.pull_task_input = lambda stub: (None, context)
+        flower.install_from_fab = lambda fab, **options: Path()
+        try:
+            run(*checks, message)
+        except Refused as refusal:
+            print(refusal, flush=True)
+
+
+def fault(command: Sequence[str]) -> str:
+    """Return why ``command``, which starts this program, fails in a self-test; empty if it refuses.
+
+    It gets a random digest as the only one that is allowed, and this process's rules.
+    """
+    pin = secrets.token_hex(32)
+    env = {**os.environ, PIN: pin}
+    needed = [f"--app-digest is {pin}"]
+    if rules.RULES in env:
+        needed.append(f"weights = {UNKNOWN!r} is not allowed")
+    try:
+        done = subprocess.run(
+            [*command, SELF_TEST], env=env, capture_output=True, text=True, timeout=PATIENCE
+        )
+        ended = f"it ended with status {done.returncode} and did not refuse a wrong digest"
+        why = "".join(done.stderr.strip().splitlines()[-1:]) or ended
+    except OSError as error:
+        why = f"{command[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        why = f"it did not end within {PATIENCE:.0f} s"
+    else:
+        if all(text in done.stdout for text in needed):
+            return ""
+    return f"the check of bundles and run configs does not work on this machine: {why}"
+
+
 def main(real: Callable[[], None]) -> None:
     """Run as ``flwr-clientapp``; ``real``: Flower's own entry point."""
     pin, allowed = os.environ.get(PIN, ""), os.environ.get(rules.RULES, "")
-    if pin or allowed:
+    if sys.argv[1:] == [SELF_TEST]:
+        self_test(pin, allowed)
+    elif pin or allowed:
         run(pin, allowed, real)
     else:
         real()
 
 
 def program() -> None:
-    """Run as ``flwr-clientapp`` in a process of its own (``warm.pinning``)."""
+    """Run as ``flwr-clientapp`` in a process of its own."""
     from flwr.supernode.cli import flwr_clientapp
 
     del sys.argv[0]  # the interpreter's -c; the program's name follows

@@ -24,7 +24,7 @@ GRACE = 3.0  #: seconds between SIGTERM and SIGKILL
 POLL = 0.1  #: seconds between two checks of starting processes
 DROPPED = (
     *("FORCE_COLOR", "PYTHONPATH", "FEDMOSAIC_TRUST", "FEDMOSAIC_APP_DIGEST"),
-    "FEDMOSAIC_NODE_RULES",
+    *("FEDMOSAIC_NODE_RULES", "FEDMOSAIC_WARM"),
 )
 """Variables of the user's environment that are removed."""
 
@@ -42,6 +42,22 @@ def executable(name: str) -> str:
             "the environment of this Python"
         )
     return path
+
+
+def own_program(module: str, call: str) -> list[str]:
+    """Return the command of ``call`` in ``deploy.flower.module`` of this installation.
+
+    The interpreter has its absolute path, so that PATH, and files that cannot be executed, do not
+    decide what runs. If the module cannot be imported, the program ends with one line and status 1.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    source = (
+        f"import sys; sys.path.insert(0, {root!r})\n"
+        f"try: from deploy.flower import {module}\n"
+        f"except Exception as error: sys.exit(f'error: deploy.flower.{module}: {{error}}')\n"
+        f"del sys.path[0]; {module}.{call}"
+    )
+    return [sys.executable, "-P", "-c", source]
 
 
 def write_program(path: Path, command: Sequence[str]) -> Path:

@@ -1,9 +1,13 @@
 """``flower-supernode`` that polls for messages often during work, and rarely without work.
 
 Flower's loop sleeps 3 s without a message, 0.5 s between two checks for the ClientApp's reply, and
-1 s before it retries a part of a message. None of these times is configurable. As a script, this
-file runs Flower's own program, but the step that fetches a message also starts the ClientApp, as
+1 s before it retries a part of a message. None of these times is configurable. As a program, this
+module runs Flower's own one, but the step that fetches a message also starts the ClientApp, as
 ``flower-superexec`` would, and returns after its end.
+
+The ClientApp is the program of this installation that checks bundle and run config (``pinned.py``),
+never a program on PATH. A node with something to check proves before it connects that this program
+refuses.
 
 It also corrects two errors. If a run ends while Flower fetches one of its messages, the message is
 not deleted, and each later reply is assigned to the following message. And Flower waits without a
@@ -28,13 +32,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
+from deploy.flower import pinned, rules, warm_client
+from deploy.flower.processes import own_program
+
 PROGRAM = "flower-supernode"
-CLIENT_APP = "flwr-clientapp"  #: Flower's program for one message, on PATH
 LOOP = "flwr.supernode.start_client_internal"
 STOPPED, FAILED = "stopped", "failed"  #: Flower's final statuses of a task
 STARTS = 3  #: starts of a ClientApp for one message; Flower allows 30 s for each
 WAITING = ("pending",)  #: Flower's status of a task before its start
-AT_WORK = (*WAITING, "starting", "running")  #: statuses of a task before its end
+STARTING = ("starting",)  #: and until its ClientApp has reported its start
+AT_WORK = (*WAITING, *STARTING, "running")  #: statuses of a task before its end
+GONE = "ClientApp stopped responding."  #: Flower's reason for a message without a reply
 SHORTEST = 0.05  #: shortest wait in seconds; as in ``common/flower/rpc.py``, part of the bundle
 LOOK, REPLY = 1 / 4, 1 / 20
 """Next wait as a fraction of the elapsed time, for a message and for a reply.
@@ -63,6 +71,9 @@ class Node:
 
     def __init__(self) -> None:
         self._runs: set[int] = set()  #: runs with a message so far
+        self._program = client_app()
+        self._process: subprocess.Popen[bytes] | None = None  #: of the newest ClientApp
+        self._failure = GONE  #: reason of the error reply, if there is no other reply
 
     def listening(self, serve: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``serve``, which starts the server for ClientApps, to store its address."""
@@ -88,9 +99,9 @@ class Node:
             if run_id not in self._runs:
                 log.info("run %d: the first message has arrived", run_id)
             self._runs.add(run_id)
-            starts = Counter[int]()
+            starts, self._failure = Counter[int](), GONE
             wait(functools.partial(self._ended, state, starts), REPLY, LONGEST_REPLY)
-            ensure_reply(run_id, state, object_store)
+            ensure_reply(run_id, state, object_store, self._failure)
             return run_id
 
         return wrapped
@@ -98,20 +109,45 @@ class Node:
     def _ended(self, state: Any, starts: Counter[int]) -> bool | None:
         """Start pending ClientApps; return True if no task is left, else None.
 
-        A ClientApp that never reported its start is started again, up to ``STARTS`` times in all.
+        A ClientApp that was killed before it reported its start is started again, up to ``STARTS``
+        times in all. The message fails if the ClientApp cannot be started or ended by itself.
         ``starts``: their number so far by task.
         """
         for task in state.get_tasks(statuses=WAITING):
             if starts[task.task_id] == STARTS:
                 why = f"{STARTS} ClientApps ended before they reported their start"
-                log.warning("run %d: %s", task.run_id, why)
-                state.finish_task(task.task_id, FAILED, why)
+                self._fail(task, state, why)
                 continue
             starts[task.task_id] += 1
             token = state.claim_task(task.task_id)
-            line = [CLIENT_APP, "--clientappio-api-address", self.address, "--token", token]
-            subprocess.Popen([*line, "--insecure", "--parent-pid", str(os.getpid())])
+            line = [*self._program, "--clientappio-api-address", self.address, "--token", token]
+            try:
+                self._process = subprocess.Popen(
+                    [*line, "--insecure", "--parent-pid", str(os.getpid())]
+                )
+            except OSError as error:
+                self._fail(task, state, f"{line[0]} cannot be started: {error.strerror}")
+        status = 0 if self._process is None else self._process.poll() or 0
+        for task in state.get_tasks(statuses=STARTING) if status > 0 else ():
+            why = f"the ClientApp ended with status {status} before it reported its start"
+            self._fail(task, state, why)
         return not state.get_tasks(statuses=AT_WORK) or None
+
+    def _fail(self, task: Any, state: Any, why: str) -> None:
+        """End a task whose ClientApp cannot run; ``why`` is for this node's log and the server."""
+        self._failure = why
+        log.warning("run %d: %s", task.run_id, why)
+        state.finish_task(task.task_id, FAILED, why)
+
+
+def client_app() -> list[str]:
+    """Return the command of a ClientApp with this node's checks, warm if it has a warm process.
+
+    The cold process has the same checks. Flower's name shows in top and ps.
+    """
+    cold = [*own_program("pinned", "program()"), pinned.PROGRAM]
+    address = os.environ.get(warm_client.ADDRESS)
+    return warm_client.command(address, pinned.PROGRAM, cold) if address else cold
 
 
 def leave_out_messages() -> None:
@@ -142,13 +178,15 @@ def whole(
     return None
 
 
-def ensure_reply(run_id: int, state: Any, object_store: Any) -> None:
+def ensure_reply(run_id: int, state: Any, object_store: Any, failure: str = GONE) -> None:
     """Ensure that the run's message has exactly one reply, with all of its parts.
 
     Call it after the end of the ClientApp, which may have been killed before it took the message,
-    or while it sent its reply. The first complete reply is kept. Without one, Flower's error reply
-    for a ClientApp that stopped responding is stored. The parts of the message are deleted.
+    or while it sent its reply. The first complete reply is kept. Without one, an error reply with
+    the reason ``failure`` is stored. The parts of the message are deleted.
     """
+    from flwr.app import Error
+    from flwr.common.constant import ErrorCode
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
     def is_complete(name: str) -> bool:
@@ -165,6 +203,8 @@ def ensure_reply(run_id: int, state: Any, object_store: Any) -> None:
     if kept is None:
         for message in state.get_messages(run_ids=[run_id], is_reply=False):  # not taken so far
             state.record_message_processing_start(message.metadata.message_id)
+        memory: Any = importlib.import_module(type(state).__module__)
+        memory.CLIENT_APP_CRASHED_ERROR = Error(ErrorCode.CLIENT_APP_CRASHED, failure)
         state._store_error_replies({run_id})
     for name in stored.keys() - set(replies):
         object_store.delete(name)
@@ -172,12 +212,17 @@ def ensure_reply(run_id: int, state: Any, object_store: Any) -> None:
 
 def command(arguments: Sequence[str]) -> list[str]:
     """Return the command line of a SuperNode with ``arguments`` of ``flower-supernode``."""
-    program = [Path(sys.executable).name, "-P", str(Path(__file__).resolve())]
-    return [*program, "--isolation", "process", *arguments]
+    return [*own_program("supernode", "program()"), "--isolation", "process", *arguments]
 
 
 def main() -> None:
-    """Run as ``flower-supernode``."""
+    """Run as ``flower-supernode``; the first argument is the interpreter's ``-c``."""
+    sys.argv[0] = PROGRAM
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(PROGRAM[:15])  # the name in top and ps
+    guarded = pinned.PIN in os.environ or rules.RULES in os.environ
+    if guarded and (why := pinned.fault(client_app())):
+        sys.exit(f"error: {why}")
     from flwr.supernode.cli import flower_supernode
 
     loop: Any = importlib.import_module(LOOP)
@@ -226,10 +271,3 @@ def program() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status or 0)  # do not wait for gRPC's threads, which may never end
-
-
-if __name__ == "__main__":
-    sys.argv[0] = PROGRAM
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(PROGRAM[:15])  # the name in top and ps
-    program()

@@ -1,11 +1,13 @@
 """Warm start for the gRPC runtime: fork a process per message from one with all imports done.
 
 A SuperNode starts a process per message, and importing Flower and torch in it takes seconds of CPU
-time. Flower finds its inner programs by name on PATH. Therefore a folder of stand-ins
-(``warm_client.py``) is first on PATH. One process with all imports forks a child for each
-stand-in. The child runs Flower's own entry point with the same arguments, environment, working
-directory and output files. Messages, isolation and results are those of a cold start. The app's
-modules are never preloaded, because each child must import them from its bundle.
+time. One process with all imports forks a child for each request (``warm_client.py``). The child
+runs Flower's own entry point with the arguments, environment, working directory and output files of
+the request. Messages, isolation and results are those of a cold start. The app's modules are never
+preloaded, because each child must import them from its bundle.
+
+A SuperNode sends its requests by itself (``supernode.py``). A SuperLink finds its inner programs by
+name on PATH, where a folder of stand-ins is first.
 
 A node keeps its warm process only while there is work (``supervise``): without a request for
 ``LINGER`` seconds it ends, and the next request starts another one. An idle client then needs only
@@ -33,9 +35,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deploy.flower import pinned, warm_client, watchdog
-from deploy.flower.processes import Processes, ending, environment, executable, write_program
+from deploy.flower.processes import (
+    Processes,
+    ending,
+    environment,
+    executable,
+    own_program,
+    write_program,
+)
 
-PROGRAMS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+PROGRAMS = ("flower-superexec", "flwr-serverapp")  #: those that a SuperLink starts
 #: preloaded if installed; none of them may start a thread or use a GPU
 PACKAGES = (
     "numpy",
@@ -47,8 +56,6 @@ PACKAGES = (
     "safetensors.torch",
     "flwr.app",
 )
-#: statement that makes this installation importable, as the first entry of the search path
-IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
 SOCKET = "s"  #: file name in the folder of stand-ins
 LINGER = 120.0  #: seconds without a request or a client process until a warm process may end
 POLL = 0.5  #: seconds between two checks of a supervisor
@@ -58,48 +65,42 @@ STALL = 5.0  #: longest time in seconds for one request, because the others wait
 
 
 @contextlib.contextmanager
-def stand_ins(real: Mapping[str, Path] | None = None) -> Iterator[Path]:
-    """Yield a folder with a stand-in for each of ``PROGRAMS``, to put first on PATH.
-
-    ``real``: programs by name that replace Flower's if the warm process is not available.
-    """
+def stand_ins() -> Iterator[Path]:
+    """Yield a folder with a stand-in for each of ``PROGRAMS``, to put first on PATH."""
     with tempfile.TemporaryDirectory(prefix="warm-") as name:  # a short path, private to this user
         folder = Path(name)
         for program in PROGRAMS:
-            fallback = (real or {}).get(program) or executable(program)
-            client = [sys.executable, "-I", "-S", str(Path(warm_client.__file__).resolve())]
-            write_program(folder / program, [*client, str(folder / SOCKET), str(fallback)])
+            command = [executable(program)]
+            write_program(
+                folder / program, warm_client.command(str(folder / SOCKET), program, command)
+            )
         yield folder
 
 
-def pinning(folder: Path) -> Path:
-    """Write the program that checks bundle and run config (``pinned.py``); return its path."""
-    source = f"{IMPORT}from deploy.flower import pinned; del sys.path[0]; pinned.program()"
-    command = [sys.executable, "-P", "-c", source, pinned.PROGRAM]  # with the name in top and ps
-    return write_program(folder / pinned.PROGRAM, command)
-
-
 def possible() -> bool:
-    """Return whether warm start works: Linux, and temporary files can be executed."""
+    """Return whether stand-ins work: on Linux, if temporary files can be executed."""
     if sys.platform != "linux":
         return False
     return not os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC
 
 
-def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> None:
+def start(processes: Processes, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Start the warm process for the stand-ins in ``folder``, as ``warm`` in ``processes``.
+
+    Return the variables by which a SuperLink and SuperNodes use it.
 
     ``env`` must be the environment of the SuperLink and the SuperNodes, except FLWR_HOME. Packages
     read some variables on import (OMP_NUM_THREADS), and these have the warm process's values. If
-    the warm process ends, the stand-ins start the real programs.
+    the warm process ends, its clients start cold processes.
     """
-    _start(processes, env, repr(str(folder / SOCKET)))
+    address = str(folder / SOCKET)
+    _start(processes, env, repr(address))
+    path = os.pathsep.join([str(folder), env["PATH"]])
+    return {"PATH": path, warm_client.ADDRESS: address}
 
 
 def _start(processes: Processes, env: Mapping[str, str], place: str, *inherited: int) -> None:
-    source = f"{IMPORT}from deploy.flower.warm import serve; serve({place})"
-    command = [Path(sys.executable).name, "-P", "-c", source]
-    processes.start("warm", command, env, inherited=inherited)
+    processes.start("warm", own_program("warm", f"serve({place})"), env, inherited=inherited)
     processes.spare("warm")
 
 
@@ -110,11 +111,10 @@ def ready(processes: Processes, folder: Path) -> bool:
 
 def hand_over(line: Sequence[str], home: Path, guard: Mapping[str, str]) -> NoReturn:
     """Replace this process by a supervisor (``supervise``), which has none of its imports."""
-    source = f"{IMPORT}from deploy.flower import warm; del sys.path[0]; warm.supervisor()"
     order = json.dumps([list(line), str(home), dict(guard)])
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-c", source, order])
+    os.execv(sys.executable, [*own_program("warm", "supervisor()"), order])
 
 
 def supervisor() -> NoReturn:
@@ -133,21 +133,13 @@ def supervise(
     ``line``: the SuperNode's command; ``home``: folder of its files; ``guard``: its variables for
     ``pinned.py``; ``linger``: seconds without work until the warm process ends. SIGTERM and SIGINT
     end both processes. For ``RESTART_DELAY`` seconds after a warm process that failed or was
-    killed, for example for memory, requests start Flower's own program.
+    killed, for example for memory, the SuperNode starts cold processes.
     """
-    fallback = {pinned.PROGRAM: pinning(home / "bin")} if guard else {}
-    with (
-        Processes(home, quiet=False) as processes,
-        stand_ins(fallback) as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-    ):
-        listener.bind(str(folder / SOCKET))
-        listener.listen(128)
+    with Processes(home, quiet=False) as processes, _listening() as (listener, address):
         env = environment(guard, home)
-        path = os.pathsep.join([str(folder), env["PATH"]])
         place = listener.fileno()
         _start(processes, env, f"'', {place}, {linger}", place)
-        processes.start("supernode", line, {**env, "PATH": path})
+        processes.start("supernode", line, {**env, warm_client.ADDRESS: address})
         supernode = processes.started["supernode"]
 
         def stop(*_: object) -> None:
@@ -169,10 +161,30 @@ def supervise(
             if not select.select(waiting, [], [], POLL)[0]:
                 continue
             if time.monotonic() < no_restart_before:
-                listener.accept()[0].close()  # the stand-in starts Flower's own program
+                listener.accept()[0].close()  # the client starts a cold process
             else:
                 _start(processes, env, f"'', {place}, {linger}", place)
     return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[tuple[socket.socket, str]]:
+    """Yield a socket that listens, and the address for clients of this user.
+
+    The address is this process's handle of the socket's file. The file itself is deleted at once,
+    so that nothing that happens to temporary files matters. The handle of the folder shortens the
+    path, because a socket's name has at most 107 characters.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        with tempfile.TemporaryDirectory(prefix="warm-") as name:
+            folder = os.open(name, os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+            file = os.open(Path(name, SOCKET), os.O_PATH)
+            stack.callback(os.close, file)
+        listener.listen(128)
+        yield listener, f"/proc/{os.getpid()}/fd/{file}"
 
 
 def serve(path: str, descriptor: int | None = None, linger: float | None = None) -> None:
@@ -182,12 +194,12 @@ def serve(path: str, descriptor: int | None = None, linger: float | None = None)
     Return after ``linger`` seconds without a request and without a child; None: never. Requests
     that arrive later wait in the socket for the next warm process.
     """
-    del sys.path[0]  # this repository; the children import the app from its bundle
     for package in PACKAGES:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(package)
     entries = distribution("flwr").entry_points
-    mains = {entry.name: entry.load() for entry in entries if entry.name in PROGRAMS}
+    served = (*PROGRAMS, pinned.PROGRAM)
+    mains = {entry.name: entry.load() for entry in entries if entry.name in served}
     mains[pinned.PROGRAM] = functools.partial(pinned.main, mains[pinned.PROGRAM])
     gc.collect()
     gc.freeze()  # the children's collector skips these objects, so that their memory stays shared

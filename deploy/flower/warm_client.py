@@ -1,21 +1,30 @@
-"""Stand-in for one of Flower's programs that delegates to the warm process (``warm.py``).
+"""Client of the warm process (``warm.py``), started in the place of one of Flower's programs.
 
 It is a script that uses only the standard library. It connects, sends the arguments, environment,
 working directory and the two output files, and exits after the fork of a child. On any error, the
-real program replaces this process, so that a run never depends on the warm process.
+command of a cold start replaces this process, so that a run never depends on the warm process. For
+a SuperNode, both ways run the same checks (``pinned.py``).
 
 A task must not start twice, because Flower would then fail the first start. Therefore the warm
 process forks only after it has sent READY and received AGREED. After AGREED this side starts the
-real program only if the warm process closes the connection.
+cold process only if the warm process closes the connection.
 """
 
 import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 
+ADDRESS = "FEDMOSAIC_WARM"  #: environment variable of a SuperNode with the warm process's address
 READY, AGREED, FORKED = b"?", b"!", b"+"
 PATIENCE = 30.0  #: timeout in seconds until the warm process, which may be busy, is ready
+
+
+def command(address: str, program: str, cold: Sequence[str]) -> list[str]:
+    """Return the command of ``program`` in the warm process at ``address``, else of ``cold``."""
+    script = os.path.abspath(__file__)
+    return [sys.executable, "-I", "-S", script, address, program, json.dumps(cold)]
 
 
 def hand_over(address: str, program: str, arguments: list[str]) -> bool:
@@ -37,5 +46,7 @@ def hand_over(address: str, program: str, arguments: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    if not hand_over(sys.argv[1], os.path.basename(sys.argv[2]), sys.argv[3:]):
-        os.execv(sys.argv[2], sys.argv[2:])
+    _, at, program, cold, *arguments = sys.argv
+    if not hand_over(at, program, arguments):
+        line = [*json.loads(cold), *arguments]
+        os.execv(line[0], line)

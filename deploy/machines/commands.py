@@ -380,7 +380,7 @@ def node(
         log_as(log_format, log_level)
     with refused(health, retry) if retry else contextlib.nullcontext():
         from deploy.flower.admission import await_admission, check_tls
-        from deploy.flower.warm import hand_over, possible
+        from deploy.flower.warm import hand_over
         from deploy.machines import node as serving
         from deploy.machines.certificates import Certificates
         from deploy.machines.submit import address
@@ -413,6 +413,7 @@ def node(
         guard |= {"FLWR_LOG_LEVEL": "DEBUG"} if log_level == "debug" else {}
         line = serving.command(address(superlink), trust, k, clients, own, health)
         place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
+        serving.check_home(place)
         if REFUSED not in os.environ:  # the first start
             plain(f"client {k} of {clients} for {superlink}")
         if not pin:
@@ -423,8 +424,7 @@ def node(
         check_tls(address(superlink), trust is not None)
         if trust is not None:
             await_admission(address(superlink), trust, k, plain)
-        if possible() if warm is None else warm:
-            place.mkdir(parents=True, exist_ok=True)  # an error is one line here
+        if sys.platform == "linux" if warm is None else warm:
             hand_over(line, place, guard)
         serving.become(line, place, guard)
 

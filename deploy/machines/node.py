@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,8 @@ from client_app.node import KINDS, check
 from common import errors
 from common.settings.section import Value
 from deploy.console import red
-from deploy.flower import pinned, rules, warm
-from deploy.flower.processes import environment, executable
+from deploy.flower import pinned, rules
+from deploy.flower.processes import environment
 from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
@@ -180,20 +181,29 @@ def guards(
     return {rules.RULES: allowed} | ({pinned.PIN: digest} if digest else {})
 
 
+def check_home(home: Path) -> None:
+    """Make the folder ``home``; raise ``ValueError`` if files cannot be written there."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--home {home}: {error.strerror}; this client's code is unpacked there, so it must be "
+            "a folder that can be written"
+        ) from None
+
+
 def become(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> NoReturn:
     """Replace this process by the SuperNode, with the same process id and output.
 
     ``guard``: variables of ``guards``; without them, the SuperNode accepts any bundle and run.
     """
-    home.mkdir(parents=True, exist_ok=True)
     env = environment(guard, home)
-    if guard:
-        folder = warm.pinning(home / "bin").parent
-        env["PATH"] = os.pathsep.join([str(folder), env["PATH"]])
     os.chdir(home)  # it has no modules that a ClientApp could import
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(executable(line[0]), list(line), env)
+    os.execve(line[0], list(line), env)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ are certificates. All addresses are on 127.0.0.1. Each process has its own FLWR_
 unpacks the app there without a lock: two nodes that share it can import an incomplete copy.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,8 +70,7 @@ def start_federation(
         if warm_start:
             folder = stack.enter_context(warm.stand_ins())
             full = environment(variables, work / "home" / "warm")
-            warm.start(processes, folder, full)
-            variables["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+            variables |= warm.start(processes, folder, full)
         control, fleet = start_superlink(
             processes, work, variables, simulation=False, certificates=certificates
         )

@@ -4,7 +4,6 @@ import errno
 import io
 import ipaddress
 import os
-import shlex
 import shutil
 import ssl
 import stat
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.supernode.runtime import run_clientapp as flower
 
-from deploy.flower import pinned, processes, warm
+from deploy.flower import pinned
 from deploy.flower.bundle import built, digest, stage_app
 from deploy.machines import certificates, commands, node
 from deploy.machines.certificates import Certificates, make
@@ -358,35 +357,11 @@ def test_what_is_no_digest_is_refused(text: str) -> None:
     assert node.pin("AB" * 32) == "ab" * 32 and node.pin("") == ""
 
 
-def test_a_supernode_finds_the_pinning_program_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(os, "execve", lambda path, line, env: seen.append(env))
-    monkeypatch.setattr(os, "chdir", lambda path: None)
-    monkeypatch.setenv(pinned.PIN, "of the shell")
-    node.become(["flower-supernode"], tmp_path / "home", {pinned.PIN: "ab" * 32})
-    node.become(["flower-supernode"], tmp_path / "home")
-    found = [shutil.which(pinned.PROGRAM, path=env["PATH"]) for env in seen]
-    mine = str(tmp_path / "home" / "bin" / pinned.PROGRAM)
-    assert found == [mine, processes.executable(pinned.PROGRAM)]
-    assert [env.get(pinned.PIN) for env in seen] == ["ab" * 32, None]
-
-
 def test_the_pinning_program_has_flowers_name_among_the_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    *_, name, rest = shlex.split(warm.pinning(tmp_path / "bin").read_text())
-    assert (name, rest) == (pinned.PROGRAM, "$@")
-    monkeypatch.setattr(sys, "argv", ["-c", name, "--token", "x"])
+    monkeypatch.setattr(sys, "argv", ["-c", pinned.PROGRAM, "--token", "x"])
     seen: list[list[str]] = []
     monkeypatch.setattr(pinned, "main", lambda real: seen.append(list(sys.argv)))
     pinned.program()
     assert seen == [["flwr-clientapp", "--token", "x"]]
-
-
-def test_when_nothing_is_warm_the_stand_in_starts_the_pinning_program(tmp_path: Path) -> None:
-    mine = warm.pinning(tmp_path / "bin")
-    with warm.stand_ins({pinned.PROGRAM: mine}) as folder:
-        assert str(mine) in (folder / pinned.PROGRAM).read_text()
-        assert str(mine) not in (folder / "flower-superexec").read_text()

@@ -18,7 +18,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from common.settings.section import Value
-from deploy.flower import warm, watchdog
+from deploy.flower import warm, warm_client, watchdog
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.control import RunStatus, run_id_from, superlink_command
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
@@ -522,10 +522,12 @@ def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_stand_in_runs_the_real_program_when_nothing_is_warm() -> None:
-    with warm.stand_ins({"flwr-clientapp": Path("/bin/echo")}) as folder:
-        command = [folder / "flwr-clientapp", "a b", "--c"]
-        done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "a b --c\n")
+    with warm.stand_ins() as folder:
+        done = subprocess.run([folder / "flwr-serverapp", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: flwr-serverapp")
+    line = warm_client.command(str(folder / "gone"), "flwr-clientapp", ["/bin/echo", "cold"])
+    done = subprocess.run([*line, "a b", "--c"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "cold a b --c\n")
 
 
 def warm_processes(work: Path) -> list[int]:
@@ -536,7 +538,7 @@ def warm_processes(work: Path) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             home = f"FLWR_HOME={work / 'home' / 'warm'}".encode()
             environ = Path(f"/proc/{pid}/environ").read_bytes()
-            if b"deploy.flower.warm" in command and home in environ and pid == session:
+            if b"flower import warm" in command and home in environ and pid == session:
                 found.append(pid)
     return found
 
@@ -544,6 +546,8 @@ def warm_processes(work: Path) -> list[int]:
 WARM = """
 import json, os, signal, subprocess, sys, time
 import psutil
+sys.path.insert(0, os.environ["ROOT"])
+from deploy.flower.supernode import client_app
 
 def warm():
     try:
@@ -557,7 +561,7 @@ def until(state):
         time.sleep(0.1)
 
 def request():
-    subprocess.run(["flwr-clientapp", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*client_app(), "--help"], check=True, stdout=subprocess.DEVNULL)
 """
 TWICE = """
 seen = []
@@ -585,7 +589,8 @@ def supervised(node: str, home: Path, linger: float) -> str:
         "['python', '-c', sys.argv[1]], Path(sys.argv[2]), {}, float(sys.argv[3])))"
     )
     command = [sys.executable, "-c", script, WARM + node, str(home), str(linger)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=app_folder())
+    env = {**os.environ, "ROOT": str(app_folder())}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=app_folder(), env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

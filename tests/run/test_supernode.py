@@ -24,6 +24,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 from common.flower import rpc
 from deploy.flower import supernode
 
+START = supernode.client_app()
+
 
 class Scene(SimpleNamespace):
     """A clock in which time passes in waits alone."""
@@ -175,7 +177,8 @@ def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     node, served = Node(run_id=3), supernode.Node()
-    monkeypatch.setattr(subprocess, "Popen", lambda line: begun.append(line))
+    monkeypatch.setattr(subprocess, "Popen", lambda line: begun.append(line) or lasting)
+    lasting = SimpleNamespace(poll=lambda: None)
     begun: list[list[str]] = []
     looks = iter([lambda **_: None, lambda **_: None, node.fetch])
 
@@ -195,12 +198,13 @@ def test_a_message_is_fetched_and_answered_before_flowers_loop_goes_on(
     assert scene.waited == [0.05] * (2 + min(lost + 1, supernode.STARTS))
     program = importlib.import_module("flwr.supernode.cli.flwr_clientapp")
     for line in begun:
-        args = program._parse_args_run_flwr_clientapp().parse_args(line[1:])
+        args = program._parse_args_run_flwr_clientapp().parse_args(line[len(START) :])
         assert (args.clientappio_api_address, args.insecure) == ("127.0.0.1:5", True)
         assert args.parent_pid == os.getpid() and args.token
-    assert [line[0] for line in begun] == ["flwr-clientapp"] * min(lost + 1, supernode.STARTS)
+    assert [line[: len(START)] for line in begun] == [START] * min(lost + 1, supernode.STARTS)
     (reply,) = node.state.get_messages(is_reply=True)
-    assert reply.error.reason == "ClientApp stopped responding."
+    in_vain = f"{lost} ClientApps ended before they reported their start"
+    assert reply.error.reason == (in_vain if lost == supernode.STARTS else supernode.GONE)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
         folder = stack.enter_context(warm.stand_ins())
         own = {"OMP_NUM_THREADS": "1"}
         full = environment(own, work / "home" / "warm")
-        warm.start(processes, folder, full)
-        own["PATH"] = os.pathsep.join([str(folder), full["PATH"]])
+        own |= warm.start(processes, folder, full)
         at, fleet, apps = (f"127.0.0.1:{port}" for port in free_ports(3))
         command = [*superlink_command(at, fleet, simulation=False, certificates=keys)]
         command += ["--serverappio-api-address", apps, "--isolation", "process"]

@@ -31,7 +31,7 @@ from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import PATIENCE, until
 
 CLIENTS = 3
-SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower/supernode.py"
+SERVER_APP, CLIENT_APP, NODE = "flwr-serverapp", "flwr-clientapp", "flower import supernode"
 COLD = "--cold-start"  #: forked processes lack the command line by which processes are found
 TORCH = "libtorch"  #: library that a ClientApp loads after receiving its message
 
