@@ -122,7 +122,10 @@ def supervisor() -> NoReturn:
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("fedmosaic")  # the name in top and ps
     line, home, guard = json.loads(sys.argv[1])
-    sys.exit(supervise(line, Path(home), guard))
+    try:
+        sys.exit(supervise(line, Path(home), guard))
+    except OSError as error:  # such as a file system without sockets
+        sys.exit(f"error: --home {home}: a warm start does not work there: {error}")
 
 
 def supervise(
@@ -135,7 +138,7 @@ def supervise(
     end both processes. For ``RESTART_DELAY`` seconds after a warm process that failed or was
     killed, for example for memory, the SuperNode starts cold processes.
     """
-    with Processes(home, quiet=False) as processes, _listening() as (listener, address):
+    with Processes(home, quiet=False) as processes, _listening(home) as (listener, address):
         env = environment(guard, home)
         place = listener.fileno()
         _start(processes, env, f"'', {place}, {linger}", place)
@@ -168,16 +171,16 @@ def supervise(
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[tuple[socket.socket, str]]:
-    """Yield a socket that listens, and the address for clients of this user.
+def _listening(home: Path) -> Iterator[tuple[socket.socket, str]]:
+    """Yield a socket that listens, made in the folder ``home``, and its address.
 
     The address is this process's handle of the socket's file. The file itself is deleted at once,
-    so that nothing that happens to temporary files matters. The handle of the folder shortens the
+    so that nothing that happens to files matters. The handle of the folder shortens the
     path, because a socket's name has at most 107 characters.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        with tempfile.TemporaryDirectory(prefix="warm-") as name:
+        with tempfile.TemporaryDirectory(prefix="warm-", dir=home) as name:
             folder = os.open(name, os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, folder)
             listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")

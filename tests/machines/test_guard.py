@@ -334,12 +334,16 @@ def test_the_program_of_this_installation_has_an_absolute_path_and_one_line_for_
 
 @linux
 def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_else(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(warm_client.ADDRESS, raising=False)
     cold = supernode.client_app()
     assert cold == [*own_program("pinned", "program()"), "flwr-clientapp"]
-    with warm._listening() as (listener, address):
+    home = tmp_path / ("long" * 30)  # longer than the name of a socket
+    home.mkdir()
+    with warm._listening(home) as (listener, address):
+        assert not any(home.iterdir())
         monkeypatch.setenv(warm_client.ADDRESS, address)
         line = supernode.client_app()
         assert line[0] == sys.executable and Path(line[3]).is_file()
