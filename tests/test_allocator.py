@@ -10,8 +10,8 @@ import pytest
 from common.training import allocator
 from server_app import memory
 
-BLOCKS = 8 * (4 << 20)  #: bytes of a step's blocks
-STEPS = """
+BLOCK = 30 << 20  #: bytes of the block below, within the threshold of training
+STEP = """
 import ctypes, sys, torch
 from common.training import device
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -19,33 +19,34 @@ class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
-def held():
-    info = libc.mallinfo2()
-    return info.arena + info.hblkhd
 if sys.argv[1] == "settled":
     device.settle(1)
-before = held()
-for _ in range(3):
-    blocks = [torch.ones(1 << 20) for _ in range(8)]
-    del blocks
-print(held() - before)
+before = libc.mallinfo2()
+block = torch.ones(int(sys.argv[2]) // 4)
+during = libc.mallinfo2()
+del block
+after = libc.mallinfo2()
+print(during.hblks - before.hblks, after.arena - before.arena)
 """
-"""Steps of training in small: blocks of 4 MiB that are allocated and freed together.
+"""A large block that is allocated and freed, as in a step of training.
 
-They print the bytes that the allocator holds after them, by its own account.
+Printed by the allocator's own account: how many mappings of their own it took from the system, and
+how many bytes the heap has kept of it.
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="thresholds of glibc")
 def test_memory_that_a_step_of_training_frees_stays_for_the_next_step() -> None:
-    def held(kind: str) -> int:
+    def seen(kind: str) -> list[int]:
         unset = ("MALLOC_", "GLIBC_TUNABLES")  # variables that set the same thresholds
         env = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
-        command = [sys.executable, "-c", STEPS, kind]
+        command = [sys.executable, "-c", STEP, kind, str(BLOCK)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-        return int(done.stdout)
+        return [int(number) for number in done.stdout.split()]
 
-    assert held("as it is") < BLOCKS / 2 < BLOCKS <= held("settled")
+    (mappings, kept), (own_mappings, own_kept) = seen("settled"), seen("as it is")
+    assert (mappings, own_mappings) == (0, 1)
+    assert own_kept < BLOCK / 2 < kept
 
 
 def test_thresholds_are_those_of_training_again_after_an_exchange(
