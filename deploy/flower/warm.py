@@ -174,9 +174,9 @@ def supervise(
 def _listening(home: Path) -> Iterator[tuple[socket.socket, str]]:
     """Yield a socket that listens, made in the folder ``home``, and its address.
 
-    The address is this process's handle of the socket's file. The file itself is deleted at once,
-    so that nothing that happens to files matters. The handle of the folder shortens the
-    path, because a socket's name has at most 107 characters.
+    The address is this process's handle of the socket's file. The file is deleted at once, so that
+    nobody else can delete or replace it. The handle of the folder shortens the path, because a
+    socket's name has at most 107 characters.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))

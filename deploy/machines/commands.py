@@ -424,7 +424,7 @@ def node(
         check_tls(address(superlink), trust is not None)
         if trust is not None:
             await_admission(address(superlink), trust, k, plain)
-        if sys.platform == "linux" if warm is None else warm:
+        if warm or (warm is None and sys.platform == "linux"):
             hand_over(line, place, guard)
         serving.become(line, place, guard)
 

@@ -257,8 +257,9 @@ def test_a_node_whose_checks_are_gone_refuses_each_message_and_does_not_start_ag
 
 @pytest.mark.full
 @linux
+@pytest.mark.parametrize("warm_start", [True, False])
 def test_nodes_of_a_local_federation_refuse_although_their_stand_ins_are_gone(
-    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_start: bool
 ) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
@@ -266,8 +267,8 @@ def test_nodes_of_a_local_federation_refuse_although_their_stand_ins_are_gone(
     monkeypatch.setattr("tempfile.tempdir", None)
     answers = []
     for digest in (WRONG, pinned.digest(built(app))):
-        work = tmp_path / digest[:8]
-        with start_federation(app, 1, work, {pinned.PIN: digest}, warm_start=True) as federation:
+        work, guard = tmp_path / digest[:8], {pinned.PIN: digest}
+        with start_federation(app, 1, work, guard, warm_start=warm_start) as federation:
             shutil.rmtree(temporary)
             temporary.mkdir()
             out = tmp_path / f"{digest[:8]}.txt"
@@ -358,15 +359,14 @@ def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_e
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("warm_start", [True, False])
 def test_variables_of_the_shell_do_not_reach_a_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm_start: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in (pinned.PIN, rules.RULES, warm_client.ADDRESS):
+    names = {pinned.PIN, rules.RULES, warm_client.ADDRESS}
+    for name in names:
         monkeypatch.setenv(name, "of the shell")
-    env = environment({pinned.PIN: WRONG} if warm_start else {}, tmp_path)
-    assert env.get(pinned.PIN) == (WRONG if warm_start else None)
-    assert rules.RULES not in env and warm_client.ADDRESS not in env
+    assert names.isdisjoint(environment({}, tmp_path))
+    assert environment({pinned.PIN: WRONG}, tmp_path)[pinned.PIN] == WRONG
 
 
 def test_a_clientapp_that_cannot_start_fails_its_message_at_once() -> None:
