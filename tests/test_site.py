@@ -23,10 +23,11 @@ from deploy.leaderboard.ranking import sections
 from deploy.report import chooser
 from deploy.report.listing import described
 from deploy.report.table import markdown, size
-from deploy.site import equations, measure, method_page, paper_page, reference_page
 from deploy.study import paper_table
-from deploy.study.claims import RESULTS, read
-from deploy.study.claims_page import stem
+from docs.tools import equations, measure, method_page, paper_page, reference_page
+from tests.papers import RESULTS, place
+from tests.papers.claims_page import stem
+from tests.papers.judging import read
 from tests.support.battery import marks
 from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
@@ -100,7 +101,7 @@ def test_the_chooser_knows_a_method(
     one = method_page.facts(name)
     assert (one.public, one.rounds, one.leaves) == (public, rounds, leaves)
     assert (one.models, one.networks) == (models, networks)
-    assert chooser.recorded()[name] == one.answers, "run python -m deploy.site.method_page"
+    assert chooser.recorded()[name] == one.answers, "run python -m docs.tools.method_page"
 
 
 @pytest.mark.full
@@ -192,8 +193,8 @@ def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
         if (folder / "cells.jsonl").exists() and not name.startswith("leaderboard_"):
             rows = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
             assert [row for row in rows if row.startswith("|") and row not in text] == []
-            assert f"\nfedmosaic table {name} --out FOLDER\n" in text
-            assert paper_table.read(Path(name)).remarks.strip() in text
+            assert f"\npython -m tests.papers table {name} --out FOLDER\n" in text
+            assert paper_table.read(place(name)).remarks.strip() in text
 
 
 def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table() -> None:
@@ -208,17 +209,17 @@ def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table(
 
 
 def test_the_site_links_to_the_pages_of_papers_and_records_instead_of_their_files() -> None:
-    hooks = pytest.importorskip("deploy.site.hooks", reason=NO_MKDOCS)
-    text = "### Claims of DL-MH\n[a_b](../deploy/experiments/results/a_b/a_b.md)"
+    hooks = pytest.importorskip("docs.tools.hooks", reason=NO_MKDOCS)
+    text = "### Claims of DL-MH\n[a_b](../tests/papers/results/a_b/a_b.md)"
     shown = "### Claims of [DL-MH](results/dl-mh.md)\n[a_b](results/records/a_b.md)"
     assert hooks.with_generated_links(text) == shown
-    other = "[x](../deploy/experiments/results/a_b/c.md)"
+    other = "[x](../tests/papers/results/a_b/c.md)"
     assert hooks.with_generated_links(other) == other
 
 
 def test_the_reference_has_each_command_setting_and_message() -> None:
     pages = reference_page.pages()
-    assert "\n## fedmosaic study noise\n" in pages["reference/commands.md"]
+    assert "\n## fedmosaic study regions\n" in pages["reference/commands.md"]
     assert "| `--workers` |" in pages["reference/commands.md"]
     for setting in described():
         assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]

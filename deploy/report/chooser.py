@@ -1,7 +1,7 @@
 """Five questions, and the methods that fit their answers: on the site and in ``fedmosaic list``.
 
 ``chooser.json`` has each method's answers, so that the command imports no torch.
-``python -m deploy.site.method_page`` writes it.
+``python -m docs.tools.method_page`` writes it.
 """
 
 import json

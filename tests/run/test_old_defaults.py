@@ -14,13 +14,15 @@ from common.settings.old_defaults import OLD_DEFAULTS
 from common.settings.parse import defaults, reads, to_toml
 from deploy.run import settings
 from deploy.run.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
-from deploy.study import noise, paper_table
+from deploy.study import paper_table
 from server_app.storage import checkpoint
+from tests import papers
+from tests.papers import noise
 from tests.support.tiny import Run, flat
 
 FROZEN = flatten(json.loads(Path(__file__).with_name("old_defaults.json").read_text()))
 """The first default of every key."""
-FILES = sorted(EXPERIMENTS.glob("*.toml"))
+FILES = sorted([*EXPERIMENTS.glob("*.toml"), *papers.EXPERIMENTS.glob("*.toml")])
 TABLES = [path for path in FILES if "row" in tomllib.loads(path.read_text(encoding="utf-8"))]
 RUNS = sorted({*FILES} - {*TABLES})
 

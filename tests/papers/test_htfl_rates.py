@@ -1,12 +1,12 @@
 """The learning rates of ``htfl_small`` are those with the best validation scores."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from deploy.study import claims, paper_table
+from deploy.study import paper_table
+from tests.papers import RESULTS, place
 
 RATES, TABLE = "htfl_rates_small", "htfl_small"
 
@@ -25,7 +25,7 @@ def test_the_mean_over_partitions_decides() -> None:
 
 
 def test_both_tables_have_the_same_rows_and_budget() -> None:
-    rates, table = (paper_table.read(Path(name)) for name in (RATES, TABLE))
+    rates, table = (paper_table.read(place(name)) for name in (RATES, TABLE))
     assert [row.name for row in rates.row] == [row.name for row in table.row]
     for cell in paper_table.cells(rates):
         assert cell.flat["data.score-on"] == "validation"
@@ -45,7 +45,7 @@ def test_both_tables_have_the_same_rows_and_budget() -> None:
 
 
 def test_the_rates_have_the_best_validation_scores() -> None:
-    folder, file = claims.RESULTS / RATES, paper_table.read(Path(RATES))
+    folder, file = RESULTS / RATES, paper_table.read(place(RATES))
     if not folder.exists():
         pytest.skip(f"{RATES} is not recorded yet")
     filled, chosen = paper_table.collect(file, folder), dict[str, float]()
@@ -59,5 +59,5 @@ def test_the_rates_have_the_best_validation_scores() -> None:
                 means[partition, float(rate)] = mean
         whole = {key: mean for key, mean in means.items() if ("Dirichlet", key[1]) in means}
         chosen[row] = best(whole)
-    cells = paper_table.cells(paper_table.read(Path(TABLE)))
+    cells = paper_table.cells(paper_table.read(place(TABLE)))
     assert {cell.row: cell.flat["train.lr"] for cell in cells} == chosen

@@ -30,8 +30,8 @@ from deploy.report.listing import Setting, described
 from deploy.report.table import Cell, Table, clean, markdown
 from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
-from deploy.site import equations, measure
-from deploy.site.measure import first_rows
+from docs.tools import equations, measure
+from docs.tools.measure import first_rows
 from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 
 HERE = Path(__file__).parent

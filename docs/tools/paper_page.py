@@ -6,9 +6,10 @@ from typing import Any
 
 from deploy.report.table import Table, markdown
 from deploy.run.settings import read_toml
-from deploy.site import record_page
-from deploy.study.claims import CLAIMS, RESULTS, Paper, Verdict, read
-from deploy.study.claims_page import percent, stem
+from docs.tools import record_page
+from tests.papers import CLAIMS, RESULTS, place
+from tests.papers.claims_page import percent, stem
+from tests.papers.judging import Paper, Verdict, read
 
 FOLDER = RESULTS / "claims"
 WORDS = {
@@ -63,8 +64,8 @@ def overview(papers: Sequence[tuple[Paper, Claims]]) -> str:
         "",
         "A claim is a sentence of the abstract, the contributions or the conclusion that a "
         "measurement can decide. A rule gives the verdict: at least five seeds, intervals of 95 % "
-        "and Holm's correction over the claim's comparisons. `fedmosaic claims` repeats the "
-        "verdicts from the records, and [results](../results.md) lists every record.",
+        "and Holm's correction over the claim's comparisons. `python -m tests.papers claims` "
+        "repeats the verdicts from the records, and [results](../results.md) lists every record.",
         "",
         "Our runs are small: they show orderings on small data, not the papers' accuracies.",
     ]
@@ -85,7 +86,7 @@ def page(paper: Paper, claims: Claims) -> str:
         "",
         f"**What differs.** {paper.differs}",
         "",
-        f"![Effects: {paper.paper}](../deploy/experiments/results/claims/{name}.png)",
+        f"![Effects: {paper.paper}](../tests/papers/results/claims/{name}.png)",
         "",
         LEGEND,
         "",
@@ -96,7 +97,12 @@ def page(paper: Paper, claims: Claims) -> str:
             lines += [f"## {heading}", "", meaning, "", *map(_claim, some), ""]
     if any(_changed(one) for one in claims):
         lines += ["† The claim was written or changed when its runs were there already.", ""]
-    lines += ["## Protocol and records", "", "`fedmosaic table NAME` repeats a table.", ""]
+    lines += [
+        "## Protocol and records",
+        "",
+        "`python -m tests.papers table NAME` repeats a table.",
+        "",
+    ]
     lines += ["| record | runs | seeds |", "|---|---|--:|"]
     lines += [_record(name) for name in paper.tables]
     lines += ["", f"[All comparisons]({name}-comparisons.md) have their numbers."]
@@ -105,7 +111,7 @@ def page(paper: Paper, claims: Claims) -> str:
 
 def _record(name: str) -> str:
     """Return the row of a record: a link to its page if it has one, its title and its seeds."""
-    file = read_toml(CLAIMS.parent / f"{name}.toml")
+    file = read_toml(place(name))
     shown = f"[{name}](records/{name}.md)" if name in record_page.names() else f"`{name}`"
     title = str(file.get("title") or record_page.title(name)).replace("|", "∣")
     return f"| {shown} | {title} | {len(file.get('seeds', [1]))} |"

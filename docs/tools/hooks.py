@@ -16,8 +16,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)] * (str(ROOT) not in sys.path)
 
-from deploy.site import method_page, paper_page, reference_page  # noqa: E402
-from deploy.study.claims_page import named  # noqa: E402
+from docs.tools import method_page, paper_page, reference_page  # noqa: E402
+from tests.papers.claims_page import named  # noqa: E402
 
 FRONT = {
     "index.md": "README.md",
@@ -33,7 +33,7 @@ GENERATED: Mapping[str, Callable[[], Mapping[str, str]]] = {
 """Functions that return further pages by path, by the section of the navigation that lists them."""
 DETAIL = re.compile(r"-comparisons|/records/")
 """Pages that the navigation leaves out; another page links to each."""
-RECORD = re.compile(r"\]\(\.\./deploy/experiments/results/(\w+)/\1\.md")
+RECORD = re.compile(r"\]\(\.\./(?:tests/papers|deploy/experiments)/results/(\w+)/\1\.md")
 PAPER = re.compile(r"^### Claims of (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 

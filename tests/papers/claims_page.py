@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from common.files import write_atomically
 from deploy.report.style import INK, MUTED, PAPER, frame, series, style
 from deploy.report.table import NONE, Table, clean
-from deploy.study.claims import Claim, Judged, Paper, Tested, Verdict
+from tests.papers.judging import Claim, Judged, Paper, Tested, Verdict
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 COLOURS = {Verdict.REPRODUCED: 2, Verdict.CONTRADICTED: 1, Verdict.NO_POWER: 0}

@@ -1,4 +1,4 @@
-"""``python -m deploy.site.measure``: bytes and operations of one round of every method.
+"""``python -m docs.tools.measure``: bytes and operations of one round of every method.
 
 Each method plays the settings of its first row in the leaderboard's protocol, with less data.
 ``measured.json`` has the numbers that the methods' pages show. Operations are equal in every run.
@@ -25,7 +25,7 @@ from deploy.run import launch
 from deploy.study import paper_table
 
 FILE = Path(__file__).with_name("measured.json")
-COMMAND = "python -m deploy.site.measure"
+COMMAND = "python -m docs.tools.measure"
 CLIENTS, IMAGES = 5, 500
 SMALL: dict[str, object] = {
     **{"clients": CLIENTS, "per-round": 0, "rounds": 3, "flops": True},

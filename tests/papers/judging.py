@@ -1,6 +1,6 @@
 """Judge the papers' claims by recorded runs, with five verdicts that follow from a rule.
 
-``deploy/experiments/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
+``tests/papers/claims/`` has a file for each paper: one ``[[claim]]`` for each sentence of its
 abstract, contributions and conclusion that a measurement can decide. A claim names the recorded
 tables that decide it and the fair conditions of a test; ``_judged`` is the rule.
 
@@ -27,13 +27,13 @@ from scipy.special import stdtr, stdtrit
 
 from common.settings.parse import reads
 from deploy.report.groups import LEVEL, half_width
-from deploy.run.settings import EXPERIMENTS, checked, read_toml
+from deploy.run.settings import checked, read_toml
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, Comparison, TableFile
+from tests.papers import CLAIMS, RESULTS, place
 
 SEEDS = 5  #: fewest seeds that decide
 POWER = 0.8  #: probability of finding an effect of the minimum detectable size
-CLAIMS, RESULTS = EXPERIMENTS / "claims", EXPERIMENTS / "results"
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -319,7 +319,7 @@ class Records:
 
     def _table(self, table: str) -> _Read:
         if table not in self._read:
-            file = paper_table.read(Path(table))
+            file = paper_table.read(place(table))
             cells = {(cell.row, cell.column): cell for cell in paper_table.cells(file)}
             self._read[table] = file, paper_table.collect(file, self._folder / table), cells
         return self._read[table]

@@ -12,7 +12,7 @@ import typer.main
 from common.settings.version import ROOT
 from deploy.cli import app
 from deploy.report.listing import described
-from deploy.site.method_page import settings_table
+from docs.tools.method_page import settings_table
 
 OURS = ("common", "server_app", "client_app", "deploy")
 API = """# Python functions

@@ -9,8 +9,10 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from deploy.cli import app
-from deploy.study.noise import Measurement, correlations, mutual_information, table
+from tests.papers import noise
+from tests.papers.__main__ import app
+from tests.papers.noise import Measurement, correlations, mutual_information, table
+from tests.support.tiny import flat
 
 SURE = 1000.0  #: a logit beside zeros that makes its class certain
 
@@ -59,7 +61,7 @@ def test_the_command_writes_every_combination(tmp_path: Path) -> None:
     chosen = [word for setting in settings.split() for word in ("-s", setting)]
 
     def go(*more: str) -> Result:
-        command = ["study", "information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]
+        command = ["figures", "information", *chosen, *more, "--seeds", "1", "--out", str(tmp_path)]
         return CliRunner().invoke(app, command)
 
     result = go()
@@ -83,3 +85,17 @@ def test_the_command_writes_every_combination(tmp_path: Path) -> None:
     assert json.loads(kept.read_text()) == whole
     kept.write_text("[]")
     assert "is no record of this study" in str(go().exception)
+
+
+def test_every_kind_of_noise_is_drawn_eight_times() -> None:
+    figure = noise.draw_kinds()
+    assert len(figure.axes) == 4 * 8
+    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+    assert labels == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+
+
+def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> None:
+    times = noise.times(flat(tmp_path), batches=2)
+    assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
+    assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
+    assert noise.Time("gaussian", 1.0, 4.0).share == 0.25

@@ -1,6 +1,6 @@
 """Canaries: a short run of each method in a recorded table, whose digest shows a stale record.
 
-Before its first cell ``fedmosaic table`` runs a canary for each method: the method's first cell,
+Before its first cell ``python -m tests.papers table`` runs a canary for each method: the method's first cell,
 cut to two rounds and single epochs. The digest of its results is stored in ``canaries.json`` beside
 the record. If the same short run gives another digest later, the code computes something else. The
 second round covers steps that a method starts after the first. Canaries that were recorded with one
@@ -27,6 +27,7 @@ from common.files import write_atomically
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, TableFile, cells
 from deploy.study.records import Flat, completed
+from tests.papers import place
 
 NAME = "canaries.json"
 ROUNDS = 2
@@ -194,7 +195,7 @@ def stale(
             places = " and ".join(one.where for one in recorded)
             tell(f"{table}: recorded with {places}, this machine has {here()}")
         else:
-            now = run(paper_table.read(Path(table)), launch, tell, mine.rounds)
+            now = run(paper_table.read(place(table)), launch, tell, mine.rounds)
             if methods := changed(mine, now):
                 stale_methods[table] = ", ".join(methods)
             tell(f"{table}: {'stale: ' + stale_methods[table] if methods else 'as recorded'}")

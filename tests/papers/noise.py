@@ -1,7 +1,7 @@
 """The kinds of noise: their appearance, their time, and the information in predictions on them.
 
-``fedmosaic study noise`` draws and times them. ``fedmosaic study information`` measures whether the
-mutual information of noise and a teacher's predictions predicts the accuracy of a student.
+``python -m tests.papers figures noise`` draws and times them. ``… figures information`` measures
+whether the mutual information of noise and a teacher's predictions predicts a student's accuracy.
 
 A network f was trained on images and receives a batch of noise z. The mutual information of z and
 the predictions σ(f(z)) is, in nats between 0 and log C:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from common.settings.config import Value
+from common.settings.version import ROOT
 from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.table import NONE, Cell, Table, markdown
-from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table, records
-from deploy.study.claims import RESULTS, SEEDS
-from deploy.study.claims_page import named
 from deploy.study.paper_table import TableFile
+from tests.papers import BUNDLED, RESULTS, place, record
+from tests.papers.claims_page import named
+from tests.papers.judging import SEEDS
 
-FOLDER = "../../deploy/experiments"  #: the experiments' folder, as a page of a record names it
 MOST = 4  #: most settings of one kind that a protocol lists
 DIFFERENCES = re.compile(r"^.* less .*, seed by seed: .*$\n?", re.MULTILINE)
 LINK = re.compile(r"\]\((?![\w+]*:|\.\.)")
@@ -33,13 +33,20 @@ Claims = Sequence[Mapping[str, Any]]
 
 def names() -> list[str]:
     """Return the names of the records: folders of results that have a text of the same name."""
-    texts = (path for path in RESULTS.glob("*/*.md") if path.stem == path.parent.name)
-    return sorted(path.stem for path in texts if path.stem != "claims")
+    folders = (RESULTS, BUNDLED / "results")
+    texts = (path for folder in folders for path in folder.glob("*/*.md"))
+    return sorted(t.stem for t in texts if t.stem == t.parent.name and t.stem != "claims")
+
+
+def link(path: Path) -> str:
+    """Return a file of the repository as the page of a record names it."""
+    return f"../../{path.relative_to(ROOT).as_posix()}"
 
 
 def title(name: str) -> str:
     """Return the title of a record's text."""
-    return (RESULTS / name / f"{name}.md").read_text(encoding="utf-8").split("\n")[0].strip("#* ")
+    text = (record(name) / f"{name}.md").read_text(encoding="utf-8")
+    return text.split("\n")[0].strip("#* ")
 
 
 def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, str]:
@@ -50,10 +57,9 @@ def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, st
     """
     found = {}
     for name in names():
-        paper, link = papers.get(name, ("methods of other papers", "../results"))
-        of = f" about [{paper}](../{link}.md)"
-        cells, file = RESULTS / name / records.NAME, EXPERIMENTS / f"{name}.toml"
-        is_table = cells.exists() and file.exists()
+        paper, its_page = papers.get(name, ("methods of other papers", "../results"))
+        of = f" about [{paper}](../{its_page}.md)"
+        is_table = (record(name) / records.NAME).exists() and place(name).exists()
         page = table_page(name, of, claims) if is_table else study_page(name)
         found[f"results/records/{name}.md"] = page
     return found
@@ -61,19 +67,20 @@ def pages(papers: Mapping[str, tuple[str, str]], claims: Claims) -> dict[str, st
 
 def study_page(name: str) -> str:
     """Return the text of a record that is no table, followed by its tables."""
-    text = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8")
-    lines = [LINK.sub(f"]({FOLDER}/results/{name}/", text).rstrip()]
-    for path in sorted((RESULTS / name).rglob("*.md")):
+    folder = record(name)
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    lines = [LINK.sub(f"]({link(folder)}/", text).rstrip()]
+    for path in sorted(folder.rglob("*.md")):
         if path.stem != name:
-            heading = path.relative_to(RESULTS / name).with_suffix("").as_posix()
+            heading = path.relative_to(folder).with_suffix("").as_posix()
             lines += ["", f"## Numbers: {heading}", "", path.read_text(encoding="utf-8").rstrip()]
     return "\n".join(lines) + "\n"
 
 
 def table_page(name: str, of: str, claims: Claims) -> str:
     """Return the page of the recorded table ``name``; ``of`` names its paper."""
-    file = paper_table.read(Path(name))
-    numbers = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8")
+    file, folder = paper_table.read(place(name)), record(name)
+    numbers = (folder / f"{name}.md").read_text(encoding="utf-8")
     numbers = DIFFERENCES.sub("", numbers.partition("\n\n")[2]).rstrip()  # without the title
     heading = file.title.split(": ")[0].removesuffix(", CPU scale")
     lines = [
@@ -87,8 +94,8 @@ def table_page(name: str, of: str, claims: Claims) -> str:
     if file.remarks:
         lines += ["## What it shows", "", file.remarks.strip(), ""]
     lines += ["## Numbers", "", numbers, ""]
-    for picture in sorted((RESULTS / name).glob("*.png")):
-        lines += [f"![{picture.stem}]({FOLDER}/results/{name}/{picture.name})", ""]
+    for picture in sorted(folder.glob("*.png")):
+        lines += [f"![{picture.stem}]({link(picture)})", ""]
     if rows := list(differences(name, file)):
         lines += [
             "## Differences, seed by seed",
@@ -113,10 +120,10 @@ def table_page(name: str, of: str, claims: Claims) -> str:
         "",
         "The command goes on from a copy of the record, or starts anew in an empty folder:",
         "",
-        f"```\nfedmosaic table {name} --out FOLDER\n```",
+        f"```\npython -m tests.papers table {name} --out FOLDER\n```",
         "",
-        f"All settings are in [{name}.toml]({FOLDER}/{name}.toml), the numbers of each seed in "
-        f"[{name}.json]({FOLDER}/results/{name}/{name}.json).",
+        f"All settings are in [{name}.toml]({link(place(name))}), the numbers of each seed in "
+        f"[{name}.json]({link(folder / f'{name}.json')}).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -132,7 +139,7 @@ def pairs(file: TableFile) -> list[tuple[str, str]]:
 
 def differences(name: str, file: TableFile) -> Iterator[list[str | Cell]]:
     """Yield a table's row for each pair of rows that share a column."""
-    recorded = json.loads((RESULTS / name / f"{name}.json").read_text(encoding="utf-8"))
+    recorded = json.loads((record(name) / f"{name}.json").read_text(encoding="utf-8"))
     columns = {column.name: column for column in file.column}
     rows = {row.name: row for row in file.row}
     values: dict[tuple[str, str], dict[int, float]] = {}

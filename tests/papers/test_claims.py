@@ -1,6 +1,7 @@
 """The papers' claims: the files are whole, verdicts follow from records, stale ones are named."""
 
 import json
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,20 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from deploy.run import launch, settings
-from deploy.study import canary, claims, claims_page, paper_table, records
-from deploy.study.canary import Canaries
-from deploy.study.claims import Side, Verdict
+from deploy.cli import main
+from deploy.run import launch
+from deploy.study import paper_table, records
 from deploy.study.records import Recorded
-from tests.support.commandline import typed
+from tests import papers
+from tests.papers import RESULTS, canary, claims_page
+from tests.papers import judging as claims
+from tests.papers.__main__ import PROGRAM, app
+from tests.papers.canary import Canaries
+from tests.papers.judging import Side, Verdict
+from tests.support import commandline
 from tests.support.small_table import TABLE
 
+typed = partial(commandline.typed, program=lambda: main(app, PROGRAM))
 CLAIM = """
 paper = "P"
 source = "abstract"
@@ -84,7 +91,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(settings, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(papers, "EXPERIMENTS", tmp_path)
     return Scene(tmp_path)
 
 
@@ -329,7 +336,7 @@ def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path)
     heard: list[str] = []
     assert canary.stale(["ours"], scene.records, go, heard.append) == {}
     assert heard == ["ours: recorded without canaries, so it cannot be checked"]
-    now = canary.run(paper_table.read(Path("ours")), go, heard.append)
+    now = canary.run(paper_table.read(papers.place("ours")), go, heard.append)
     assert sorted(now.digests) == ["fedavg", "fedprox"]
     place = scene.records / "ours"
     elsewhere = Canaries("another torch", {})
@@ -385,8 +392,8 @@ def test_the_summary_the_json_and_the_document_tell_the_same(scene: Scene, tmp_p
 def test_our_claims_are_whole_and_what_is_committed_tells_what_the_records_say() -> None:
     judged = claims.judge(claims.read(), claims.Records(), {})
     assert sum(len(of_paper) for _, of_paper in judged) >= 57 and len(judged) == 6
-    folder = claims.RESULTS / "claims"
-    pictures = "../deploy/experiments/results/claims"
+    folder = RESULTS / "claims"
+    pictures = "../tests/papers/results/claims"
     assert claims_page.markdown(judged, pictures) in DOCUMENT.read_text(encoding="utf-8")
     assert claims_page.markdown(judged, ".") == (folder / "claims.md").read_text().rstrip("\n")
     assert claims_page.as_json(judged) == json.loads((folder / "claims.json").read_text())

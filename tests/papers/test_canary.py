@@ -7,9 +7,11 @@ import pytest
 from rich.console import Console
 
 from deploy.run import launch
-from deploy.study import canary, commands, paper_table, records
-from deploy.study.canary import Canaries
+from deploy.study import paper_table, records
 from deploy.study.paper_table import TableFile
+from tests.papers import __main__ as commands
+from tests.papers import canary
+from tests.papers.canary import Canaries
 from tests.support.small_table import TABLE
 
 pytestmark = pytest.mark.full
@@ -44,6 +46,7 @@ def lose_a_cell(folder: Path) -> None:
 def test_the_first_cell_of_a_method_is_cut_short(file: TableFile) -> None:
     first, second = canary.first_cells(file)
     assert (first.flat["method"], second.flat["method"]) == ("fedavg", "fedprox")
+    assert list(canary.first_cells(file, [second])) == [second]
     flat = canary.short({**first.flat, "noise.batches": 400, "data.samples": 120})
     assert (flat["rounds"], flat["train.epochs"], flat["noise.batches"]) == (2, 1, 2)
     assert canary.short({**first.flat, "rounds": 1})["rounds"] == 1
