@@ -6,9 +6,9 @@ belongs to the installed package.
 
 from pathlib import Path
 
-from deploy.run.settings import EXPERIMENTS as BUNDLED
+from deploy.run import settings
 
-HERE = Path(__file__).parent
+HERE, BUNDLED = Path(__file__).parent, settings.EXPERIMENTS
 EXPERIMENTS, CLAIMS, RESULTS = HERE / "experiments", HERE / "claims", HERE / "results"
 
 

@@ -1,10 +1,10 @@
 """Canaries: a short run of each method in a recorded table, whose digest shows a stale record.
 
-Before its first cell ``python -m tests.papers table`` runs a canary for each method: the method's first cell,
-cut to two rounds and single epochs. The digest of its results is stored in ``canaries.json`` beside
-the record. If the same short run gives another digest later, the code computes something else. The
-second round covers steps that a method starts after the first. Canaries that were recorded with one
-round are repeated with one.
+Before its first cell ``python -m tests.papers table`` runs a canary for each method: the method's
+first cell, cut to two rounds and single epochs. The digest of its results is stored in
+``canaries.json`` beside the record. If the same short run gives another digest later, the code
+computes something else. The second round covers steps that a method starts after the first.
+Canaries that were recorded with one round are repeated with one.
 
 Digests are compared only between machines with the same torch and CPU model, because others may sum
 in another order. A record from several machines therefore has canaries of each.
