@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.settings.parse import defaults, reads
 from common.settings.section import Value, kebab
-from deploy.leaderboard.board import Board, scored
+from deploy.leaderboard.board import MEASURES, Board, scored
 from deploy.leaderboard.board import record as bundled
 from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
 from deploy.run import user_modules
@@ -63,7 +63,8 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
-        if known_runs.get(record.fingerprint, record) != record:
+        known_run = known_runs.get(record.fingerprint, record)
+        if known_run.slim(MEASURES, ()) != record.slim(MEASURES, ()):
             raise ValueError(
                 f"{folder}: the leaderboard has another run of {column_name}, seed {seed}, of this "
                 "row; give another: --name NAME"

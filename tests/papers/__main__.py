@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,11 @@ from deploy.console import (
     print_table,
     resolved,
 )
+from deploy.leaderboard import board
 from deploy.run import launch
 from deploy.study import commands, records
 from deploy.study import paper_table as tables
-from tests.papers import RESULTS, canary, claims_page, judging, noise, place
+from tests.papers import BUNDLED, RESULTS, canary, claims_page, judging, noise, place
 
 PROGRAM = "python -m tests.papers"
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
@@ -138,6 +140,26 @@ def claims(
         claims_page.into(judged, into, to)
         written.append(into)
     finish(written, claims=claims_page.as_json(judged))
+
+
+@app.command()
+def slim() -> None:
+    """Reduce the tracked records to what tables, claims, boards and pages read."""
+    for folder in sorted([*RESULTS.iterdir(), *(BUNDLED / "results").iterdir()]):
+        if (folder / records.NAME).exists():
+            cells = records.read(folder).values()
+            records.rewrite(folder, [cell.slim(*read_of(folder.name)) for cell in cells])
+
+
+def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
+    """Return the paths of summaries and the curves that the table or board ``name`` reads."""
+    if not place(name).exists():
+        return board.MEASURES, ()
+    file = tables.read(place(name))
+    cells = list(tables.cells(file))
+    measures = {cell.measure for cell in cells if not cell.line.reach} | {"bytes.up", "flops.total"}
+    measures |= {tables.GOAL} if any(m.startswith(tables.TARGET) for m in measures) else set()
+    return measures, {cell.measure for cell in cells if cell.line.reach}
 
 
 Experiment = Annotated[Path | None, typer.Argument(help="An experiment file, or a paper's.")]
