@@ -181,7 +181,10 @@ def test_clients_refuse_other_code_although_their_temporary_files_are_gone(
 ) -> None:
     for name in CLIENTS:
         (container,) = finished.services[name].containers
-        done = finished.execute(container, ["sh", "-c", "rm -rf /tmp/* && touch /tmp/a && /tmp/a"])
+        clean = "rm -rf /tmp/warm-* /home/fedmosaic/node/warm-* /home/fedmosaic/node/bin"
+        done = finished.execute(
+            container, ["sh", "-c", f"{clean} && cp /bin/true /tmp && /tmp/true"]
+        )
         assert "Permission denied" in done.stderr, "its /tmp is not executable"
     (before,) = finished.services["experiment"].containers
     spec, log = finished.services["experiment"].spec, tmp_path / "log"

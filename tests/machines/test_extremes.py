@@ -27,9 +27,8 @@ CLIENTS = 4
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     work = tmp_path_factory.mktemp("extremes")
     keys = certificates.make(work / "certs", ["127.0.0.1"], clients=CLIENTS)
-    home = work / "federation" / "home" / f"supernode-{LIAR}"
     with (
-        standing_in("extreme_client.py", home, work / "bin"),
+        standing_in("extreme_client.py", LIAR),
         start_federation(
             app=app_folder(),
             clients=CLIENTS,

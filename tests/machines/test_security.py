@@ -91,9 +91,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     work = tmp_path_factory.mktemp("security")
     keys = certificates.make(work / "certs", ["127.0.0.1"], clients=UNKNOWN + 1)
     strangers = certificates.make(work / "others", ["127.0.0.1"], clients=1)
-    liars = work / "federation" / "home" / "supernode-1"
     with contextlib.ExitStack() as stack:
-        with standing_in("garbage_client.py", liars, work / "bin"):
+        with standing_in("garbage_client.py", 1):
             federation = stack.enter_context(
                 start_federation(
                     app=app_folder(),

@@ -94,7 +94,7 @@ def test_with_the_identity_and_no_small_loss_it_is_local(
     for k in range(4):
         theirs = state(local, k, ClientState).local
         for name, value in state(run, k, ClientState).local.items():  # gradients pass a slice
-            torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-5)
     for one, two in zip(run.journal[1:], local.journal[1:], strict=True):
         pairs = zip(one["scores"], two["scores"], strict=True)
         assert all(a["accuracy"] == b["accuracy"] for a, b in pairs)

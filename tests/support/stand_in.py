@@ -1,35 +1,34 @@
-"""Replace ``flwr-clientapp`` by a script on one SuperNode of a federation."""
+"""Replace the ClientApp's program by a script on one SuperNode of a federation."""
 
 import contextlib
-import os
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.flower.processes import environment
 from deploy.run import grpc as runtime
 
 
 @contextlib.contextmanager
-def standing_in(script: str, home: Path, folder: Path) -> Iterator[None]:
-    """Context in which the SuperNode with FLWR_HOME ``home`` runs ``script`` as its ClientApp.
+def standing_in(script: str, client: int) -> Iterator[None]:
+    """Context in which the SuperNode of ``client`` runs ``script`` as its ClientApp.
 
-    ``script``: name of a file in this folder; ``folder``: a new folder for the program.
+    A node starts no program but its installation's, so this client has changed its installation.
+    ``script``: name of a file in this folder.
     """
-    folder.mkdir()
-    program, path = folder / "flwr-clientapp", Path(__file__).with_name(script)
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(path)])} "$@"\n')
-    program.chmod(0o755)
-    path_variable = os.pathsep.join(
-        [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
-    )
+    program = [sys.executable, str(Path(__file__).with_name(script))]
+    honest = runtime.supernode_command
 
-    def of_a_node(extra: Mapping[str, str], own: Path) -> dict[str, str]:
-        return environment({**extra, "PATH": path_variable} if own == home else extra, own)
+    def command(fleet: str, config: str, certificates: Any, k: int) -> list[str]:
+        line = list(honest(fleet, config, certificates, k))
+        if k == client:
+            changed = f"supernode.client_app = lambda: {program!r}; supernode.program()"
+            line = [part.replace("supernode.program()", changed) for part in line]
+            assert line != honest(fleet, config, certificates, k)
+        return line
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "environment", of_a_node)
+        patch.setattr(runtime, "supernode_command", command)
         yield
