@@ -4,9 +4,9 @@ A contract declares them once. What the code decides is tested against the code.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
-NOT_STATED = "not stated"
+NOT_STATED: Final = "not stated"
 
 
 @final
@@ -34,6 +34,18 @@ class Facts:
     """Who has the public set."""
     networks: Literal["own", "parts", "equal", "not stated"] = NOT_STATED
     """Which networks clients train: of their own choice, parts or sizes of one, or one for all."""
+
+    @property
+    def answers(self) -> dict[str, list[str]]:
+        """The answers that the method fits, by question of the chooser."""
+        scored = {"global": self.whole, "personal": self.own}
+        return {
+            "public": [self.public],
+            "rounds": [self.rounds],
+            "leaves": [self.part],
+            "networks": [self.networks],
+            "models": [name for name, models in scored.items() if models],
+        }
 
     def but(self, **changes: Any) -> "Facts":
         """Return these facts with some changed, for a method that is a variant of another."""

@@ -16,8 +16,6 @@ from deploy.study import records
 from deploy.study.records import Flat, Recorded
 from server_app.storage.checkpoint import FREE
 
-NOT_STATED = "not stated"
-
 
 def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     """Add the runs of a user's method as a row, after checking that they follow the protocol.
@@ -48,7 +46,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     if name != name.strip() or not name.isprintable():
         raise ValueError(f"--name {name!r} is not allowed; it should be one line of text")
     known = next((place for place in board.places if place.name == name), None)
-    sends = sends or (known.row.sends if known else NOT_STATED)
+    sends = sends or (known.row.sends if known else "")
     row = Row(name=name, fleets=[fleet], kinds=kinds, sends=sends, set=own)
     if known and (not known.added or known.row != row):
         raise ValueError(f"the leaderboard has another row {name!r}; give another: --name NAME")

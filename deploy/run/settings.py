@@ -1,7 +1,7 @@
 """Read settings: defaults, which an experiment file overrides, which ``-s key=value`` overrides.
 
 Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
-``python -m deploy.run.settings`` writes them there, and the lists of ``fedmosaic list``.
+``python -m docs.tools.generate`` writes them there.
 """
 
 import difflib
@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.errors import refusal
-from common.files import write_atomically
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
@@ -342,11 +341,3 @@ def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
     before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
     after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
     return before + app_config(flat) + "\n" + (rest[after.start() :] if after else "")
-
-
-if __name__ == "__main__":
-    from deploy.report import listing
-
-    path = app_folder() / "pyproject.toml"
-    write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())
-    write_atomically(listing.FILE, listing.built_text().encode())

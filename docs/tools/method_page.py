@@ -1,4 +1,4 @@
-"""A page for each method and the chooser, from contracts, halves and docs/methods-shared.md."""
+"""A page for each method and the chooser, from contracts and halves."""
 
 import functools
 import inspect
@@ -16,26 +16,23 @@ import client_app.methods
 import server_app.methods
 from common import methods
 from common.exchange.records import Records
-from common.files import write_atomically
-from common.settings.parse import parse
+from common.settings.facts import Facts
 from common.settings.plugins import table_of
 from common.settings.version import ROOT
 from deploy.leaderboard import protocol as protocols
 from deploy.leaderboard.board import Board, record
 from deploy.leaderboard.page import COLUMNS, title
 from deploy.leaderboard.ranking import Section, Standing, sections
-from deploy.report import chooser as choices
 from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
 from deploy.report.table import Cell, Table, clean, markdown
 from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
 from docs.tools import equations, measure
+from docs.tools.generate import scored
 from docs.tools.measure import first_rows
-from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 
 HERE = Path(__file__).parent
-SHARED = "What is shared, kept and scored"
 DEPTHS = ("fleet=cnn2,cnn3,cnn4",)
 COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
@@ -51,79 +48,30 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 @final
 @dataclass(frozen=True)
-class Facts:
-    """Answers about a method that its page and the chooser show."""
+class Known:
+    """A method's name, title such as "FedAvg", idea in one line, and facts.
+
+    ``command``: settings of a short run.
+    """
 
     name: str
-    title: str  #: such as "FedAvg"
-    idea: str  #: one line: what the method is
-    public: str  #: "none", "server" or "everybody": who has the public set
-    rounds: str  #: "one" or "many"
-    leaves: str  #: "whole", "part" or "nothing": the part of a model that leaves a client
-    models: tuple[str, ...]  #: "global" and "personal": the models that a run scores
-    networks: str  #: "own", "parts" or "equal": the networks that clients train
-    command: tuple[str, ...]  #: settings of a short run
-
-    @property
-    def answers(self) -> dict[str, list[str]]:
-        """The answers that the method fits, by question."""
-        one = {key: [getattr(self, key)] for key in ("public", "rounds", "leaves", "networks")}
-        return {**one, "models": [*self.models]}
+    title: str
+    idea: str
+    facts: Facts
+    command: tuple[str, ...]
 
 
 def pages() -> dict[str, str]:
     """Return the chooser with its data, and the page of each method, as text by path."""
-    every = [facts(name) for name in methods.names()]
+    every = [known(name) for name in methods.names()]
     found = {f"methods/{one.name}.md": page(one) for one in every}
     return {"methods/chooser.md": chooser(every), **found}
 
 
-@functools.cache
-def rows(document: str, section: str) -> dict[str, list[str]]:
-    """Return the cells of a table in a page of docs/ by each method that its first cell names."""
-    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
-    part = text.split(f"## {section}\n")[1].split("\n## ")[0]
-    lines = (line.strip("|\n ").split(" | ") for line in part.splitlines() if line[:3] == "| `")
-    return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
-
-
-def facts(name: str) -> Facts:
-    """Return what is known of a method from its halves, its leaderboard row and its tables."""
-    server = server_app.methods.half(name)
-    row, scored = first_rows()[name], rows("methods-shared", SHARED)[name][2]
+def known(name: str) -> Known:
+    """Return what the page of a method shows of it."""
     title, _, idea = (methods.contract(name).__doc__ or "").partition("\n")[0].partition(": ")
-    public = "everybody" if issubclass(server, SharedPublicSet) else "server"
-    own = scored.partition("own:")
-    models = ("global",) * bool(own[0].strip("; ")) + ("personal",) * bool(own[1])
-    command = needed(name)
-    return Facts(
-        name=name,
-        title=title,
-        idea=idea.rstrip("."),
-        public=public if issubclass(server, ServerPublicSet) else "none",
-        rounds="one" if "one-shot" in row.kinds else "many",
-        leaves=_leaves(row.sends),
-        models=models,
-        networks=_networks(name, command),
-        command=command,
-    )
-
-
-def _leaves(sends: str) -> str:
-    """Return how much of a model leaves a client by the leaderboard's words for it."""
-    if re.match(r"a network(?! without)|its part", sends):
-        return "whole"
-    return "part" if re.search(r"small|head|without|network", sends) else "nothing"
-
-
-def _networks(name: str, command: Sequence[str]) -> str:
-    """Return which networks the clients of a method can train."""
-    config = parse(settings.resolve(settings.DEFAULT, [f"method={name}", *command]))
-    half, schemes = client_app.methods.half(name), getattr(methods.options(name), "schemes", ())
-    in_sizes = "mixed" not in first_rows()[name].fleets
-    if in_sizes or {"width", "depth", "layerwise"} & {*schemes}:
-        return "parts"
-    return "own" if half.trains_own(config) and name != "ditto" else "equal"
+    return Known(name, title, idea.rstrip("."), methods.options(name).facts, needed(name))
 
 
 @functools.cache
@@ -145,9 +93,17 @@ def needed(name: str) -> tuple[str, ...]:
     raise ValueError(f"no settings of COMMANDS suit {name}: {error}")
 
 
-def chooser(every: Sequence[Facts]) -> str:
+@functools.cache
+def kinds_of_input() -> dict[str, list[str]]:
+    """Return the cells of docs/methods-shared.md about kinds of input, by method."""
+    text = (ROOT / "docs" / "methods-shared.md").read_text(encoding="utf-8")
+    part = text.split("## Kinds of input\n")[1].split("\n## ")[0]
+    lines = (line.strip("|\n ").split(" | ") for line in part.splitlines() if line[:3] == "| `")
+    return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
+
+
+def chooser(every: Sequence[Known]) -> str:
     """Return the page of five questions. It lists the methods by the answers without a script."""
-    known = {one.name: one for one in every}
     lines = [
         "# Which method?",
         "This page shows the methods that fit your answers to any of five questions. It knows a",
@@ -164,8 +120,8 @@ def chooser(every: Sequence[Facts]) -> str:
             )
         lines.append("</fieldset>")
     lines += ["</form>", '<p id="count" role="status"></p>', '<ul id="fitting">']
-    for one in known.values():
-        data = " ".join(f'data-{key}="{" ".join(fits)}"' for key, fits in one.answers.items())
+    for one in every:
+        data = " ".join(f'data-{key}="{" ".join(fits)}"' for key, fits in one.facts.answers.items())
         lines.append(
             f'<li {data}><a href="{one.name}.html">{escape(one.title)}</a>: {escape(one.idea)}</li>'
         )
@@ -173,24 +129,21 @@ def chooser(every: Sequence[Facts]) -> str:
     return "\n".join([*lines, "</ul>", f"<script>\n{script}</script>"]) + "\n"
 
 
-def page(one: Facts) -> str:
+def page(one: Known) -> str:
     """Return the Markdown page of a method."""
     module = methods.contract(one.name)
     source, body, deviations = parts(module)
-    travels, kept, scored = rows("methods-shared", SHARED)[one.name]
-    leaves, infer = rows("leaves", "By method")[one.name][:2]
-    kinds = rows("methods-shared", "Kinds of input").get(one.name, ["yes", "yes", "–"])
-    known = described(one.name)
-    table = table_of(one.name)
-    own = [setting for setting in known if setting.key.startswith(f"{table}.")]
-    shared = [s for s in known if s.key.partition(".")[0] in methods.options(one.name).uses]
+    facts, table, read = one.facts, table_of(one.name), described(one.name)
+    kinds = kinds_of_input().get(one.name, ["yes", "yes", "–"])
+    own = [setting for setting in read if setting.key.startswith(f"{table}.")]
+    shared = [s for s in read if s.key.partition(".")[0] in methods.options(one.name).uses]
     command = " ".join(f"-s {setting}" for setting in (f"method={one.name}", *one.command))
     bullets = [
-        PUBLIC[one.public],
-        ROUNDS[one.rounds],
-        LEAVES[one.leaves],
-        " and ".join(MODELS[model] for model in one.models),
-        NETWORKS[one.networks],
+        PUBLIC[facts.public],
+        ROUNDS[facts.rounds],
+        LEAVES[facts.part],
+        " and ".join(MODELS[model] for model in facts.answers["models"]),
+        NETWORKS[facts.networks],
         f"images; signals: {kinds[0]}; tables: {kinds[1]}"
         + (f" ({kinds[2]})" if kinds[2] != "–" else ""),
     ]
@@ -199,11 +152,14 @@ def page(one: Facts) -> str:
         f'This page describes {one.title}, `method = "{one.name}"`: {one.idea}.',
     ]
     lines += ["", *(f"- {text}" for text in bullets), "", "```", f"fedmosaic run {command}", "```"]
-    lines += ["", diagram(travels, kept), "", "## Algorithm", "", prose(body)]
+    lines += ["", diagram(facts), "", "## Algorithm", "", prose(body)]
     lines += ["", "## What leaves a client", ""]
-    lines += [f"In a round: {_inline(leaves)}.", ""]
-    lines += [f"The server can infer: {_inline(infer)}.", ""]
-    lines += [f"Scored: {_inline(scored)}. [All methods](../leaves.md) are in one table.", ""]
+    lines += [f"In a round: {_inline(facts.leaves)}.", ""]
+    lines += [f"The server can infer: {_inline(facts.infers)}.", ""]
+    lines += [
+        f"Scored: {_inline(scored(facts))}. [All methods](../leaves.md) are in one table.",
+        "",
+    ]
     lines += ["### Messages", "", messages(one.name), "", "### Cost of a round", ""]
     lines += [cost(one.name)]
     lines += [
@@ -284,10 +240,10 @@ def _inline(text: str) -> str:
     )
 
 
-def diagram(travels: str, kept: str) -> str:
+def diagram(facts: Facts) -> str:
     """Return what goes down and up in a round, and what a client keeps, as a figure."""
-    down, up = (_symbols(text) for text in directions(travels))
-    keeps = _symbols("its data" + ("" if kept == "–" else f"; {kept.replace('`', '')}"))
+    down, up = _symbols(facts.down), _symbols(facts.up)
+    keeps = _symbols("; ".join(filter(None, ("its data", facts.kept))).replace("`", ""))
     return (
         '<figure class="round">\n'
         '<div class="box">server</div>\n'
@@ -301,21 +257,6 @@ def diagram(travels: str, kept: str) -> str:
 def _symbols(text: str) -> str:
     """Return a text as HTML with subscripts."""
     return re.sub(r"(?<!\w)([^\W\d_][\u0302-\u0304]?)_(\w+)", r"\1<sub>\2</sub>", str(escape(text)))
-
-
-def directions(travels: str) -> tuple[str, str]:
-    """Return what goes down and what goes up, from a cell of docs/methods-shared.md.
-
-    >>> directions("w; down also a generator, up class counts")
-    ('w; also a generator', 'w; class counts')
-    """
-    ways: dict[str, list[str]] = {"down": [], "up": []}
-    for part in re.split(r"; |, (?=(?:up|down) )", travels.replace("`", "")):
-        way, _, what = part.partition(" ")
-        for name in (way,) if way in ways else ways:
-            ways[name].append(what if way in ways else part)
-    down, up = ("; ".join(parts) or "nothing" for parts in ways.values())
-    return down, up
 
 
 def messages(name: str) -> str:
@@ -420,8 +361,3 @@ def code(name: str, module: ModuleType) -> str:
     }
     files = {"contract": module.__name__} | {part: half.__module__ for part, half in halves.items()}
     return "\n".join(f"- {part}: `{place.replace('.', '/')}.py`" for part, place in files.items())
-
-
-if __name__ == "__main__":
-    known = {name: facts(name).answers for name in methods.names()}
-    write_atomically(choices.FILE, choices.text(known).encode())
