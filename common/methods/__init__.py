@@ -18,6 +18,7 @@ from types import ModuleType
 
 from common.settings import plugins
 from common.settings.config import SECTIONS, MethodOptions
+from common.settings.facts import Facts
 from common.settings.section import value_kind
 
 
@@ -41,6 +42,12 @@ def options(name: str) -> type[MethodOptions]:
     if name not in names():
         _check_options(name, table)
     return table
+
+
+def facts(name: str) -> Facts:
+    """Return the facts of a method; of a plug-in those that its own options class declares."""
+    table = options(name)
+    return table.facts if name in names() or "facts" in vars(table) else Facts()
 
 
 @functools.cache

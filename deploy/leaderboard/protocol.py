@@ -177,7 +177,7 @@ class Place:
     @property
     def sends(self) -> str:
         """What leaves a client."""
-        return self.row.sends or methods.options(str(self.row.set["method"])).facts.sends
+        return self.row.sends or methods.facts(str(self.row.set["method"])).sends
 
     @property
     def one_shot(self) -> bool:

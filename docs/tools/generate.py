@@ -45,7 +45,7 @@ def listing_text() -> str:
         title = title.partition(":")[2].strip() or title
         path = module.__name__.replace(".", "/") + ".py"
         content["methods"].append((name, title, source, path))
-        content["answers"].append((name, methods.options(name).facts.answers))
+        content["answers"].append((name, methods.facts(name).answers))
     for name, row in MODELS.items():
         size = (f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest))
         content["models"].append((name, *size, row.source))
@@ -88,7 +88,7 @@ def grouped(value: Callable[[Facts], tuple[str, ...]]) -> Iterator[tuple[str, tu
     """Yield the names of methods with equal values, as code, and the values."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in ordered():
-        groups.setdefault(value(methods.options(name).facts), []).append(f"`{name}`")
+        groups.setdefault(value(methods.facts(name)), []).append(f"`{name}`")
     for values, names in groups.items():
         yield ", ".join(names), values
 

@@ -71,7 +71,7 @@ def pages() -> dict[str, str]:
 def known(name: str) -> Known:
     """Return what the page of a method shows of it."""
     title, _, idea = (methods.contract(name).__doc__ or "").partition("\n")[0].partition(": ")
-    return Known(name, title, idea.rstrip("."), methods.options(name).facts, needed(name))
+    return Known(name, title, idea.rstrip("."), methods.facts(name), needed(name))
 
 
 @functools.cache

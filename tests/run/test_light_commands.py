@@ -11,8 +11,9 @@ from rich.cells import cell_len
 
 from common.settings.version import ROOT
 from deploy.flower.bundle import digest
-from deploy.report import listing
+from deploy.report import chooser, listing
 from deploy.run.settings import DEFAULT, read
+from docs.tools import generate
 from tests.support.commandline import typed
 from tests.support.own_modules import ONE_MODULE, package
 
@@ -56,8 +57,8 @@ def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
 
 
 def test_the_built_lists_are_those_of_the_registries() -> None:
-    assert listing.FILE.read_text(encoding="utf-8") == listing.built_text(), (
-        "run python -m deploy.run.settings"
+    assert chooser.FILE.read_text(encoding="utf-8") == generate.listing_text(), (
+        "run python -m docs.tools.generate"
     )
 
 
