@@ -17,10 +17,9 @@ import client_app.methods
 import server_app.methods
 from client_app.handler import Handler
 from common.exchange.records import Records, tensors
-from common.methods import facts, names, options
+from common.methods import facts, options
 from common.settings.config import MethodOptions
 from common.settings.facts import Facts
-from common.settings.version import ROOT
 from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (
@@ -66,13 +65,6 @@ def test_a_method_has_its_contract_and_both_halves() -> None:
         assert issubclass(options(name), MethodOptions)
         assert issubclass(server_app.methods.half(name), Method)
         assert issubclass(client_app.methods.half(name), Handler)
-
-
-def test_the_pages_name_every_method() -> None:
-    pages = [ROOT / "docs/methods.md", ROOT / "docs/leaves.md"]
-    for page in pages:
-        told = page.read_text(encoding="utf-8")
-        assert [name for name in names() if f"`{name}`" not in told] == [], page
 
 
 @every_method

@@ -48,15 +48,19 @@ SETTING = f"{CLIENTS} clients that share {IMAGES} images of the digits (8×8), w
 
 
 @cache
-def first_rows() -> dict[str, protocols.Row]:
-    """Return the first row of each method in the leaderboard's protocol."""
-    rows = protocols.read().row
-    return {str(row.set["method"]): row for row in reversed(rows)}
+def first_row(method: str) -> protocols.Row:
+    """Return the first row of a method in the leaderboard's protocol.
+
+    A method without a row gets one on the mixed fleet, with the method's defaults.
+    """
+    rows = (row for row in protocols.read().row if row.set["method"] == method)
+    usual = protocols.Row(name=method, fleets=["mixed"], set={"method": method})
+    return next(rows, usual)
 
 
 def settings(method: str) -> dict[str, Value]:
     """Return the flat run config with which a method is measured."""
-    protocol, row = protocols.read(), first_rows()[method]
+    protocol, row = protocols.read(), first_row(method)
     small = SMALL | (ONE_SHOT if "one-shot" in row.kinds else {})
     if f"{method}.warm-up" in row.set:
         small[f"{method}.warm-up"] = 1
@@ -85,7 +89,7 @@ def measure(method: str) -> dict[str, Any]:
     entry = json.loads(lines[int(flat["rounds"]) - 1])
     moved, spent = entry["bytes"], entry["flops"]
     return {
-        "fleet": first_rows()[method].fleets[0],
+        "fleet": first_row(method).fleets[0],
         "round": entry["round"],
         **{way: moved[way] for way in ("down", "up")},
         "operations": spent.get("clients", 0),

@@ -30,7 +30,7 @@ from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
 from docs.tools import equations, measure
 from docs.tools.generate import scored
-from docs.tools.measure import first_rows
+from docs.tools.measure import first_row
 
 HERE = Path(__file__).parent
 DEPTHS = ("fleet=cnn2,cnn3,cnn4",)
@@ -81,7 +81,7 @@ def needed(name: str) -> tuple[str, ...]:
     Raises ``ValueError`` if none of ``COMMANDS`` suits it.
     """
     error: ValueError | None = None
-    in_depths = first_rows()[name].fleets == ["depths"]
+    in_depths = first_row(name).fleets == ["depths"]
     for extra in (DEPTHS, *COMMANDS) if in_depths else COMMANDS:
         flat = settings.resolve(settings.DEFAULT, [f"method={name}"])
         try:
@@ -324,7 +324,9 @@ def _where(section: Section, one: Standing) -> str:
 
 def cost(name: str) -> str:
     """Return the recorded bytes and operations of a client in one round, with their setting."""
-    one = measure.read()[name]
+    one = measure.read().get(name)
+    if one is None:
+        return f"It is not measured yet; `{measure.COMMAND} {name}` measures it."
     return (
         f"{measure.sentence(one)} These are means over {measure.SETTING}, in round {one['round']}, "
         f"with the fleet `{one['fleet']}` and the method's settings of the "
