@@ -68,15 +68,11 @@ class OneShot(MethodOptions):
     facts = OwnModels.facts.but(
         up="θ_k",
         sends="a network",
-        leaves=(
-            "the client's own model, weights and BatchNorm statistics, whole; nothing is sent to "
-            "it but the student when it is scored"
-        ),
-        infers=(
-            "the same as with `fedavg`, of the own model, which was trained on no other client's "
-            "data and is never averaged. The server's generator draws images that excite the "
-            "model as the data do, under `dense.bn` with their statistics"
-        ),
+        leaves="the client's own model, weights and BatchNorm statistics, whole; nothing is sent "
+        "to it but the student when it is scored",
+        infers="the same as with `fedavg`, of the own model, which was trained on no other "
+        "client's data and is never averaged. The server's generator draws images that excite the"
+        " model as the data do, under `dense.bn` with their statistics",
         whole="the student, and the ensemble",
         part="whole",
         rounds="one",

@@ -64,15 +64,11 @@ class Options(Averaging):
         up="stem, stages and exits up to the client's depth",
         kept="the linear term g_k",
         sends="its part of a network",
-        leaves=(
-            "the same as `fedavg`, of the part of the network that the client has; g_k stays with"
-            " the client"
-        ),
-        infers=(
-            "the same as with `fedavg`. The deepest layers are the mean of the few clients that "
-            "have them. The server keeps of each client the last round whose reply it accepted, "
-            "and tells it to that client alone"
-        ),
+        leaves="the same as `fedavg`, of the part of the network that the client has; g_k stays "
+        "with the client",
+        infers="the same as with `fedavg`. The deepest layers are the mean of the few clients "
+        "that have them. The server keeps of each client the last round whose reply it accepted, "
+        "and tells it to that client alone",
         whole="the deepest network, and each exit",
         networks="parts",
     )

@@ -80,15 +80,11 @@ class Distilling(OnPublicSet):
         down="predictions for public images",
         up="predictions for public images",
         sends="predictions for public images",
-        leaves=(
-            "class probabilities (or logits) for each public image, and a confidence for each; "
-            "with an incentive, accuracies on the whole test set before and after"
-        ),
-        infers=(
-            "the private model's predictions for images that the server has too: they show which "
-            "classes it was trained on; by the confidence, which public images resemble private "
-            "ones"
-        ),
+        leaves="class probabilities (or logits) for each public image, and a confidence for each;"
+        " with an incentive, accuracies on the whole test set before and after",
+        infers="the private model's predictions for images that the server has too: they show "
+        "which classes it was trained on; by the confidence, which public images resemble private"
+        " ones",
         whole="the server's model",
         rounds="one",
         public="everybody",

@@ -54,10 +54,8 @@ class Agreeing(OnPublicSet):
         up="predictions for public images",
         sends="predictions for public images",
         leaves="class probabilities for the round's public images",
-        infers=(
-            "the same as with `dl-sh`, without confidences. A client that sends false "
-            "distributions shifts the mean, which all others learn, by one client's share"
-        ),
+        infers="the same as with `dl-sh`, without confidences. A client that sends false "
+        "distributions shifts the mean, which all others learn, by one client's share",
         whole="the server's model",
         public="everybody",
     )

@@ -63,11 +63,9 @@ class Averaging(MethodOptions):
         kept="",
         sends="a network",
         leaves="the weights and BatchNorm statistics of the trained model",
-        infers=(
-            "weights before and after training give the update, and updates give away class "
-            "proportions, membership and, for small batches, images; BatchNorm statistics are "
-            "means and variances of features"
-        ),
+        infers="weights before and after training give the update, and updates give away class "
+        "proportions, membership and, for small batches, images; BatchNorm statistics are means "
+        "and variances of features",
         whole="w",
         own="",
         part="whole",

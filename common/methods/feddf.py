@@ -62,10 +62,8 @@ class Options(OnPublicSet, Averaging):
         down="θ_k, within an architecture",
         up="θ_k, within an architecture",
         leaves="the same as `fedavg`, of the client's own architecture",
-        infers=(
-            "the same as with `fedavg`; the server also asks each client's model about its public"
-            " images"
-        ),
+        infers="the same as with `fedavg`; the server also asks each client's model about its "
+        "public images",
         whole="each architecture, their mean and `ensemble`",
         public="server",
         networks="own",

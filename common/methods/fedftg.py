@@ -57,9 +57,8 @@ CLIENT = "fedprox"
 class Options(Averaging):
     facts = Averaging.facts.but(
         leaves="the same as `fedavg`; the census must tell class counts (`share-counts = true`)",
-        infers=(
-            "the same as with `fedavg`; the server's generator draws images that resemble the data"
-        ),
+        infers="the same as with `fedavg`; the server's generator draws images that resemble the "
+        "data",
     )
 
     leaks = "class counts in the census that weigh generated images"

@@ -52,10 +52,8 @@ class Options(Averaging):
         up="w; class counts",
         sends="a network and counts of its classes",
         leaves="the same as `fedavg`, and the count of samples of each class",
-        infers=(
-            "the same as with `fedavg`, and the client's class counts whatever `share-counts` "
-            "says. All clients get the sum over clients as a histogram"
-        ),
+        infers="the same as with `fedavg`, and the client's class counts whatever `share-counts` "
+        "says. All clients get the sum over clients as a histogram",
     )
 
     leaks = "class counts in addition to the weights"

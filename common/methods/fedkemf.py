@@ -67,10 +67,8 @@ class Options(OnPublicSet):
         kept="θ_k, whole",
         sends="a small network",
         leaves="the trained copy of the knowledge network; the own model stays with the client",
-        infers=(
-            "the same as with `fedavg`, of the knowledge network, which the server also asks "
-            "about its public images"
-        ),
+        infers="the same as with `fedavg`, of the knowledge network, which the server also asks "
+        "about its public images",
         whole="w",
         own="θ_k",
         part="part",

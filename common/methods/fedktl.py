@@ -66,12 +66,10 @@ class Options(RowOptions):
         up="normalised means of logits by class",
         sends="mean logits of its classes",
         leaves="normalised mean projections (C numbers) of each class that it has",
-        infers=(
-            "which classes it has, and its private model's mean answer for each. All clients get "
-            "images that the server generates from the means over the clients; with a trained "
-            "generator they may resemble the classes, never single samples that the generator has"
-            " not seen"
-        ),
+        infers="which classes it has, and its private model's mean answer for each. All clients "
+        "get images that the server generates from the means over the clients; with a trained "
+        "generator they may resemble the classes, never single samples that the generator has not"
+        " seen",
         own="θ_k by the angle to fixed directions",
     )
 

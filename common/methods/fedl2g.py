@@ -59,14 +59,10 @@ class Options(RowOptions):
         down="a vector for each class",
         up="its gradient",
         sends="gradients for its classes",
-        leaves=(
-            "the gradient of the server's vectors on one batch and the quiz set, a row for each "
-            "class in the batch"
-        ),
-        infers=(
-            "which classes it has; how its private model errs on them. A gradient of few samples "
-            "can tell much of them, but the layers that it passed stay with the client"
-        ),
+        leaves="the gradient of the server's vectors on one batch and the quiz set, a row for "
+        "each class in the batch",
+        infers="which classes it has; how its private model errs on them. A gradient of few "
+        "samples can tell much of them, but the layers that it passed stay with the client",
     )
 
     leaks = "gradients of single clients by class"

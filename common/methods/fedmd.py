@@ -110,14 +110,10 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
 @final
 class Options(PredictionExchange):
     facts = PredictionExchange.facts.but(
-        leaves=(
-            'logits (`fedmd.align = "kl"`: class probabilities) for the round\'s public images, '
-            "from the model as the round finds it"
-        ),
-        infers=(
-            "the same as with `dl-sh`, without confidences; logits tell a little more. All "
-            "clients get the mean, from which a client of two can compute the other's"
-        ),
+        leaves='logits (`fedmd.align = "kl"`: class probabilities) for the round\'s public images,'
+        " from the model as the round finds it",
+        infers="the same as with `dl-sh`, without confidences; logits tell a little more. All "
+        "clients get the mean, from which a client of two can compute the other's",
     )
 
     leaks = "logits of public images"

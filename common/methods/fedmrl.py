@@ -73,10 +73,8 @@ class Options(Joined):
         up="the small network w",
         kept="θ_k, whole, with A_k",
         sends="a small network",
-        leaves=(
-            "the trained copy of the small network; the own network and the projector stay with "
-            "the client"
-        ),
+        leaves="the trained copy of the small network; the own network and the projector stay "
+        "with the client",
         infers="the same as with `fedavg`, of the small network",
         own="θ_k and A_k with the newest w, by both heads",
     )

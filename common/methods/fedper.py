@@ -70,14 +70,10 @@ class PrivateHead(PartlyShared, ABC):
         up="the base, with its BatchNorm statistics unless `share-statistics = false`",
         kept="the head: the last `personal` layers",
         sends="a network without head",
-        leaves=(
-            "the base of the trained network with its BatchNorm statistics (`share-statistics = "
-            "false`: without); the head stays with the client"
-        ),
-        infers=(
-            "the same as with `fedavg`, of the base alone: no update of the last layer, from "
-            "which class proportions are read directly"
-        ),
+        leaves="the base of the trained network with its BatchNorm statistics (`share-statistics "
+        "= false`: without); the head stays with the client",
+        infers="the same as with `fedavg`, of the base alone: no update of the last layer, from "
+        "which class proportions are read directly",
         own="the newest base with the own head",
     )
 

@@ -65,15 +65,11 @@ class Options(SharedHead):
         down="the head's rows",
         up="those of held classes",
         sends="rows of a head",
-        leaves=(
-            "the trained rows of the head of the classes that the client has; all else stays with"
-            " the client"
-        ),
-        infers=(
-            "the same as with `lg-fedavg`; the rows name the client's classes. A row of a class "
-            "that it has not by the census, or a missing one, is refused. With `fedssa.stale` the"
-            " server keeps the last rows of each client"
-        ),
+        leaves="the trained rows of the head of the classes that the client has; all else stays "
+        "with the client",
+        infers="the same as with `lg-fedavg`; the rows name the client's classes. A row of a "
+        "class that it has not by the census, or a missing one, is refused. With `fedssa.stale` "
+        "the server keeps the last rows of each client",
         own="θ_k",
     )
 

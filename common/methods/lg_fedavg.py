@@ -65,10 +65,8 @@ class Options(SharedHead):
         up="the head",
         sends="a head",
         leaves="the trained head; the layers below stay with the client",
-        infers=(
-            "the same as with `fedavg`, of the head: its bias and rows tell which classes the "
-            "client has many samples of"
-        ),
+        infers="the same as with `fedavg`, of the head: its bias and rows tell which classes the "
+        "client has many samples of",
         own="the own features with the newest head",
     )
 

@@ -58,10 +58,8 @@ class Options(Joined):
         up="the small extractor w, without a head",
         kept="θ_k, whole, and the gate g_k",
         sends="a small extractor",
-        leaves=(
-            "the trained copy of the small extractor; its head is not used, and the own network "
-            "and the gate stay with the client"
-        ),
+        leaves="the trained copy of the small extractor; its head is not used, and the own "
+        "network and the gate stay with the client",
         infers="the same as with `fedavg`, of the small extractor, without the head's rows",
         own="θ_k and g_k with the newest w",
     )

@@ -73,13 +73,11 @@ class Options(Averaging):
         kept="its control variate",
         sends="a network and its control variate",
         leaves="the same as `fedavg`, and Δc_k, the change of its control variate",
-        infers=(
-            "the same as with `fedavg`: Δc_k is the update over again, K and η being known. The "
-            "server keeps of each client the last round whose reply it accepted, and tells it to "
-            "that client alone. A Δc_k that does not follow from the weights sent is refused, so "
-            "a malicious client moves c only as far as its weights move w; `average.robust = "
-            '"median"` and `"trimmed"` bound both'
-        ),
+        infers="the same as with `fedavg`: Δc_k is the update over again, K and η being known. "
+        "The server keeps of each client the last round whose reply it accepted, and tells it to "
+        "that client alone. A Δc_k that does not follow from the weights sent is refused, so a "
+        'malicious client moves c only as far as its weights move w; `average.robust = "median"` '
+        'and `"trimmed"` bound both',
         networks="parts",
     )
 

@@ -81,14 +81,10 @@ class PrototypeOptions(LearnerOptions):
         down="means of features by class (prototypes)",
         up="means of features by class (prototypes)",
         sends="mean features of its classes",
-        leaves=(
-            "class prototypes: mean features of each class that it has. With `fedproto.weights = "
-            '"counts"` also how many samples of each, whatever `share-counts` says'
-        ),
-        infers=(
-            "which classes it has. Means over few samples are close to the features of single "
-            "images, as in `fedgkt`; the server does not have the layers that compute them"
-        ),
+        leaves="class prototypes: mean features of each class that it has. With `fedproto.weights"
+        ' = "counts"` also how many samples of each, whatever `share-counts` says',
+        infers="which classes it has. Means over few samples are close to the features of single "
+        "images, as in `fedgkt`; the server does not have the layers that compute them",
         own="θ_k, and the nearest prototype",
         paper="the nearest prototype",
     )
