@@ -18,7 +18,6 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from common.renamed import hint
 from common.settings.extras import missing
 
 LOG = "errors.log"  #: file in a run's folder; for errors outside a run, in ``HOME``
@@ -60,7 +59,7 @@ def line(error: BaseException, most: int | None = None, *, typed: bool = False) 
     ``most``: maximum number of characters of the first line; ``typed``: add the type of the error.
     Unforeseen errors always have their type.
     """
-    text = first_line(error, most) + hint(error)
+    text = first_line(error, most)
     if not isinstance(error, FORESEEN) or (typed and not isinstance(error, ValidationError)):
         text = f"{type(error).__name__}: {text}"
     where = place(error)

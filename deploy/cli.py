@@ -41,17 +41,19 @@ from deploy.report import chooser
 from deploy.study import commands as study
 
 RUN, COMPARE, DEPLOY, INSPECT = "Run", "Compare", "Deploy", "Inspect"  #: headings of the help
-MOVED = {command.__name__ for command in study.FIGURES}  #: commands of earlier releases
+PAPERS = "belongs to the papers' tables: in a checkout, python -m tests.papers"
+MOVED = {"claims": "claims", "noise": "figures noise", "information": "figures information"}
+"""Commands that a checkout has instead of the package."""
 
 
 class Commands(TyperGroup):
-    """Commands of ``fedmosaic``; an unknown name, also of an earlier release, is one line."""
+    """Group of commands; an unknown name, also of a command that has moved, is one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             if name in MOVED:
-                raise ValueError(f"{ctx.command_path} {name} is now: fedmosaic study {name}")
+                raise ValueError(f"{ctx.command_path} {name} {PAPERS} {MOVED[name]}")
             known = ", ".join(self.list_commands(ctx))
             raise ValueError(f"{ctx.command_path} has no command {name!r}; allowed: {known}")
         return super().resolve_command(ctx, args)
@@ -172,7 +174,7 @@ app.add_typer(
     figures,
     name="study",
     rich_help_panel=COMPARE,
-    help="Draw single figures of the papers and repeat their measurements.",
+    help="Draw figures of finished runs, and analyse their networks.",
 )
 for command in machines.COMMANDS:
     app.command(cls=Answering, rich_help_panel=DEPLOY)(command)
@@ -329,11 +331,11 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-def main() -> NoReturn:
+def main(commands: typer.Typer = app, name: str = "fedmosaic") -> NoReturn:
     """Run the console script; an expected error is one line with a non-zero exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
-        status = app(prog_name="fedmosaic", standalone_mode=False)
+        status = commands(prog_name=name, standalone_mode=False)
     except click.ClickException as error:
         _print_usage_error(error)
         sys.exit(error.exit_code)

@@ -9,7 +9,7 @@ import pytest
 
 from common.methods import names, options
 from common.settings.version import ROOT, VERSION
-from deploy.site import method_page
+from docs.tools import method_page
 from tests.support.battery import PLUGIN
 
 DOCS = ROOT / "docs"

@@ -17,9 +17,9 @@ import client_app.methods
 import server_app.methods
 from client_app.handler import Handler
 from common.exchange.records import Records, tensors
-from common.methods import names, options
+from common.methods import facts, options
 from common.settings.config import MethodOptions
-from common.settings.version import ROOT
+from common.settings.facts import Facts
 from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support.battery import (
@@ -67,13 +67,6 @@ def test_a_method_has_its_contract_and_both_halves() -> None:
         assert issubclass(client_app.methods.half(name), Handler)
 
 
-def test_the_pages_name_every_method() -> None:
-    pages = [ROOT / "docs/methods.md", ROOT / "docs/leaves.md"]
-    for page in pages:
-        told = page.read_text(encoding="utf-8")
-        assert [name for name in names() if f"`{name}`" not in told] == [], page
-
-
 @every_method
 def test_it_learns_above_chance(method: str, reference: Reference) -> None:
     result = reference.run
@@ -83,6 +76,18 @@ def test_it_learns_above_chance(method: str, reference: Reference) -> None:
         final = np.mean([client["accuracy"] for client in result.summary["clients"]])
     assert final > 0.5, f"3 classes, accuracy {final}"
     assert result.summary["status"] == "completed" and result.summary["failures"] == []
+
+
+@every_method
+def test_what_is_kept_and_scored_is_what_the_contract_states(
+    method: str, reference: Reference
+) -> None:
+    stated, run = facts(method), reference.run
+    if stated == Facts():
+        return  # a plug-in need not state any
+    kept = any((run.folder / "state").rglob("*.safetensors"))
+    assert kept == bool(stated.kept)
+    assert (run.summary["accuracy"] is not None) == bool(stated.whole)
 
 
 @every_method

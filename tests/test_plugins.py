@@ -9,11 +9,9 @@ import pytest
 
 import client_app.methods
 import server_app.methods
-from client_app.participant import Participant
 from common import methods
 from common.data import load, source
 from common.data.partition import rule
-from common.errors import line
 from common.models import architecture, parameters
 from common.settings import plugins
 from common.settings.config import MethodOptions, Value
@@ -27,7 +25,6 @@ from server_app.selection import find as find_rule
 from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
 from tests.support.client_info import TASK, info
-from tests.support.halves import client
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
 from tests.support.tiny import TinyRun, flat, play
 
@@ -200,40 +197,6 @@ def test_a_half_that_is_missing_or_not_whole_is_refused(
     top = package(folder, {"__init__": f"import {name} as far"})
     with pytest.raises(ValueError, match=reason):
         server_app.methods.half(f"{top}:far")
-
-
-@pytest.mark.parametrize(
-    ("text", "now"),
-    [
-        ("from common.fit import Loss", "'common.fit' is now 'common.training.fit'"),
-        ("from common import tree", "'tree' is now 'common.training.tree'"),
-        (
-            "import server_app.talk.post",
-            r"'server_app.talk(.post)?' is now 'server_app.messaging",
-        ),
-        ("from server_app.method import Ups", "'Ups' is now 'Replies'"),
-        ("from common.exchange import protocol; protocol.Model", "'Model' is now 'ModelRequest'"),
-        ("from client_app.bases.global_copy import Copy", "'Copy' is now 'GlobalCopy'"),
-        ("class A(Method): answers = 1", "A.answers is now called reply_type"),
-        ("class A(Method):\n    def down(self, t): ...", "A.down is now called request"),
-    ],
-)
-def test_an_old_name_is_refused_with_the_new_one(text: str, now: str, folder: Path) -> None:
-    server = f"from server_app.method import Method\n{text}\n"
-    name = package(folder, {"__init__": "", "contract": OPTIONS + "pass", "server": server})
-    top = package(folder, {"__init__": f"import {name} as far"})
-    with pytest.raises(ValueError, match=now) as refused:
-        server_app.methods.half(f"{top}:far")
-    assert "\n" not in str(refused.value)
-
-
-def test_an_old_name_in_a_hook_is_refused_with_the_new_one() -> None:
-    with pytest.raises(AttributeError) as raised:
-        Participant.remember  # type: ignore[attr-defined]  # noqa: B018
-    assert line(raised.value).endswith("; 'remember' is now 'save_state'")
-    with pytest.raises(AttributeError) as raised:
-        client(0).model  # type: ignore[attr-defined]  # noqa: B018
-    assert line(raised.value).endswith("; 'model' is now 'architecture'")
 
 
 def test_a_method_in_one_module_shares_a_half_of_ours(folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from common.methods import contract, names
+import client_app.methods
+import server_app.methods
+from common.methods import contract, facts, names, options
+from common.settings.facts import NOT_STATED, Facts
+from common.settings.parse import parse
 from common.settings.version import ROOT
 from deploy.leaderboard import page as leaderboard_page
 from deploy.leaderboard.board import Board
@@ -23,11 +27,14 @@ from deploy.leaderboard.ranking import sections
 from deploy.report import chooser
 from deploy.report.listing import described
 from deploy.report.table import markdown, size
-from deploy.site import equations, measure, method_page, paper_page, reference_page
+from deploy.run.settings import DEFAULT, resolve
 from deploy.study import paper_table
-from deploy.study.claims import RESULTS, read
-from deploy.study.claims_page import stem
-from tests.support.battery import marks
+from docs.tools import equations, generate, measure, method_page, paper_page, reference_page
+from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
+from tests.papers import RESULTS, place
+from tests.papers.claims_page import stem
+from tests.papers.judging import read
+from tests.support.battery import EXAMPLE, marks
 from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
@@ -60,52 +67,37 @@ def test_every_part_of_a_contract_is_on_its_page(name: str) -> None:
     assert bool(deviations) == ("\n\nDeviations" in (contract(name).__doc__ or ""))
 
 
-@pytest.mark.parametrize(
-    ("cell", "down", "up"),
-    [
-        ("w", "w", "w"),
-        ("up θ_k", "nothing", "θ_k"),
-        ("w; up also θ_k", "w", "w; also θ_k"),
-        ("down w and ŵ, up w_k", "w and ŵ", "w_k"),
-        ("nothing", "nothing", "nothing"),
-    ],
-)
-def test_a_cell_is_split_into_what_goes_down_and_up(cell: str, down: str, up: str) -> None:
-    assert method_page.directions(cell) == (down, up)
+def test_facts_that_code_decides_are_those_of_the_code() -> None:
+    """The public set by the halves' bases, the networks by what a client trains."""
+    bases = {"everybody": SharedPublicSet, "server": ServerPublicSet}
+    for name in names():
+        stated, server = facts(name), server_app.methods.half(name)
+        public = [who for who, base in bases.items() if issubclass(server, base)]
+        assert stated.public == (public or ["none"])[0], name
+        config = parse(resolve(DEFAULT, [f"method={name}", *method_page.needed(name)]))
+        trains_own = client_app.methods.half(name).trains_own(config)
+        if stated.networks == "own":
+            assert trains_own, name
+        if {"width", "depth", "layerwise"} & {*getattr(options(name), "schemes", ())}:
+            assert stated.networks == "parts", name
 
 
-@pytest.mark.parametrize(
-    ("name", "public", "rounds", "leaves", "models", "networks"),
-    [
-        ("fedavg", "none", "many", "whole", ("global",), "parts"),
-        ("scaffold", "none", "many", "whole", ("global",), "parts"),
-        ("qffl", "none", "many", "whole", ("global",), "equal"),
-        ("ditto", "none", "many", "whole", ("global", "personal"), "equal"),
-        ("fedmd", "everybody", "many", "nothing", ("personal",), "own"),
-        ("dl-sh", "everybody", "one", "nothing", ("global", "personal"), "own"),
-        ("feddf", "server", "many", "whole", ("global",), "own"),
-        ("dense", "none", "one", "whole", ("global", "personal"), "own"),
-        ("fml", "none", "many", "part", ("global", "personal"), "own"),
-        ("lg-fedavg", "none", "many", "part", ("personal",), "own"),
-        ("fedorion", "none", "many", "whole", ("global", "personal"), "own"),
-        ("fedproto", "none", "many", "nothing", ("personal",), "own"),
-        ("depthfl", "none", "many", "whole", ("global",), "parts"),
-        ("fedgkt", "none", "many", "nothing", ("personal",), "parts"),
-        ("local", "none", "many", "nothing", ("personal",), "own"),
-    ],
-)
-def test_the_chooser_knows_a_method(
-    name: str, public: str, rounds: str, leaves: str, models: tuple[str, ...], networks: str
-) -> None:
-    one = method_page.facts(name)
-    assert (one.public, one.rounds, one.leaves) == (public, rounds, leaves)
-    assert (one.models, one.networks) == (models, networks)
-    assert chooser.recorded()[name] == one.answers, "run python -m deploy.site.method_page"
+def test_no_fact_of_a_built_in_method_is_left_out_and_a_plug_in_need_not_state_any() -> None:
+    for name in names():
+        stated = {key: value for key, value in vars(facts(name)).items() if key != "paper"}
+        assert NOT_STATED not in stated.values(), name
+    assert facts(EXAMPLE) == Facts()
+
+
+def test_generated_texts_are_those_of_the_contracts() -> None:
+    for path, text in generate.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run python -m docs.tools.generate"
+    assert chooser.recorded() == {name: facts(name).answers for name in names()}
 
 
 @pytest.mark.full
 def test_the_command_and_the_page_choose_the_same_methods() -> None:
-    page = method_page.chooser([method_page.facts(name) for name in names()])
+    page = method_page.chooser([method_page.known(name) for name in names()])
     items = re.findall(r'<li (data-[^>]*)><a href="([\w-]+).html">', page)
     shown = {name: dict(re.findall(r'data-(\w+)="([^"]*)"', data)) for data, name in items}
     assert [*shown] == [*names()] == [*chooser.recorded()]
@@ -133,7 +125,7 @@ def test_a_wrong_answer_is_refused_in_a_line_with_the_allowed_ones() -> None:
 def test_each_page_has_the_bytes_and_operations_of_a_round() -> None:
     recorded = measure.read()
     assert [*recorded] == [*names()], f"run {measure.COMMAND}"
-    page = method_page.page(method_page.facts("fedavg"))
+    page = method_page.page(method_page.known("fedavg"))
     one = recorded["fedavg"]
     assert one["down"] > 0 and one["up"] > 0 and one["operations"] > 0
     assert f"A client receives {size(one['down'] / measure.CLIENTS)}, sends " in page
@@ -192,8 +184,8 @@ def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
         if (folder / "cells.jsonl").exists() and not name.startswith("leaderboard_"):
             rows = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
             assert [row for row in rows if row.startswith("|") and row not in text] == []
-            assert f"\nfedmosaic table {name} --out FOLDER\n" in text
-            assert paper_table.read(Path(name)).remarks.strip() in text
+            assert f"\npython -m tests.papers table {name} --out FOLDER\n" in text
+            assert paper_table.read(place(name)).remarks.strip() in text
 
 
 def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table() -> None:
@@ -208,17 +200,17 @@ def test_the_page_of_a_record_has_the_differences_and_the_protocol_of_its_table(
 
 
 def test_the_site_links_to_the_pages_of_papers_and_records_instead_of_their_files() -> None:
-    hooks = pytest.importorskip("deploy.site.hooks", reason=NO_MKDOCS)
-    text = "### Claims of DL-MH\n[a_b](../deploy/experiments/results/a_b/a_b.md)"
+    hooks = pytest.importorskip("docs.tools.hooks", reason=NO_MKDOCS)
+    text = "### Claims of DL-MH\n[a_b](../tests/papers/results/a_b/a_b.md)"
     shown = "### Claims of [DL-MH](results/dl-mh.md)\n[a_b](results/records/a_b.md)"
     assert hooks.with_generated_links(text) == shown
-    other = "[x](../deploy/experiments/results/a_b/c.md)"
+    other = "[x](../tests/papers/results/a_b/c.md)"
     assert hooks.with_generated_links(other) == other
 
 
 def test_the_reference_has_each_command_setting_and_message() -> None:
     pages = reference_page.pages()
-    assert "\n## fedmosaic study noise\n" in pages["reference/commands.md"]
+    assert "\n## fedmosaic study regions\n" in pages["reference/commands.md"]
     assert "| `--workers` |" in pages["reference/commands.md"]
     for setting in described():
         assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]

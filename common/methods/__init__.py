@@ -16,9 +16,9 @@ import pkgutil
 import re
 from types import ModuleType
 
-from common.renamed import HOOKS
 from common.settings import plugins
 from common.settings.config import SECTIONS, MethodOptions
+from common.settings.facts import Facts
 from common.settings.section import value_kind
 
 
@@ -44,6 +44,12 @@ def options(name: str) -> type[MethodOptions]:
     return table
 
 
+def facts(name: str) -> Facts:
+    """Return the facts of a method; of a plug-in those that its own options class declares."""
+    table = options(name)
+    return table.facts if name in names() or "facts" in vars(table) else Facts()
+
+
 @functools.cache
 def half(package: str, name: str, kind: type) -> type:
     """Return the subclass of ``kind`` in the method's module of ``package``.
@@ -60,9 +66,6 @@ def half(package: str, name: str, kind: type) -> type:
     halves = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
     if owner in names():
         assert len(halves) == 1, f"{module.__name__} must define one {kind.__name__}: {halves}"
-    elif halves and (old := HOOKS.keys() & vars(halves[0]).keys()):
-        was, now = min(old), HOOKS[min(old)]
-        raise ValueError(f"method {owner!r}: {halves[0].__name__}.{was} is now called {now}")
     elif len(halves) != 1 or inspect.isabstract(halves[0]):
         count = len(halves)
         open_ = sorted(getattr(halves[0], "__abstractmethods__", ())) if count == 1 else []

@@ -31,6 +31,11 @@ CLIENT = "fedavg"
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        whole="the student, and w (`teacher`)",
+        infers="the same as with `fedavg`; the server also draws images from the average",
+    )
+
     uses = (*AVERAGED, "generator")
 
     start: AtLeastOne = 1

@@ -56,6 +56,7 @@ from pydantic import Field
 from common.data.kinds import IMAGE, describe
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Request as Request
+from common.methods.local import OwnModels
 from common.settings.config import MethodOptions, not_allowed
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 from common.training.task import Task
@@ -63,6 +64,19 @@ from common.training.task import Task
 
 class OneShot(MethodOptions):
     """Options that DENSE and Co-Boosting share, with the defaults of DENSE."""
+
+    facts = OwnModels.facts.but(
+        up="θ_k",
+        sends="a network",
+        leaves="the client's own model, weights and BatchNorm statistics, whole; nothing is sent "
+        "to it but the student when it is scored",
+        infers="the same as with `fedavg`, of the own model, which was trained on no other "
+        "client's data and is never averaged. The server's generator draws images that excite the"
+        " model as the data do, under `dense.bn` with their statistics",
+        whole="the student, and the ensemble",
+        part="whole",
+        rounds="one",
+    )
 
     epochs: AtLeastOne = 20
     """Server epochs; 200 in the papers. Each adds a batch to the pool and trains on it once."""

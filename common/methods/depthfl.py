@@ -59,6 +59,20 @@ from common.training.task import Task
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="stem, stages and exits up to the client's depth",
+        up="stem, stages and exits up to the client's depth",
+        kept="the linear term g_k",
+        sends="its part of a network",
+        leaves="the same as `fedavg`, of the part of the network that the client has; g_k stays "
+        "with the client",
+        infers="the same as with `fedavg`. The deepest layers are the mean of the few clients "
+        "that have them. The server keeps of each client the last round whose reply it accepted, "
+        "and tells it to that client alone",
+        whole="the deepest network, and each exit",
+        networks="parts",
+    )
+
     leaks = "parts that few clients may share"
     auto = {"average.weights": "uniform"}
     projects = False

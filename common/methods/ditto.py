@@ -41,6 +41,12 @@ SERVER = "fedavg"
 class Options(Averaging):
     """Options of Ditto."""
 
+    facts = Averaging.facts.but(
+        kept="its personal model v_k, whole",
+        own="v_k",
+        leaves="the same as `fedavg`; the personal model stays with the client",
+    )
+
     uses = AVERAGED
     schemes = ("none", "same")
 

@@ -41,6 +41,11 @@ from common.methods.dl_sh import Distilling, Request
 class Masking(Distilling):
     """Options of methods whose clients have heads for their own classes only."""
 
+    facts = Distilling.facts.but(
+        leaves="the same as `dl-sh` for the client's own classes, and which classes these are",
+        infers="the same as with `dl-sh`",
+    )
+
     rules = ("weighted_sum", "literal_product", "uhc-ce", "uhc-mf")
 
 

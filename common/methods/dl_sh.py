@@ -67,6 +67,7 @@ from torch import Tensor
 
 from common.exchange import protocol
 from common.exchange.predictions import Predictions
+from common.methods.local import OwnModels
 from common.settings.config import Config, not_allowed
 from common.settings.section import AtLeastOne
 from common.techniques.public_set import OnPublicSet
@@ -74,6 +75,20 @@ from common.techniques.public_set import OnPublicSet
 
 class Distilling(OnPublicSet):
     """Options of methods that distil the clients' predictions for the public set."""
+
+    facts = OwnModels.facts.but(
+        down="predictions for public images",
+        up="predictions for public images",
+        sends="predictions for public images",
+        leaves="class probabilities (or logits) for each public image, and a confidence for each;"
+        " with an incentive, accuracies on the whole test set before and after",
+        infers="the private model's predictions for images that the server has too: they show "
+        "which classes it was trained on; by the confidence, which public images resemble private"
+        " ones",
+        whole="the server's model",
+        rounds="one",
+        public="everybody",
+    )
 
     uses = ("confidence", "ensemble")
     rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product", "median")

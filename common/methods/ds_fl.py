@@ -41,12 +41,24 @@ from torch import Tensor
 
 from common.exchange import protocol
 from common.exchange.protocol import Round
+from common.methods.local import OwnModels
 from common.settings.section import Positive
 from common.techniques.public_set import OnPublicSet
 
 
 class Agreeing(OnPublicSet):
     """Options of DS-FL and of the methods that extend it."""
+
+    facts = OwnModels.facts.but(
+        down="predictions for public images",
+        up="predictions for public images",
+        sends="predictions for public images",
+        leaves="class probabilities for the round's public images",
+        infers="the same as with `dl-sh`, without confidences. A client that sends false "
+        "distributions shifts the mean, which all others learn, by one client's share",
+        whole="the server's model",
+        public="everybody",
+    )
 
     auto = {"public.lr": 0.1, "public.subset": 1000, "public.epochs": 5, "public.batch-size": 50}
 

@@ -33,6 +33,15 @@ __all__ = ["Options"]
 
 @final
 class Options(LearnerOptions):
+    facts = LearnerOptions.facts.but(
+        down="means of logits by class",
+        up="means of logits by class",
+        sends="mean logits of its classes",
+        leaves="mean logits of each class that it has, over its training",
+        infers="its private model's mean answer for each class, and which classes it has. Under "
+        '`fd.weights = "leave-one-out"` a client of two gets the other\'s means',
+    )
+
     leaks = "mean logits of single clients by class"
     outputs: ClassVar[Outputs] = "logits"
 

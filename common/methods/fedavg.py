@@ -40,6 +40,7 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.models.blocks import check_blocks
 from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.facts import Facts
 from common.settings.options import WHOLE
 from common.techniques.widths import check_widths
 from common.training.task import Task
@@ -55,6 +56,23 @@ PARTS = ("none", "median", "trimmed", "clip")
 
 class Averaging(MethodOptions):
     """Options of methods whose global model is a mean of the clients' models."""
+
+    facts = Facts(
+        down="w",
+        up="w",
+        kept="",
+        sends="a network",
+        leaves="the weights and BatchNorm statistics of the trained model",
+        infers="weights before and after training give the update, and updates give away class "
+        "proportions, membership and, for small batches, images; BatchNorm statistics are means "
+        "and variances of features",
+        whole="w",
+        own="",
+        part="whole",
+        rounds="many",
+        public="none",
+        networks="equal",
+    )
 
     uses: ClassVar[tuple[str, ...]] = ("average", "oca", "finetune")
     schemes: ClassVar[tuple[str, ...]] = ("none",)
@@ -104,6 +122,11 @@ class PartAveraging(Averaging):
 class PredictorPart(Averaging):
     """Options of methods whose mean w is a part of every client's predictor, and no model alone."""
 
+    facts = Averaging.facts.but(
+        whole="",
+        part="part",
+    )
+
     uses = ("average", "finetune")
     leaks = "only scores of clients' own models, which have no noise"
 
@@ -118,6 +141,10 @@ class PredictorPart(Averaging):
 
 class Copying(Averaging):
     """Options of FedAvg and of methods that change only the clients' loss."""
+
+    facts = Averaging.facts.but(
+        networks="parts",
+    )
 
     uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")

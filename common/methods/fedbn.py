@@ -37,6 +37,16 @@ SERVER = CLIENT = "fedper"
 class Options(PartlyShared):
     """Options of FedBN."""
 
+    facts = PartlyShared.facts.but(
+        down="everything except BatchNorm",
+        up="everything except BatchNorm",
+        kept="weights, biases, statistics and counters of BatchNorm",
+        sends="a network without BatchNorm",
+        leaves="the trained network without BatchNorm: neither its parameters nor its statistics",
+        infers="the same as with `fedavg`, without means and variances of features",
+        own="the newest shared part with the own BatchNorm",
+    )
+
     auto: ClassVar = {"average.weights": "uniform"}
 
     by_name: bool = False

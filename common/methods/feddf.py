@@ -58,6 +58,17 @@ CLIENT = "fedavg"
 
 @final
 class Options(OnPublicSet, Averaging):
+    facts = Averaging.facts.but(
+        down="θ_k, within an architecture",
+        up="θ_k, within an architecture",
+        leaves="the same as `fedavg`, of the client's own architecture",
+        infers="the same as with `fedavg`; the server also asks each client's model about its "
+        "public images",
+        whole="each architecture, their mean and `ensemble`",
+        public="server",
+        networks="own",
+    )
+
     leaks = "single clients' models that predict public images"
     uses = ("average", "oca", "finetune", "public")
     auto = {"average.across": "same", "public.optimizer": "adam", "public.lr": 0.001}

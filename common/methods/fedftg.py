@@ -55,6 +55,12 @@ CLIENT = "fedprox"
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        leaves="the same as `fedavg`; the census must tell class counts (`share-counts = true`)",
+        infers="the same as with `fedavg`; the server's generator draws images that resemble the "
+        "data",
+    )
+
     leaks = "class counts in the census that weigh generated images"
     uses = ("average", "oca", "finetune", "generator")
 

@@ -47,6 +47,15 @@ from common.settings.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="w; also a generator of features",
+        up="w; class counts",
+        sends="a network and counts of its classes",
+        leaves="the same as `fedavg`, and the count of samples of each class",
+        infers="the same as with `fedavg`, and the client's class counts whatever `share-counts` "
+        "says. All clients get the sum over clients as a histogram",
+    )
+
     leaks = "class counts in addition to the weights"
     uses = ("average", "oca", "finetune", "generator")
     auto = {"generator.lr": 0.0001}

@@ -37,6 +37,15 @@ __all__ = ["ModelRequest", "Options", "TableReply"]
 
 @final
 class Options(TableOptions):
+    facts = TableOptions.facts.but(
+        down="the head",
+        up="means of features by class",
+        sends="mean features of its classes",
+        leaves="the mean features of each class that it has",
+        infers="the same as with `fedproto`",
+        own="the own features with the newest head",
+    )
+
     leaks = "class means of single clients' features"
 
     collect: Literal["running", "final"] = "final"

@@ -29,6 +29,10 @@ from common.settings.section import NonNegative, Positive
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="w; also the mean of past w",
+    )
+
     uses = AVERAGED
 
     gamma: NonNegative = 0.2

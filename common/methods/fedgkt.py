@@ -33,12 +33,24 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from common.exchange import protocol
+from common.methods.local import OwnModels
 from common.settings.config import MethodOptions
 from common.settings.section import AtLeastOne, NonNegative, Positive
 
 
 @final
 class Options(MethodOptions):
+    facts = OwnModels.facts.but(
+        down="logits",
+        up="features, logits and labels",
+        kept="extractor and small classifier",
+        sends="features, logits and labels of its samples",
+        leaves="features and logits of **every** training sample, **and every label**",
+        infers="much of the training set: features of a shallow extractor often show the images",
+        own="both together; the extractor with the server's layers",
+        networks="parts",
+    )
+
     leaks = "features, logits and labels of all samples"
 
     projects = False

@@ -73,6 +73,19 @@ from common.training.task import Task
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="θ_k, layer by layer, and features of one batch",
+        up="θ_k, layer by layer, and features of one batch",
+        sends="a network and features of one batch",
+        leaves="the same as `fedavg`, of the client's own architecture, and feature pairs (s_in, "
+        "s_out) of its last full batch",
+        infers="the same as with `fedavg`; s_in often shows what is on the images. Other clients "
+        "get these features, without a name. `fedin.clip` and `fedin.noise` blur them without a "
+        "guarantee",
+        whole="each architecture, and their mean",
+        networks="parts",
+    )
+
     leaks = "features in addition to the weights"
     auto = {"average.across": "layerwise", "average.weights": "uniform"}
     schemes = ("layerwise", "same", "depth")

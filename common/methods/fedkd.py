@@ -56,6 +56,21 @@ from common.techniques.low_rank import Compressed
 
 @final
 class Options(PartAveraging):
+    facts = PartAveraging.facts.but(
+        down="low-rank factors of the updates of w, or w itself",
+        up="low-rank factors of the updates of w, or w itself",
+        kept="θ_k, whole, with W_k; its last w",
+        sends="low-rank updates of a small network",
+        leaves="the update of the mentee as low-rank factors; the own model and the projection "
+        "stay with the client",
+        infers="the same as with `fedavg`, of the mentee. Factors leave out small singular "
+        "values, which hides nothing reliably. The server keeps which clients replied in the last"
+        " round. Factors of too high a rank, or of another shape, are refused",
+        own="θ_k",
+        part="part",
+        networks="own",
+    )
+
     leaks = "compressed updates without noise"
     auto = {"average.weights": "uniform"}
 

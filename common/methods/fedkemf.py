@@ -51,6 +51,7 @@ Deviations, with their switches:
 from typing import Literal, final
 
 from common.methods.fedavg import Reply, Request
+from common.settings.facts import Facts
 from common.settings.section import Positive
 from common.techniques.public_set import OnPublicSet
 from common.training.task import Task
@@ -59,6 +60,22 @@ from common.training.task import Task
 @final
 class Options(OnPublicSet):
     """Options of FedKEMF. Request: the knowledge network w; reply: the trained copy w_k."""
+
+    facts = Facts(
+        down="the knowledge network w",
+        up="the knowledge network w",
+        kept="θ_k, whole",
+        sends="a small network",
+        leaves="the trained copy of the knowledge network; the own model stays with the client",
+        infers="the same as with `fedavg`, of the knowledge network, which the server also asks "
+        "about its public images",
+        whole="w",
+        own="θ_k",
+        part="part",
+        rounds="many",
+        public="server",
+        networks="own",
+    )
 
     leaks = "single clients' networks that predict public images"
     auto = {"public.lr": 0.001}

@@ -53,6 +53,17 @@ from common.settings.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="w and ŵ",
+        up="w_k",
+        kept="its generator of images",
+        leaves="the same as `fedavg`; the generator stays with the client (under `generator-at = "
+        '"server"` there is none but the server\'s)',
+        infers="the same as with `fedavg`. The server keeps every client's last upload, as in "
+        'every averaging method with `oca.aggregate = "on"`',
+        whole="ŵ (`oca`) and w (`aca`)",
+    )
+
     leaks = "cached uploads that are used again"
     uses = ("average", "oca", "finetune", "generator")
     auto = {"oca.aggregate": "on", "generator.adversarial": "cifar"}

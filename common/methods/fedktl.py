@@ -61,6 +61,18 @@ __all__ = ["Options", "Request", "TableReply"]
 class Options(RowOptions):
     """Options of FedKTL. Request: generated images with their vectors; reply: class means."""
 
+    facts = RowOptions.facts.but(
+        down="an image and a latent vector for each class",
+        up="normalised means of logits by class",
+        sends="mean logits of its classes",
+        leaves="normalised mean projections (C numbers) of each class that it has",
+        infers="which classes it has, and its private model's mean answer for each. All clients "
+        "get images that the server generates from the means over the clients; with a trained "
+        "generator they may resemble the classes, never single samples that the generator has not"
+        " seen",
+        own="θ_k by the angle to fixed directions",
+    )
+
     leaks = "class means of single clients' projections"
     images = "its server generates images with a StyleGAN"
     outputs: ClassVar[Outputs] = "logits"

@@ -55,6 +55,16 @@ __all__ = ["Options", "TableReply", "TableRequest"]
 class Options(RowOptions):
     """Options of FedL2G. Request: the vectors v; reply: the rows of g."""
 
+    facts = RowOptions.facts.but(
+        down="a vector for each class",
+        up="its gradient",
+        sends="gradients for its classes",
+        leaves="the gradient of the server's vectors on one batch and the quiz set, a row for "
+        "each class in the batch",
+        infers="which classes it has; how its private model errs on them. A gradient of few "
+        "samples can tell much of them, but the layers that it passed stay with the client",
+    )
+
     leaks = "gradients of single clients by class"
 
     guide: Literal["logits", "features"] = "logits"

@@ -66,6 +66,13 @@ from common.training.task import Task
 class PredictionExchange(OnPublicSet, OwnModels, ABC):
     """Options of methods whose clients send predictions for A_t and learn aggregated targets."""
 
+    facts = OwnModels.facts.but(
+        down="predictions for public images",
+        up="predictions for public images",
+        sends="predictions for public images",
+        public="everybody",
+    )
+
     public_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs on the labelled public set before a client's first round, with [train]'s optimiser and
     batch size; the public set must have the task's classes."""
@@ -102,6 +109,13 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
 
 @final
 class Options(PredictionExchange):
+    facts = PredictionExchange.facts.but(
+        leaves='logits (`fedmd.align = "kl"`: class probabilities) for the round\'s public images,'
+        " from the model as the round finds it",
+        infers="the same as with `dl-sh`, without confidences; logits tell a little more. All "
+        "clients get the mean, from which a client of two can compute the other's",
+    )
+
     leaks = "logits of public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.optimizer": "adam",

@@ -52,6 +52,11 @@ __all__ = ["Joined", "Options", "Reply", "Request"]
 class Joined(PredictorPart):
     """Options of methods whose clients join w with networks of their own."""
 
+    facts = PredictorPart.facts.but(
+        networks="own",
+        kept="θ_k, whole",
+    )
+
     def check(self, config: Config) -> None:
         super().check(config)
         if config.score.bn == "recalibrated":
@@ -62,6 +67,17 @@ class Joined(PredictorPart):
 @final
 class Options(Joined):
     """Options of FedMRL. Request: the small network w; reply: the trained copy w_k."""
+
+    facts = Joined.facts.but(
+        down="the small network w",
+        up="the small network w",
+        kept="θ_k, whole, with A_k",
+        sends="a small network",
+        leaves="the trained copy of the small network; the own network and the projector stay "
+        "with the client",
+        infers="the same as with `fedavg`, of the small network",
+        own="θ_k and A_k with the newest w, by both heads",
+    )
 
     auto = {"average.weights": "uniform"}
 

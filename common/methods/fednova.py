@@ -37,5 +37,13 @@ CLIENT = "fedavg"
 class Options(Averaging):
     """Options of FedNova."""
 
+    facts = Averaging.facts.but(
+        leaves="the same as `fedavg`; how many steps it took is computed from the census' sample "
+        "count, not sent",
+        infers="the same as with `fedavg`. A sample count made up (up to `max-samples`) also "
+        "changes how far the client's step is scaled down",
+        networks="parts",
+    )
+
     leaks = "steps whose weights follow from sample counts"
     schemes = ("none", "layerwise", "same")

@@ -62,6 +62,16 @@ from common.methods.fedavg import Averaging, Request
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        up="w; also θ_k",
+        kept="θ_k, whole",
+        sends="a network and a small one",
+        leaves="the trained copy of the global model and the client's own model",
+        infers="the same as with `fedavg` for both models",
+        own="θ_k",
+        networks="own",
+    )
+
     leaks = "clients' own models, whole"
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}

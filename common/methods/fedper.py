@@ -65,6 +65,18 @@ class PartlyShared(PredictorPart, ABC):
 class PrivateHead(PartlyShared, ABC):
     """Options of methods whose clients keep the last layers."""
 
+    facts = PredictorPart.facts.but(
+        down="the base, with its BatchNorm statistics unless `share-statistics = false`",
+        up="the base, with its BatchNorm statistics unless `share-statistics = false`",
+        kept="the head: the last `personal` layers",
+        sends="a network without head",
+        leaves="the base of the trained network with its BatchNorm statistics (`share-statistics "
+        "= false`: without); the head stays with the client",
+        infers="the same as with `fedavg`, of the base alone: no update of the last layer, from "
+        "which class proportions are read directly",
+        own="the newest base with the own head",
+    )
+
     personal: Annotated[int, Field(ge=0)] = 1
     """Number of last layers that each client keeps; 1: the head."""
     share_statistics: bool = True

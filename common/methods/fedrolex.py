@@ -44,6 +44,11 @@ SERVER = CLIENT = "heterofl"
 
 @final
 class Options(Partial):
+    facts = Partial.facts.but(
+        leaves="the same as `heterofl`, of other channels in each round",
+        infers="the same as with `heterofl`",
+    )
+
     leaks = "parts that few clients may share"
 
     windows: Literal["roll", "static", "random"] = "roll"

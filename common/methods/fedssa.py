@@ -61,6 +61,18 @@ __all__ = ["Options", "Reply", "Request", "fuse", "row", "rows"]
 class Options(SharedHead):
     """Options of FedSSA. Request: all rows; reply: the trained rows of the client's classes."""
 
+    facts = SharedHead.facts.but(
+        down="the head's rows",
+        up="those of held classes",
+        sends="rows of a head",
+        leaves="the trained rows of the head of the classes that the client has; all else stays "
+        "with the client",
+        infers="the same as with `lg-fedavg`; the rows name the client's classes. A row of a "
+        "class that it has not by the census, or a missing one, is refused. With `fedssa.stale` "
+        "the server keeps the last rows of each client",
+        own="θ_k",
+    )
+
     auto = {"average.weights": "uniform"}
     leaks = "head rows without noise, which name the classes of single clients"
 

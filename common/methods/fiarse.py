@@ -53,12 +53,22 @@ from torch import Tensor
 
 from common.exchange import protocol
 from common.exchange.records import StateDict
+from common.methods.fedavg import Averaging
 from common.settings.config import Config, MethodOptions, not_allowed
 from common.settings.section import Positive
 
 
 @final
 class Options(MethodOptions):
+    facts = Averaging.facts.but(
+        down="the largest entries of w; normalisation whole",
+        up="their change; normalisation whole",
+        sends="its part of a network",
+        leaves="its size; the change of the entries that it was sent, and normalisation whole",
+        infers="the same as with `fedavg` on those entries; the others' changes stay unknown",
+        networks="parts",
+    )
+
     leaks = "parts that few clients may share"
     uses = ("finetune",)
 

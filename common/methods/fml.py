@@ -40,6 +40,18 @@ SERVER = "fedavg"
 class Options(Averaging):
     """Options of FML. Request: the meme w; reply: the trained copy w_k."""
 
+    facts = Averaging.facts.but(
+        down="the small network w",
+        up="the small network w",
+        kept="θ_k, whole",
+        sends="a small network",
+        leaves="the trained copy of the meme; the own model stays with the client",
+        infers="the same as with `fedavg`, of the meme",
+        own="θ_k",
+        part="part",
+        networks="own",
+    )
+
     uses = AVERAGED
     auto = {"average.weights": "uniform"}
 

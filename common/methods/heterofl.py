@@ -57,6 +57,19 @@ from common.training.task import Task
 class Partial(Averaging):
     """Options of methods whose clients train parts of the widest network."""
 
+    facts = Averaging.facts.but(
+        down="a block of the channels of the widest network",
+        up="a block of the channels of the widest network",
+        sends="its part of a network",
+        leaves="the weights and BatchNorm statistics of the client's block, also of the head's "
+        "rows of classes that it lacks",
+        infers="the same as with `fedavg`, of fewer weights. The census has the classes of a "
+        "client; rows of other classes are not used",
+        whole="the widest network",
+        own="the widest network, with the client's classes only (`mask`)",
+        networks="parts",
+    )
+
     schemes = ("width",)
     auto = {"average.across": "width", "average.weights": "uniform", "train.clip": 1.0}
 

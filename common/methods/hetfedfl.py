@@ -32,11 +32,22 @@ from typing import Literal, final
 from common.exchange import protocol
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.records import StateDict
+from common.methods.local import OwnModels
 from common.settings.config import MethodOptions
 
 
 @final
 class Options(MethodOptions):
+    facts = OwnModels.facts.but(
+        down="w",
+        up="θ_k",
+        sends="a network",
+        leaves="the client's own model",
+        infers="the same as with `fedavg`, of the own model",
+        whole="w",
+        part="whole",
+    )
+
     leaks = "clients' own models, whole"
     uses = ("noise",)
 

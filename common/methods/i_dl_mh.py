@@ -34,6 +34,11 @@ from common.settings.section import AtLeastOne
 
 @final
 class Options(Masking):
+    facts = Masking.facts.but(
+        leaves="the same as `dl-mh`, whether it wants a reward, and accuracies on the whole test "
+        "set before and after",
+    )
+
     leaks = "predictions about public images"
 
     incentive: Literal["masked", "full"] = "full"

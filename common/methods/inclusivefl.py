@@ -39,6 +39,16 @@ SERVER = "fedavg"
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="the client's size; head and last block only within a size",
+        up="the client's size; head and last block only within a size",
+        leaves="the same as `fedavg`, of the network of the client's size",
+        infers="the same as with `fedavg`. The layers of one size are the mean of that size's "
+        "clients alone, of one client's model if it is the only one",
+        whole="each size, and their mean",
+        networks="parts",
+    )
+
     leaks = "parts that few clients may share"
     auto = {"average.across": "depth"}
     schemes = ("depth",)

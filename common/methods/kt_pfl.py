@@ -64,6 +64,12 @@ GRADIENT = 0.01
 
 @final
 class Options(PredictionExchange):
+    facts = PredictionExchange.facts.but(
+        leaves="class probabilities at temperature T for the round's public images",
+        infers="the same as with `dl-sh`, without confidences; and the server learns which "
+        "clients resemble one another. A client gets a mixture of its own",
+    )
+
     leaks = "predictions about public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.lr": 0.02,

@@ -43,6 +43,13 @@ __all__ = ["Options", "Reply", "Request", "SharedHead", "shared"]
 class SharedHead(PartAveraging):
     """Options of methods that average heads, whole or in parts, of networks with the same K."""
 
+    facts = PartAveraging.facts.but(
+        kept="θ_k, whole",
+        whole="",
+        part="part",
+        networks="own",
+    )
+
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
         check_heads(task, specs)
@@ -52,6 +59,16 @@ class SharedHead(PartAveraging):
 @final
 class Options(SharedHead):
     """Options of LG-FedAvg. Request: the head h; reply: the trained head h_k."""
+
+    facts = SharedHead.facts.but(
+        down="the head",
+        up="the head",
+        sends="a head",
+        leaves="the trained head; the layers below stay with the client",
+        infers="the same as with `fedavg`, of the head: its bias and rows tell which classes the "
+        "client has many samples of",
+        own="the own features with the newest head",
+    )
 
     leaks = "heads without noise"
 

@@ -18,10 +18,26 @@ from typing import final
 
 from common.exchange.protocol import Reply, Request
 from common.settings.config import MethodOptions
+from common.settings.facts import Facts
 
 
 class OwnModels(MethodOptions):
     """Options of methods that have no models except the clients' own."""
+
+    facts = Facts(
+        down="nothing",
+        up="nothing",
+        kept="θ_k, whole",
+        sends="nothing",
+        leaves="nothing beside the scalars",
+        infers="how well the client learns",
+        whole="",
+        own="θ_k",
+        part="nothing",
+        rounds="many",
+        public="none",
+        networks="own",
+    )
 
     whole_test: bool = False
     """Whether clients that have the whole test set also score on it; the journal has the mean as
@@ -31,5 +47,9 @@ class OwnModels(MethodOptions):
 @final
 class Options(OwnModels):
     """Options of local training."""
+
+    facts = OwnModels.facts.but(
+        infers="how well the client learns; with `local.whole-test`, also on the whole test set",
+    )
 
     leaks = "models of single clients, nothing is averaged"

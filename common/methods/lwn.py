@@ -39,6 +39,18 @@ CLIENT = "fedkemf"
 class Options(Averaging):
     """Options of LWN. Request: the small network w; reply: the trained copy s_i."""
 
+    facts = Averaging.facts.but(
+        down="the small network w",
+        up="the small network w",
+        kept="θ_k, whole",
+        sends="a small network",
+        leaves="the trained copy of the small network; the own model stays with the client",
+        infers="the same as with `fedavg`, of the small network",
+        own="θ_k",
+        part="part",
+        networks="own",
+    )
+
     leaks = "single clients' networks that the server distils"
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}

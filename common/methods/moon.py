@@ -29,6 +29,11 @@ SERVER = "fedavg"
 
 @final
 class Options(Copying):
+    facts = Copying.facts.but(
+        kept="its last w_k",
+        leaves="the same as `fedavg`; the past model stays with the client",
+    )
+
     auto = {"projection": "on"}
     mu: NonNegative = 1.0
     """μ, the weight of the contrastive loss."""

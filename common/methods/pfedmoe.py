@@ -53,6 +53,17 @@ __all__ = ["Options", "Reply", "Request", "extractor"]
 class Options(Joined):
     """Options of pFedMoE. Request: the small extractor w; reply: the trained w_k."""
 
+    facts = Joined.facts.but(
+        down="the small extractor w, without a head",
+        up="the small extractor w, without a head",
+        kept="θ_k, whole, and the gate g_k",
+        sends="a small extractor",
+        leaves="the trained copy of the small extractor; its head is not used, and the own "
+        "network and the gate stay with the client",
+        infers="the same as with `fedavg`, of the small extractor, without the head's rows",
+        own="θ_k and g_k with the newest w",
+    )
+
     gate_hidden: Annotated[int, Field(ge=1, le=100_000)] = 64
     """m, number of hidden units of the gate."""
     gate_norm: Literal["none", "layer"] = "none"

@@ -28,6 +28,11 @@ from common.settings.section import NonNegative
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        up="w; also its loss",
+        leaves="the same as `fedavg`, and the loss of the received model on the training set",
+    )
+
     leaks = "losses in addition to the weights"
 
     q: NonNegative = 0.0001

@@ -67,6 +67,20 @@ LARGEST_MOMENTUM = 0.5
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(
+        down="w and a control variate",
+        up="w and a control variate",
+        kept="its control variate",
+        sends="a network and its control variate",
+        leaves="the same as `fedavg`, and Δc_k, the change of its control variate",
+        infers="the same as with `fedavg`: Δc_k is the update over again, K and η being known. "
+        "The server keeps of each client the last round whose reply it accepted, and tells it to "
+        "that client alone. A Δc_k that does not follow from the weights sent is refused, so a "
+        'malicious client moves c only as far as its weights move w; `average.robust = "median"` '
+        'and `"trimmed"` bound both',
+        networks="parts",
+    )
+
     leaks = "changes of control variates in addition to the weights"
     auto = {"average.weights": "uniform"}
     schemes = ("none", "layerwise", "same")

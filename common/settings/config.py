@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
+from common.settings.facts import Facts
 from common.settings.options import (
     Average,
     Confidence,
@@ -443,6 +444,9 @@ class MethodOptions(Section):
 
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""
+
+    facts: ClassVar[Facts] = Facts()
+    """What travels, stays and is scored, for the documentation and the chooser."""
 
     leaks: ClassVar[str] = "uploads that its author does not say are only averaged"
     """Data other than a mean that a client sends or the server uses. It is the reason for which

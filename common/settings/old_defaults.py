@@ -1,11 +1,12 @@
 """Defaults that have changed, each with the value that it had before.
 
-Records and fingerprints leave out keys with the old default, so that recorded cells stay valid. A
-run's folder or a checkpoint that lacks a key is read with the old default. The test data
-``tests/run/old_defaults.json`` has the first default of every key; a test compares this list to it.
+Records and fingerprints leave out keys with the old default, so that recorded cells stay valid. The
+test data ``tests/run/old_defaults.json`` has the first default of every key; a test compares this
+list to it. A run's folder or a checkpoint that lacks such a key is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
 
 from common.settings.section import Value
 
@@ -23,3 +24,13 @@ OLD_DEFAULTS: Mapping[str, Value] = {
     "scaffold.divisor": "effective",
 }
 """Key to its first default. Add a key when its default changes; never change or remove an entry."""
+
+
+def check_complete(keys: Container[str], wanted: Iterable[str], source: Path) -> None:
+    """Raise ``ValueError`` if ``keys`` of a run's file lack one that had another default once."""
+    for key in wanted:
+        if key in OLD_DEFAULTS and key not in keys:
+            raise ValueError(
+                f"{source} lacks {key}, whose default has changed since: it is of an earlier "
+                "version, which has to resume the run"
+            )

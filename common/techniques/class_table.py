@@ -77,6 +77,18 @@ class LearnerOptions(TableOptions):
 class PrototypeOptions(LearnerOptions):
     """Options of methods whose table has prototypes, which also classify."""
 
+    facts = LearnerOptions.facts.but(
+        down="means of features by class (prototypes)",
+        up="means of features by class (prototypes)",
+        sends="mean features of its classes",
+        leaves="class prototypes: mean features of each class that it has. With `fedproto.weights"
+        ' = "counts"` also how many samples of each, whatever `share-counts` says',
+        infers="which classes it has. Means over few samples are close to the features of single "
+        "images, as in `fedgkt`; the server does not have the layers that compute them",
+        own="θ_k, and the nearest prototype",
+        paper="the nearest prototype",
+    )
+
     predict: Literal["head", "prototype"] = "head"
     """Predictor behind a client's ``accuracy``: its head, or the nearest of the server's
     prototypes. Both are scored: the prototypes as ``accuracy_global``, and with ``prototype`` the

@@ -41,6 +41,8 @@ from deploy.study.sweep import COLUMN, UNFINISHED, Pool, Unfinished
 from deploy.study.sweep import name as name_of
 
 CHOSEN, ADDED = "chosen.json", "added.json"
+MEASURES = (tables.MEASURE, "personal.worst", "flops.total", "memory.largest", "bytes.up")
+"""Paths of a run's summary that a board reads; its bundled record has these alone."""
 
 T = TypeVar("T")
 

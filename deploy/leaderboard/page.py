@@ -115,7 +115,7 @@ def table(section: Section, one_shot: bool) -> Table:
     header = ["", *(column.name for column in COLUMNS), "leaves a client", "protocol"]
     version = f"{section.protocol.name}, version {section.protocol.version}"
     lines: list[list[str | Cell]] = [
-        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.row.sends), version]
+        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.sends), version]
         for one in rows
     ]
     return Table(header, lines, title=title(section, one_shot), align="lr")
@@ -317,7 +317,7 @@ def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
             "row": one.place.row.name,
             "public": one.place.public,
             "one_shot": one.place.one_shot,
-            "sends": one.place.row.sends,
+            "sends": one.place.sends,
             "configuration": one.configuration,
             "missing": list(one.missing),
             "did_not_finish": list(one.failed),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from common import methods
 from common.settings.section import Value
 from deploy.run.settings import EXPERIMENTS, checked, flatten, read_toml
 from deploy.study.records import Flat
@@ -74,8 +75,8 @@ class Row(_Part):
     name: str = Field(min_length=1)
     fleets: list[str] = Field(min_length=1)
     kinds: list[str] = []
-    sends: str
-    """What leaves a client, besides sizes and scores."""
+    sends: str = ""
+    """What leaves a client, besides sizes and scores; empty: as the method's contract says."""
     reference: bool = False
     """Whether it is a baseline on all fleets."""
     ranked: bool = True
@@ -172,6 +173,11 @@ class Place:
     @property
     def name(self) -> str:
         return f"{self.row.name}, {self.fleet}" if len(self.row.fleets) > 1 else self.row.name
+
+    @property
+    def sends(self) -> str:
+        """What leaves a client."""
+        return self.row.sends or methods.facts(str(self.row.set["method"])).sends
 
     @property
     def one_shot(self) -> bool:

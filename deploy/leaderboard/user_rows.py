@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.settings.parse import defaults, reads
 from common.settings.section import Value, kebab
-from deploy.leaderboard.board import Board, scored
+from deploy.leaderboard.board import MEASURES, Board, scored
 from deploy.leaderboard.board import record as bundled
 from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
 from deploy.run import user_modules
@@ -15,8 +15,6 @@ from deploy.run.verify import verify
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
 from server_app.storage.checkpoint import FREE
-
-NOT_STATED = "not stated"
 
 
 def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
@@ -48,7 +46,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     if name != name.strip() or not name.isprintable():
         raise ValueError(f"--name {name!r} is not allowed; it should be one line of text")
     known = next((place for place in board.places if place.name == name), None)
-    sends = sends or (known.row.sends if known else NOT_STATED)
+    sends = sends or (known.row.sends if known else "")
     row = Row(name=name, fleets=[fleet], kinds=kinds, sends=sends, set=own)
     if known and (not known.added or known.row != row):
         raise ValueError(f"the leaderboard has another row {name!r}; give another: --name NAME")
@@ -63,7 +61,8 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     for folder, _, _, _, column_name, seed in found:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
-        if known_runs.get(record.fingerprint, record) != record:
+        known_run = known_runs.get(record.fingerprint, record)
+        if known_run.slim(MEASURES, ()) != record.slim(MEASURES, ()):
             raise ValueError(
                 f"{folder}: the leaderboard has another run of {column_name}, seed {seed}, of this "
                 "row; give another: --name NAME"

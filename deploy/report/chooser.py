@@ -1,15 +1,16 @@
 """Five questions, and the methods that fit their answers: on the site and in ``fedmosaic list``.
 
-``chooser.json`` has each method's answers, so that the command imports no torch.
-``python -m deploy.site.method_page`` writes it.
+The answers are facts of the contracts (``common/settings/facts.py``). ``listing.json`` has a built
+copy, so that the command imports no torch.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-FILE = Path(__file__).with_name("chooser.json")
+FILE = Path(__file__).with_name("listing.json")
 PUBLIC = {
     "none": "needs no public data",
     "server": "only the server has public data",
@@ -57,13 +58,12 @@ def fitting(chosen: Mapping[str, str]) -> list[str]:
 
 
 @cache
+def built() -> dict[str, list[list[Any]]]:
+    """Return the content of ``listing.json``."""
+    content: dict[str, list[list[Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
+
+
 def recorded() -> dict[str, Answers]:
     """Return each built-in method's answers."""
-    found: dict[str, Answers] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
-
-
-def text(methods: Mapping[str, Answers]) -> str:
-    """Return the text of ``chooser.json``, a method per line."""
-    lines = (f"{json.dumps(name)}: {json.dumps(answers)}" for name, answers in methods.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return {name: answers for name, answers in built()["answers"]}

@@ -1,13 +1,12 @@
 """Lists of methods, models, data sets, partitions, trackers, selections and settings.
 
 ``listing.json`` is a built copy of the registries, so that a list imports no torch.
-``python -m deploy.run.settings`` writes it. Installed plug-ins are added when a list is printed.
+``python -m docs.tools.generate`` writes it. Installed plug-ins are added when a list is printed.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, NamedTuple, final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -21,7 +20,6 @@ from common.settings.section import Section, Value, kebab, meaning, value_kind
 from deploy.report import chooser
 from deploy.report.table import Table, terminal
 
-FILE = Path(__file__).with_name("listing.json")
 HEADERS: dict[str, tuple[str, ...]] = {
     "methods": ("method", "what it is", "source", "contract"),
     "models": ("model", "parameters", "input", "smallest side", "source"),
@@ -54,7 +52,7 @@ class Setting(NamedTuple):
 
 def rows(kind: str) -> Table:
     """Return the list of a ``kind``, a key of ``HEADERS``: built-in names, then plug-ins."""
-    ours = _built()[kind]
+    ours = chooser.built()[kind]
     names = {row[0] for row in ours} | ({*FLEETS, "smallest"} if kind == "models" else set())
     plugged = []
     for name, points in plugins.installed(kind).items():
@@ -70,7 +68,7 @@ def methods_that_fit(answers: Mapping[str, str]) -> Table:
 
     Raises ``ValueError``, one line, for an answer that a question does not have.
     """
-    names, every = chooser.fitting(answers), _built()["methods"]
+    names, every = chooser.fitting(answers), chooser.built()["methods"]
     title = f"{len(names)} of {len(every)} methods fit"
     return Table(HEADERS["methods"], [row for row in every if row[0] in names], "l", title)
 
@@ -80,12 +78,12 @@ def described(method: str = "") -> list[Setting]:
 
     Raises ``ValueError`` for a method that does not exist or a plug-in that is not a method.
     """
-    every = [Setting(*row) for row in _built()["settings"]]
+    every = [Setting(*row) for row in chooser.built()["settings"]]
     if not method:
         return every + [s for name in plugins.installed("methods") for s in _own(name)]
     if method not in methods.names():
-        return list(_read_by(method))
-    _, tables, defaults = next(row for row in _built()["reads"] if row[0] == method)
+        return list(read_by(method))
+    _, tables, defaults = next(row for row in chooser.built()["reads"] if row[0] == method)
     known = {table: [s for s in every if s.key.rpartition(".")[0] == table] for table in tables}
     return [
         setting._replace(default=defaults.get(setting.key, setting.default))
@@ -145,60 +143,7 @@ def _entries(lines: Iterator[tuple[Any, str, list[str]]]) -> rich_table.Table:
     return grid
 
 
-@cache
-def _built() -> dict[str, list[list[Any]]]:
-    content: dict[str, list[list[Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return content
-
-
-def built_text() -> str:
-    """Return the text of ``listing.json`` for this code, a row per line. It imports torch."""
-    from common.data import DATASETS
-    from common.data.partition import PARTITIONS
-    from common.models import MODELS
-    from common.settings.parse import tables
-    from server_app.selection import RULES
-    from server_app.tracking.tracker import TRACKERS
-
-    content: dict[str, list[Any]] = {kind: [] for kind in (*HEADERS, "settings", "reads")}
-    for name in methods.names():
-        module = methods.contract(name)
-        parts = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
-        title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
-        title = title.partition(":")[2].strip() or title
-        path = module.__name__.replace(".", "/") + ".py"
-        content["methods"].append((name, title, source, path))
-    for name, row in MODELS.items():
-        size = (f"{row.params:,}", "×".join(map(str, row.input)), str(row.smallest))
-        content["models"].append((name, *size, row.source))
-    for family, about in (("torchvision", "its classifiers"), ("timm", "PyTorch Image Models")):
-        content["models"].append((f"{family}:NAME", "", "any", "", f"{about} with a linear head"))
-    for name, data in DATASETS.items():
-        shape = "×".join(map(str, data.shape or ())) or "any"
-        content["datasets"].append((name, shape, str(data.classes or "any"), data.description))
-    for name, rule in PARTITIONS.items():
-        keys = [f"data.{kebab(key)}" for key in rule.options if key != "num_classes"]
-        content["partitions"].append((name, rule.description, rule.source, ", ".join(keys)))
-    for name, (place, package) in TRACKERS.items():
-        content["trackers"].append((name, f"{place}, with the package {package}"))
-    for name, rule_of in RULES.items():
-        content["selections"].append((name, (rule_of.__doc__ or "").partition(".")[0]))
-    known: dict[str, type[Section]] = {**tables(), "node.K": Node}
-    content["settings"] = [s for table, kind in known.items() for s in _settings(table, kind)]
-    raw = {setting.key: setting.default for setting in content["settings"]}
-    for name in methods.names():
-        read = list(_read_by(name))
-        prefixes = dict.fromkeys(setting.key.rpartition(".")[0] for setting in read)
-        resolved = {s.key: s.default for s in read if s.default != raw[s.key]}
-        content["reads"].append((name, list(prefixes), resolved))
-    lists = []
-    for kind, lines in content.items():
-        text = ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
-        lists.append(f"{json.dumps(kind)}: [\n{text}\n]")
-    return "{\n" + ",\n".join(lists) + "\n}\n"
-
-
-def _read_by(method: str) -> Iterator[Setting]:
+def read_by(method: str) -> Iterator[Setting]:
     """Yield the settings that a method reads, with the defaults that it gives them."""
     from common.settings.parse import tables, usual
 
@@ -206,7 +151,7 @@ def _read_by(method: str) -> Iterator[Setting]:
     options, own = methods.options(method), plugins.table_of(method)
     for table in (own, *options.uses, "", "data", "train", "score", "select", "wire", "node.K"):
         for setting, field in zip(
-            _settings(table, known[table]), known[table].model_fields.values(), strict=True
+            settings_of(table, known[table]), known[table].model_fields.values(), strict=True
         ):
             default = usual(setting.key, field, options.auto)
             yield setting._replace(default=method if setting.key == "method" else default)
@@ -214,10 +159,11 @@ def _read_by(method: str) -> Iterator[Setting]:
 
 def _own(method: str) -> list[Setting]:
     """Return the settings in a method's own table."""
-    return list(_settings(plugins.table_of(method), methods.options(method)))
+    return list(settings_of(plugins.table_of(method), methods.options(method)))
 
 
-def _settings(table: str, kind: type[Section]) -> Iterator[Setting]:
+def settings_of(table: str, kind: type[Section]) -> Iterator[Setting]:
+    """Yield the settings of a table."""
     for name, field in kind.model_fields.items():
         key = f"{table}.{kebab(name)}".lstrip(".")
         line = meaning(kind, name).replace("``", "")

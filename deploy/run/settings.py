@@ -1,7 +1,7 @@
 """Read settings: defaults, which an experiment file overrides, which ``-s key=value`` overrides.
 
 Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
-``python -m deploy.run.settings`` writes them there, and the lists of ``fedmosaic list``.
+``python -m docs.tools.generate`` writes them there.
 """
 
 import difflib
@@ -18,8 +18,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.errors import refusal
-from common.files import write_atomically
-from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
@@ -147,7 +146,7 @@ def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str,
 def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     """Remove the folders and the name of the run if ``path`` is a run's ``config.toml``.
 
-    A key that such a file lacks has its old default. Other files are returned unchanged.
+    Other files are returned unchanged.
     """
     folder = path.resolve().parent
     if keys.get("out") not in (".", str(folder)) or "resume" not in keys:
@@ -155,7 +154,8 @@ def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     gone, placed = {"out", "experiment", "runtime"}, to_absolute(keys, folder)
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
-    return {**OLD_DEFAULTS, **{key: v for key, v in placed.items() if key not in gone}}
+    check_complete(keys, OLD_DEFAULTS, path)
+    return {key: v for key, v in placed.items() if key not in gone}
 
 
 def find(experiment: Path) -> Path:
@@ -190,13 +190,14 @@ def load(experiment: Path) -> dict[str, Value]:
 def load_run(folder: Path) -> dict[str, Value]:
     """Return the run config of the run in ``folder``, and make its plug-ins importable.
 
-    A key that ``config.toml`` lacks has its old default.
+    Raises ``ValueError`` if ``config.toml`` lacks a key whose default has changed.
     """
     flat = to_absolute(load(folder / "config.toml"), folder)
     copies = folder / user_modules.COPIES
     if user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
-    return {**defaults(), **OLD_DEFAULTS, **flat}
+    check_complete(flat, OLD_DEFAULTS, folder / "config.toml")
+    return {**defaults(), **flat}
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
@@ -340,11 +341,3 @@ def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
     before, _, rest = pyproject.partition(f"[{APP_CONFIG}]")
     after = re.search(rf"^\[(?!{re.escape(APP_CONFIG)})", rest, re.MULTILINE)
     return before + app_config(flat) + "\n" + (rest[after.start() :] if after else "")
-
-
-if __name__ == "__main__":
-    from deploy.report import listing
-
-    path = app_folder() / "pyproject.toml"
-    write_atomically(path, with_app_config(path.read_text(encoding="utf-8"), defaults()).encode())
-    write_atomically(listing.FILE, listing.built_text().encode())

@@ -26,16 +26,16 @@ SHARES = (
 )
 """Prefixes of measures that are accuracies, without ``accuracy_bn``, a second score of a run."""
 
-Cost = Callable[[Recorded], float | None]
+Cost = Callable[[CellRun, Recorded], float | None]
 
 
-def _megabytes(recorded: Recorded) -> float | None:
+def _megabytes(cell: CellRun, recorded: Recorded) -> float | None:
     """Return the megabytes (10⁶) that a client sent in the run, the mean over clients."""
-    up, clients = recorded.measured("bytes.up"), recorded.summary.get("clients")
-    return up / len(clients) / 1e6 if up is not None and clients else None
+    up = recorded.measured("bytes.up")
+    return None if up is None else up / int(cell.flat["clients"]) / 1e6
 
 
-def _operations(recorded: Recorded) -> float | None:
+def _operations(cell: CellRun, recorded: Recorded) -> float | None:
     """Return the GFLOP (10⁹) of all clients and the server; None if they were not counted."""
     total = recorded.measured("flops.total")
     return total / 1e9 if total else None
@@ -65,7 +65,7 @@ def _panels(filled: Comparison, file: TableFile, folder: Path, cost: Cost) -> Pa
     costs: dict[str, dict[str, list[float]]] = {}
     known = records.read(folder)
     for cell in (cell for cell in cells(file) if cell.fingerprint in known and _is_share(cell)):
-        spent, shown = cost(known[cell.fingerprint]), filled.cell(cell.row, cell.column)
+        spent, shown = cost(cell, known[cell.fingerprint]), filled.cell(cell.row, cell.column)
         if spent is not None and shown.mean is not None:
             costs.setdefault(cell.column, {}).setdefault(cell.row, []).append(spent)
     return {

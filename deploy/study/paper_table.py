@@ -34,6 +34,7 @@ from deploy.study import records
 from deploy.study.records import Flat, Recorded
 
 PRIMARY = "primary."  #: prefix of measures of the primary score
+MEASURE = f"{PRIMARY}final"  #: measure of a table that names none
 
 
 def check_distinct(key: str, values: Sequence[object]) -> None:
@@ -98,7 +99,7 @@ class TableFile(BaseModel):
 
     title: str
     seeds: Seeds = Field(min_length=1)
-    measure: str = PRIMARY + "final"
+    measure: str = MEASURE
     unit: str = "%"
     format: Format = ".2f"
     better: Literal["higher", "lower", ""] = "higher"

@@ -56,7 +56,6 @@ VALIDATION = ("data.validation", "data.score-on")
 """Settings of a sweep that its result does not have."""
 SHARED = {"title", "seeds", "measure", "unit", "format", "better", "note"}
 """Keys that a sweep file and its table have in common."""
-MEASURE = tables.PRIMARY + "final"
 CHOSEN = "chosen.toml"
 UNFINISHED = "unfinished.json"
 BATCH = 4
@@ -152,7 +151,7 @@ class SweepFile(BaseModel):
     search_seed: int = Field(0, alias="search-seed")
     prune: bool = False
     """Whether a run ends early if its score is below the median of the others in that round."""
-    measure: str = MEASURE
+    measure: str = tables.MEASURE
     unit: str = "%"
     format: tables.Format = ".2f"
     better: Literal["higher", "lower"] = "higher"
@@ -162,10 +161,10 @@ class SweepFile(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SweepFile":
-        if self.prune and (self.measure, self.better) != (MEASURE, "higher"):
+        if self.prune and (self.measure, self.better) != (tables.MEASURE, "higher"):
             raise ValueError(
                 f"prune = true compares the primary score during the runs; it needs measure = "
-                f'"{MEASURE}" and better = "higher"'
+                f'"{tables.MEASURE}" and better = "higher"'
             )
         return self
 

@@ -13,7 +13,7 @@ from common.exchange.records.arrays import prove
 from common.files import Damaged, write_atomically
 from common.journal import Entry, Undone
 from common.settings.config import OWN, Config
-from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.old_defaults import check_complete
 from common.settings.options import Descent
 from common.settings.parse import usual
 from common.settings.plugins import table_of
@@ -156,10 +156,8 @@ def load(folder: Path, t: int = -1) -> Checkpoint:
 def read(folder: Path, config: Config) -> Checkpoint:
     """Return the checkpoint in ``folder`` from which a run resumes.
 
-    A key that the checkpoint lacks has its old default.
-
-    Raises ``ValueError``, one line: it is missing, damaged, or of another configuration (with the
-    first differing key and both values).
+    Raises ``ValueError``, one line: it is missing, damaged, lacks a key whose default has changed,
+    or is of another configuration (with the first differing key and both values).
     """
     checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
@@ -174,7 +172,8 @@ def read(folder: Path, config: Config) -> Checkpoint:
         saved["run"]["clients"] = config.run.clients  # further clients bring their own data
     for table in sorted(saved.keys() | current.keys()):
         b = current.get(table, {})
-        a = {**_before(config, table, b), **saved.get(table, {})}
+        a = {**_usual(config, table, b.keys() - saved.get(table, {}).keys(), path)}
+        a |= saved.get(table, {})
         for key in sorted(a.keys() | b.keys()):
             if a.get(key) != b.get(key):
                 name = key if table == "run" else f"{table}.{key}"
@@ -201,14 +200,17 @@ def _identity(config: Config) -> str:
     return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
 
 
-def _before(config: Config, table: str, keys: Iterable[str]) -> dict[str, Value]:
-    """Return the old defaults of a table's ``keys``; none for the table of a single client."""
+def _usual(config: Config, table: str, lacking: Iterable[str], path: Path) -> dict[str, Value]:
+    """Return the defaults of keys that a checkpoint lacks because they are newer.
+
+    Empty for the table of a single client. Raises ``ValueError`` as ``check_complete``.
+    """
     if table not in config.tables:
         return {}
     fields, prefix = type(config.tables[table]).model_fields, "" if table == "run" else f"{table}."
-    names = {key: prefix + kebab(key) for key in keys}
-    now = {key: usual(name, fields[key], config.method.auto) for key, name in names.items()}
-    return {key: OLD_DEFAULTS.get(name, now[key]) for key, name in names.items()}
+    names = {key: prefix + kebab(key) for key in lacking}
+    check_complete((), names.values(), path)
+    return {key: usual(name, fields[key], config.method.auto) for key, name in names.items()}
 
 
 def _located(tables: Tables, folder: Path) -> Tables:

@@ -3,7 +3,7 @@
     python -m tests.bench.false_alarms play FOLDER     # the default run of every method, resumable
     python -m tests.bench.false_alarms FOLDER...       # count in all runs in these folders
 
-Tables of experiments are played with ``fedmosaic table NAME --seed 1 --out FOLDER/NAME``.
+Papers' tables are played with ``python -m tests.papers table NAME --seed 1 --out FOLDER/NAME``.
 """
 
 import subprocess

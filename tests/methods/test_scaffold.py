@@ -12,9 +12,9 @@ from client_app.methods.scaffold import ClientState
 from common.methods.scaffold import Options
 from common.settings.parse import defaults, parse
 from common.training import optimise
-from deploy.run.settings import EXPERIMENTS
 from server_app.methods.scaffold import State
 from server_app.storage.checkpoint import Checkpoint, path_in
+from tests import papers
 from tests.support.battery import Losing, lost, unchanged
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat, play
@@ -224,7 +224,8 @@ def test_the_divisor_that_lets_variates_grow_is_refused(run: Run) -> None:
 def test_no_recorded_cell_has_another_divisor_today() -> None:
     """The old default is K̃ for both corrections; a recorded correction after Adam has K̃ = K."""
     cells = 0
-    for file in sorted((EXPERIMENTS / "results").glob("*/cells.jsonl")):
+    places = (papers.RESULTS, papers.BUNDLED / "results")
+    for file in sorted(path for place in places for path in place.glob("*/cells.jsonl")):
         for recorded in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             if recorded["settings"].get("method") == "scaffold":
                 kept = {k: v for k, v in recorded["settings"].items() if k != "data.digest"}

@@ -8,11 +8,12 @@ import pytest
 from deploy.report.pages import write_report
 from deploy.run.settings import EXPERIMENTS
 from deploy.study import paper_table
+from tests.papers import RESULTS
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.run_folder import finished
 
 TABLE = EXPERIMENTS / "averaging_small.toml"
-RECORD = EXPERIMENTS / "results" / "averaging_small" / "cells.jsonl"
+RECORD = RESULTS / "averaging_small" / "cells.jsonl"
 
 
 @pytest.fixture

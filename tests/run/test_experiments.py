@@ -16,10 +16,11 @@ from common.settings.parse import parse
 from common.training.task import Task, check_fleet
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
+from tests import papers
 from tests.support.battery import tiers
 
-FILES = sorted(EXPERIMENTS.glob("*.toml"))
-FIRST = [EXPERIMENTS / f"{stem}.toml" for stem in ("default", "dl_small", "fedorion_table1")]
+FILES = sorted([*EXPERIMENTS.glob("*.toml"), *papers.EXPERIMENTS.glob("*.toml")])
+FIRST = [papers.place(stem) for stem in ("default", "dl_small", "fedorion_table1")]
 
 
 def check(flat: dict[str, Value]) -> None:
@@ -58,7 +59,7 @@ def test_an_experiment_could_run(path: Path) -> None:
 
 
 def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
-    file = table.read(EXPERIMENTS / "dl_small.toml")
+    file = table.read(papers.place("dl_small"))
     cells = [cell for cell in table.cells(file) if cell.seed == file.seeds[0]]
     assert len({cell.fingerprint for cell in cells}) == 9 * 4 < len(cells)
 
@@ -74,7 +75,7 @@ def test_presets_are_fleets_of_architectures_that_exist(name: str) -> None:
 def test_fedkfs_tables_have_the_papers_generators() -> None:
     """1,049,985 parameters on EMNIST, 8,423,939 on CIFAR."""
     for stem, expected in (("fedkf_table5", 1_049_985), ("fedkf_table6", 8_423_939)):
-        cell = next(c for c in table.cells(table.read(EXPERIMENTS / f"{stem}.toml")))
+        cell = next(c for c in table.cells(table.read(papers.place(stem))))
         config = parse(cell.flat | {"method": "fedkf"})
         channels, side, _ = DATASETS[config.data.name].shape or (0, 0, 0)
         side = config.data.image_size or side

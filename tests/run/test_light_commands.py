@@ -11,14 +11,15 @@ from rich.cells import cell_len
 
 from common.settings.version import ROOT
 from deploy.flower.bundle import digest
-from deploy.report import listing
+from deploy.report import chooser, listing
 from deploy.run.settings import DEFAULT, read
+from docs.tools import generate
 from tests.support.commandline import typed
 from tests.support.own_modules import ONE_MODULE, package
 
 LISTS = [*listing.HEADERS, "settings", "settings fedprox", "settings dirichlet"]
 LIGHT = [*(f"list {kind}" for kind in LISTS), "--help", "run --help", "study --help"]
-LIGHT += ["study noise --help", "local --help", "certs made", "app-digest", "noise", "list cats"]
+LIGHT += ["study regions --help", "local --help", "certs made", "app-digest", "noise", "list cats"]
 LIGHT += ["list methods --rounds one", "stop --insecure --superlink 127.0.0.1:1 --wait 0"]
 SCRIPT = """
 import sys
@@ -56,8 +57,8 @@ def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
 
 
 def test_the_built_lists_are_those_of_the_registries() -> None:
-    assert listing.FILE.read_text(encoding="utf-8") == listing.built_text(), (
-        "run python -m deploy.run.settings"
+    assert chooser.FILE.read_text(encoding="utf-8") == generate.listing_text(), (
+        "run python -m docs.tools.generate"
     )
 
 
@@ -83,19 +84,18 @@ def test_help_describes_arguments() -> None:
     assert "Folder of a run." in typed("verify", "--help").stdout
 
 
-@pytest.mark.parametrize("name", ["noise", "information", "regions", "samples", "analyse"])
-def test_a_former_command_names_the_new_one(name: str) -> None:
-    done = typed(name, "folder", "--out", "x")
-    line = f"error: fedmosaic {name} is now: fedmosaic study {name}\n"
-    assert (done.returncode, done.stderr) == (1, line)
-    assert f" {name} " in typed("study", "--help").stdout
+@pytest.mark.parametrize("words", ["claims fedin", "study noise", "study information --seeds 1"])
+def test_a_command_that_only_a_checkout_has_is_named(words: str) -> None:
+    done = typed(*words.split())
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "belongs to the papers' tables: in a checkout, python -m tests.papers" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "status", "line"),
     [
         ("wrong", 1, "fedmosaic has no command 'wrong'; allowed: run, table,"),
-        ("study wrong", 1, "fedmosaic study has no command 'wrong'; allowed: noise,"),
+        ("study wrong", 1, "fedmosaic study has no command 'wrong'; allowed: regions,"),
         ("stop abc", 2, "'abc' is not a valid integer; see fedmosaic stop --help"),
         ("run --nope", 2, "No such option '--nope'; see fedmosaic run --help"),
         ("run fedorion_smal", 1, "fedorion_smal does not exist; bundled are fedorion_small,"),

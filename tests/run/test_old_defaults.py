@@ -14,13 +14,15 @@ from common.settings.old_defaults import OLD_DEFAULTS
 from common.settings.parse import defaults, reads, to_toml
 from deploy.run import settings
 from deploy.run.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
-from deploy.study import noise, paper_table
+from deploy.study import paper_table
 from server_app.storage import checkpoint
+from tests import papers
+from tests.papers import noise
 from tests.support.tiny import Run, flat
 
 FROZEN = flatten(json.loads(Path(__file__).with_name("old_defaults.json").read_text()))
 """The first default of every key."""
-FILES = sorted(EXPERIMENTS.glob("*.toml"))
+FILES = sorted([*EXPERIMENTS.glob("*.toml"), *papers.EXPERIMENTS.glob("*.toml")])
 TABLES = [path for path in FILES if "row" in tomllib.loads(path.read_text(encoding="utf-8"))]
 RUNS = sorted({*FILES} - {*TABLES})
 
@@ -69,24 +71,35 @@ def test_a_fingerprint_has_new_defaults_only_in_tables_that_the_method_reads() -
     assert noise._identity(today) == chosen(today | settings.unread("fedorion"))
 
 
-def test_a_runs_folder_that_lacks_a_key_has_its_old_default(tmp_path: Path) -> None:
-    kept = {key: value for key, value in defaults().items() if key not in OLD_DEFAULTS}
+def test_a_runs_folder_that_lacks_a_key_is_refused(tmp_path: Path) -> None:
+    kept = {key: value for key, value in defaults().items() if key != "noise.epochs"}
     file = tmp_path / "config.toml"
-    file.write_text(to_toml(kept | {"out": str(tmp_path), "noise.epochs": 3}))
-    for read in (load_run(tmp_path), resolve(file)):
-        assert (read["noise.epochs"], read["noise.batches"]) == (3, 200)
+    file.write_text(to_toml(kept | {"out": str(tmp_path)}))
+    line = f"{file} lacks noise.epochs, whose default has changed since"
+    for read in (lambda: load_run(tmp_path), lambda: resolve(file)):
+        with pytest.raises(ValueError) as refused:
+            read()
+        assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
     file.write_text("[noise]\nepochs = 3\n")  # an experiment file, not that of a run
     assert resolve(file)["noise.batches"] == defaults()["noise.batches"]
 
 
-def test_a_key_that_a_checkpoint_lacks_has_its_old_default(played: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_key_is_refused_if_its_default_has_changed(
+    played: Run, tmp_path: Path
+) -> None:
     folder = shutil.copytree(played(method="fedorion").folder, tmp_path / "run")
     saved = checkpoint.load(folder)
     tables: dict[str, dict[str, Any]] = json.loads(saved.config)
-    del tables["noise"]["epochs"], tables["score"]["drift"], tables["oca"]
-    lacking = saved.model_copy(update={"config": json.dumps(tables)})
-    checkpoint.path_in(folder).write_bytes(b"".join(lacking.pieces()))
-    config = parse.parse(flat(folder, method="fedorion", noise__epochs=5))
+
+    def write() -> None:
+        lacking = saved.model_copy(update={"config": json.dumps(tables)})
+        checkpoint.path_in(folder).write_bytes(b"".join(lacking.pieces()))
+
+    del tables["score"]["drift"], tables["oca"]  # newer keys, whose defaults have not changed
+    write()
+    config = parse.parse(flat(folder, method="fedorion"))
     assert checkpoint.read(folder, config).t == saved.t
-    with pytest.raises(ValueError, match=r"was written with noise.epochs = 5, this run has 1"):
-        checkpoint.read(folder, parse.parse(flat(folder, method="fedorion")))
+    del tables["noise"]["epochs"]
+    write()
+    with pytest.raises(ValueError, match=r"lacks noise.epochs, whose default has changed since"):
+        checkpoint.read(folder, config)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.settings.parse import defaults
-from deploy.study import canary, commands, records
+from deploy.study import commands, records
 from deploy.study import paper_table as table
 from deploy.study.paper_table import options, part
 from tests.support.commandline import typed
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, out: Path, **chosen: list[str] | list[int]) -> None:
-    commands.table(path, to=out, workers=0, show=False, canaries=False, **chosen)
+    commands.table(path, to=out, workers=0, show=False, **chosen)
 
 
 def test_a_column_may_be_about_some_rows_alone(path: Path) -> None:
@@ -72,12 +72,10 @@ def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
 ) -> None:
     file, out = table.read(path), tmp_path / "out"
     run(path, out, row=["B"], seed=[1, 2])
-    assert [line.digests.keys() for line in canary.load(out)] == [{"fedprox"}]
     assert len(table.collect(file, out).cell("B", "C").values) == 2
     assert table.collect(file, out).cell("A", "C").values == ()
     (out / "learnt").mkdir()
     run(path, out, seed=[1, 2])
-    assert [line.digests.keys() for line in canary.load(out)] == [{"fedavg", "fedprox"}]
     assert (out / "learnt").exists()
     capsys.readouterr()
     run(path, out, row=[TEN], column=["C"])

@@ -1,4 +1,4 @@
-"""The pictures: decision regions, kinds of noise, and their commands."""
+"""The pictures: decision regions, samples of generators, and their commands."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import torch
 from common.data.embedded import points
 from common.models.classifier import Classifier
 from common.settings.parse import to_toml
-from deploy.report.style import save
-from deploy.study import noise, pictures
+from deploy.report.style import frame, save
+from deploy.study import pictures
 from tests.support.commandline import typed
 from tests.support.tiny import flat, play, under
 
@@ -60,25 +60,10 @@ def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
         pictures.regions(tmp_path / "toy")
 
 
-def test_every_kind_of_noise_is_drawn_eight_times() -> None:
-    figure = noise.draw_kinds()
-    assert len(figure.axes) == 4 * 8
-    labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
-    assert labels == ["gaussian", "uniform", "dead_leaves", "stylegan"]
-
-
-def test_noise_is_timed_as_a_part_of_the_step_that_it_feeds(tmp_path: Path) -> None:
-    times = noise.times(flat(tmp_path), batches=2)
-    assert [time.kind for time in times] == ["gaussian", "uniform", "dead_leaves", "stylegan"]
-    assert all(time.noise > 0 and 0 < time.share <= 1 for time in times)
-    assert noise.Time("gaussian", 1.0, 4.0).share == 0.25
-
-
 @pytest.mark.parametrize(
     "words",
     [
         "leaderboard --picture",
-        "study noise --out",
         "study regions F --out",
         "study samples F --out",
     ],
@@ -97,5 +82,5 @@ def test_the_path_of_a_picture_is_checked_before_the_work(words: str) -> None:
 @pytest.mark.parametrize("suffix", ["pdf", "png", "svg"])
 def test_a_picture_has_the_format_of_its_suffix(suffix: str, tmp_path: Path) -> None:
     start = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}[suffix]
-    path = save(noise.draw_kinds(), tmp_path / "new" / f"x.{suffix}")
+    path = save(frame((1.0, 1.0))[0], tmp_path / "new" / f"x.{suffix}")
     assert path.read_bytes().startswith(start)

@@ -144,7 +144,7 @@ def test_a_mistake_in_a_table_file_is_one_line_before_anything_runs(
     path, out = tmp_path / "two.toml", tmp_path / "out"
     path.write_text(text(ROWS, END).replace(change, line, 1))
     with pytest.raises(ValueError) as caught:
-        commands.table(path, to=out, workers=0, show=False, canaries=False)
+        commands.table(path, to=out, workers=0, show=False)
     assert "\n" not in str(caught.value) and said in str(caught.value) and not out.exists()
 
 

@@ -1,1 +1,0 @@
-"""Documentation site: pages that mkdocs adds to `docs/`, generated from contracts and records."""
