@@ -6,16 +6,19 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export OMP_NUM_THREADS = 1
 
-.PHONY: run test test-all installed containers exhaustive faults soak hostile poison check bench bench-peers docs clean
+.PHONY: run test test-docs test-all installed containers exhaustive faults soak hostile poison check bench bench-peers docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedmosaic run
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/docs tests/papers -n auto --dist worksteal -m docs
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full and not exhaustive"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m full
 
 installed: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.installed

@@ -1,7 +1,9 @@
 """What all tests share: one torch thread, Flower's telemetry off, tiny runs on loopback."""
 
+import importlib.util
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,36 @@ os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wa
 from tests.support import rehearsal
 from tests.support.tiny import Run, TinyRun, flat, play
 
+ROOT = Path(__file__).parents[1]
+RARE = {"exhaustive", "faults", "hostile", "containers"}
+"""Marks of tests that are collected only if ``-m`` names their mark, or is empty."""
+
+
+def is_left_out(config: pytest.Config, marks: Iterable[pytest.Mark]) -> bool:
+    """Return whether tests with these marks are rare and not asked for."""
+    asked = str(config.getoption("markexpr"))
+    named = set(re.findall(r"(?<!not )\b\w+", asked)) if asked else RARE
+    return bool({mark.name for mark in marks} & RARE - named)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[Any] | None:
+    """Leave out rare functions and modules before their cases are made."""
+    marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
+    return [] if callable(obj) and is_left_out(collector.config, marks) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leave out rare cases: ``pytest.param(..., marks=pytest.mark.exhaustive)`` in a list."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if isinstance(values := mark.args[1], list):
+            values[:] = [
+                value
+                for value in values
+                if not is_left_out(metafunc.config, getattr(value, "marks", ()))
+            ]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -28,6 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    installed = importlib.util.find_spec("fedmosaic")
+    if installed is None or ROOT not in Path(installed.origin or "/").resolve().parents:
+        where = installed.origin if installed else "nowhere"
+        raise pytest.UsageError(
+            f"the installed fedmosaic is {where}, not that of {ROOT}, and tests start its command: "
+            "make test uses an environment of this checkout's own"
+        )
     if config.getoption("--rehearsal"):
         rehearsal.device()
 

@@ -1,1 +1,1 @@
-"""The papers' tables and claims, and further analyses of finished runs."""
+"""Tables of runs, sweeps, and analyses of finished runs."""

@@ -1,7 +1,7 @@
 """Pages of the records: a table's protocol, numbers and comparisons, and studies of single runs."""
 
 import itertools
-import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,7 +123,7 @@ def table_page(name: str, of: str, claims: Claims) -> str:
         f"```\npython -m tests.papers table {name} --out FOLDER\n```",
         "",
         f"All settings are in [{name}.toml]({link(place(name))}), the numbers of each seed in "
-        f"[{name}.json]({link(folder / f'{name}.json')}).",
+        f"[{records.NAME}]({link(folder / records.NAME)}).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -139,15 +139,13 @@ def pairs(file: TableFile) -> list[tuple[str, str]]:
 
 def differences(name: str, file: TableFile) -> Iterator[list[str | Cell]]:
     """Yield a table's row for each pair of rows that share a column."""
-    recorded = json.loads((record(name) / f"{name}.json").read_text(encoding="utf-8"))
     columns = {column.name: column for column in file.column}
     rows = {row.name: row for row in file.row}
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for cell in recorded["cells"]:
-        row, column, numbers = cell["row"], cell["column"], cell["values"] or []
+    for (row, column), cell in paper_table.collect(file, record(name)).cells.items():
         seeds = file.seeds_of(rows[row], columns[column])
-        if len(numbers) == len(seeds) and None not in numbers:
-            values[row, column] = dict(zip(seeds, numbers, strict=True))
+        if len(cell.values) == len(seeds) and all(map(math.isfinite, cell.values)):
+            values[row, column] = dict(zip(seeds, cell.values, strict=True))
     for first, second in pairs(file):
         cells = [
             _difference(values.get((first, c), {}), values.get((second, c), {}), file.format)

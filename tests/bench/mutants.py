@@ -3,8 +3,8 @@
 ``draw`` chooses mutants over all folders of the code by a seed and writes ``mutants.json``. A
 mutant is one change of one line: another sign, a skipped check, a swapped index, or an off-by-one.
 ``run`` applies each to a clone of the checkout and runs the two tiers of tests until one fails:
-first those that mirror the changed file, then all others. A mutant that changes nothing a user can see is
-marked ``equivalent`` by hand and replaced by the next draw (``draw --more``).
+first those that mirror the changed file, then all others. A mutant that changes nothing a user can
+see is marked ``equivalent`` by hand and replaced by the next draw (``draw --more``).
 """
 
 import argparse

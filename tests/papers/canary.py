@@ -2,9 +2,9 @@
 
 Before its first cell ``python -m tests.papers table`` runs a canary for each method: the method's
 first cell, cut to two rounds and single epochs. The digest of its results is stored in
-``canaries.json`` beside the record. If the same short run gives another digest later, the code
-computes something else. The second round covers steps that a method starts after the first.
-Canaries that were recorded with one round are repeated with one.
+``canaries.json`` beside the record's folder, under the folder's name. If the same short run gives
+another digest later, the code computes something else. The second round covers steps that a method
+starts after the first. Canaries that were recorded with one round are repeated with one.
 
 Digests are compared only between machines with the same torch and CPU model, because others may sum
 in another order. A record from several machines therefore has canaries of each.
@@ -48,19 +48,23 @@ class Canaries:
     rounds: int = ROUNDS
 
 
-FILE = TypeAdapter(list[Canaries])
+FILE = TypeAdapter(dict[str, list[Canaries]])
 
 
 def save(canaries: Sequence[Canaries], folder: Path) -> None:
-    """Write the canaries of one machine or several to ``canaries.json`` in ``folder``."""
-    write_atomically(folder / NAME, FILE.dump_json(list(canaries), indent=1) + b"\n")
+    """Write the canaries of one machine or several for the record in ``folder``."""
+    every = _read(path := folder.parent / NAME) | {folder.name: list(canaries)}
+    write_atomically(path, FILE.dump_json(dict(sorted(every.items())), indent=1) + b"\n")
 
 
 def load(folder: Path) -> list[Canaries]:
-    """Return the canaries recorded in ``folder``. Raises ``ValueError`` for a damaged file."""
-    path = folder / NAME
+    """Return the canaries of the record in ``folder``. Raises ``ValueError`` for a damaged file."""
+    return _read(folder.parent / NAME).get(folder.name, [])
+
+
+def _read(path: Path) -> dict[str, list[Canaries]]:
     try:
-        return FILE.validate_json(path.read_bytes()) if path.exists() else []
+        return FILE.validate_json(path.read_bytes()) if path.exists() else {}
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]
         raise ValueError(f"{path} is no record of canaries: {why}") from error
@@ -154,8 +158,9 @@ def keep(
     now = run(file, launch, tell, mine.rounds if mine else ROUNDS, of)
     if mine and (other := changed(mine, now)):
         raise ValueError(
-            f"{folder / NAME}: {', '.join(other)} gives other numbers now than when this record "
-            "was begun; all cells of a table need the same code, so give --out another folder"
+            f"{folder.parent / NAME}: {', '.join(other)} gives other numbers now than when this "
+            "record was begun; all cells of a table need the same code, so give --out another "
+            "folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     recorded = load(folder)  # another process may have added canaries meanwhile

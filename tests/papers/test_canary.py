@@ -14,7 +14,7 @@ from tests.papers import canary
 from tests.papers.canary import Canaries
 from tests.support.small_table import TABLE
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.docs
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_record_goes_on_elsewhere_but_not_with_code_that_computes_something_el
     with pytest.raises(ValueError, match=r"canaries\.json: fedprox gives other numbers now than"):
         run(path, folder)
     assert len(records.read(folder)) == 1
-    (folder / canary.NAME).write_text("{}")
+    (folder.parent / canary.NAME).write_text("[]")
     with pytest.raises(ValueError, match=r"canaries\.json is no record of canaries"):
         run(path, folder)
 
@@ -124,7 +124,7 @@ def test_a_table_that_is_not_kept_has_no_canaries(
     monkeypatch.chdir(tmp_path)
     commands.table(path, to=None, workers=0, show=False, canaries=False)
     folder = tmp_path / "runs" / "ours"
-    assert len(records.read(folder)) == 2 and not (folder / canary.NAME).exists()
+    assert len(records.read(folder)) == 2 and not (folder.parent / canary.NAME).exists()
 
 
 def test_canaries_alone_are_for_a_record(path: Path, tmp_path: Path) -> None:

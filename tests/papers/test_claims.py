@@ -24,6 +24,8 @@ from tests.papers.judging import Side, Verdict
 from tests.support import commandline
 from tests.support.small_table import TABLE
 
+pytestmark = pytest.mark.docs
+
 typed = partial(commandline.typed, program=lambda: main(app, PROGRAM))
 CLAIM = """
 paper = "P"
@@ -326,7 +328,6 @@ def test_a_mistake_in_a_file_of_claims_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.full
 def test_a_record_is_stale_when_its_canary_says_so(scene: Scene, tmp_path: Path) -> None:
     scene.record(A=HIGH, B=LOW)
 
@@ -388,7 +389,6 @@ def test_the_summary_the_json_and_the_document_tell_the_same(scene: Scene, tmp_p
         claims_page.into(judged, document, tmp_path / "out")
 
 
-@pytest.mark.full
 def test_our_claims_are_whole_and_what_is_committed_tells_what_the_records_say() -> None:
     judged = claims.judge(claims.read(), claims.Records(), {})
     assert sum(len(of_paper) for _, of_paper in judged) >= 57 and len(judged) == 6
@@ -403,7 +403,6 @@ def test_our_claims_are_whole_and_what_is_committed_tells_what_the_records_say()
         assert plot.stat().st_size <= 64_000
 
 
-@pytest.mark.full
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     done = typed("claims", "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,8 @@ import pytest
 
 from tests.papers.judging import Region, Side, decide, detectable, holm
 
+pytestmark = pytest.mark.docs
+
 ABOVE = Region(0.0, math.inf)
 EVEN = [1.0, 2.0, 3.0, 4.0, 5.0]  # mean 3, s = 1.5811, half: 2.7764 · 0.7071 = 1.9632
 

@@ -8,6 +8,8 @@ import pytest
 from deploy.study import paper_table
 from tests.papers import RESULTS, place
 
+pytestmark = pytest.mark.docs
+
 RATES, TABLE = "htfl_rates_small", "htfl_small"
 
 

@@ -14,6 +14,8 @@ from tests.papers.__main__ import app
 from tests.papers.noise import Measurement, correlations, mutual_information, table
 from tests.support.tiny import flat
 
+pytestmark = pytest.mark.docs
+
 SURE = 1000.0  #: a logit beside zeros that makes its class certain
 
 
@@ -52,7 +54,6 @@ def test_the_table_has_means_over_the_seeds_and_their_interval() -> None:
     assert "all: 1.00 ± 0.00; batch alone: 1.00 ± 0.00." in note and "running" not in note
 
 
-@pytest.mark.full
 def test_the_command_writes_every_combination(tmp_path: Path) -> None:
     settings = (
         "fleet=mlp@0.25,lenet5@0.5 global-model=mlp@0.25 data.name=digits data.image-size=0 "

@@ -34,11 +34,13 @@ from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
 from tests.papers import RESULTS, place
 from tests.papers.claims_page import stem
 from tests.papers.judging import read
-from tests.support.battery import EXAMPLE, marks
+from tests.support.battery import EXAMPLE
 from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import typed
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.docs
 
 NO_MKDOCS = "mkdocs is not installed: pip install '.[docs]'"
 
@@ -57,14 +59,14 @@ def test_scripts_accents_and_marks_of_html_are_kept() -> None:
     assert "<mo>&lt;</mo>" in equations.inline("a < b")
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_part_of_a_contract_is_on_its_page(name: str) -> None:
-    source, body, deviations = method_page.parts(contract(name))
-    text = " ".join((contract(name).__doc__ or "").split())
-    assert source and body
-    for part in (source, body[:80], body[-80:], deviations[:80], deviations[-80:]):
-        assert " ".join(part.split()) in text
-    assert bool(deviations) == ("\n\nDeviations" in (contract(name).__doc__ or ""))
+def test_every_part_of_a_contract_is_on_its_page() -> None:
+    for name in names():
+        source, body, deviations = method_page.parts(contract(name))
+        text = " ".join((contract(name).__doc__ or "").split())
+        assert source and body, name
+        for part in (source, body[:80], body[-80:], deviations[:80], deviations[-80:]):
+            assert " ".join(part.split()) in text, name
+        assert bool(deviations) == ("\n\nDeviations" in (contract(name).__doc__ or "")), name
 
 
 def test_facts_that_code_decides_are_those_of_the_code() -> None:
@@ -95,7 +97,6 @@ def test_generated_texts_are_those_of_the_contracts() -> None:
     assert chooser.recorded() == {name: facts(name).answers for name in names()}
 
 
-@pytest.mark.full
 def test_the_command_and_the_page_choose_the_same_methods() -> None:
     page = method_page.chooser([method_page.known(name) for name in names()])
     items = re.findall(r'<li (data-[^>]*)><a href="([\w-]+).html">', page)
@@ -132,14 +133,22 @@ def test_each_page_has_the_bytes_and_operations_of_a_round() -> None:
     assert f"`{measure.COMMAND} fedavg` repeats the" in page
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=marks(n, ("fedavg",), "dl-sh".__eq__)) for n in names()]
-)
-def test_a_measured_round_has_the_recorded_bytes_and_operations(name: str) -> None:
+def check_measured(name: str) -> None:
     known, measured = measure.read()[name], measure.measure(name)
     for way in ("down", "up"):  # compressed numbers differ in length where another CPU rounds
         assert abs(measured.pop(way) - (whole := known.pop(way))) <= max(200, whole // 1000), way
     assert measured == known, f"run {measure.COMMAND} {name}"
+
+
+def test_a_measured_round_has_the_recorded_bytes_and_operations() -> None:
+    check_measured("fedavg")
+    check_measured("dl-sh")
+
+
+@pytest.mark.exhaustive
+def test_every_measured_round_has_the_recorded_bytes_and_operations() -> None:
+    for name in names():
+        check_measured(name)
 
 
 def test_a_page_has_the_methods_rows_of_the_leaderboard(tmp_path: Path) -> None:
@@ -180,7 +189,7 @@ def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
         name, text = folder.name, pages[f"results/records/{folder.name}.md"]
         title, blank, sentence = text.split("\n")[:3]
         assert title.startswith("# ") and not blank and sentence.startswith("This page ")
-        assert f"](../deploy/experiments/results/{name}/{name}.md)" in linked
+        assert f"](../tests/papers/results/{name}/{name}.md)" in linked
         if (folder / "cells.jsonl").exists() and not name.startswith("leaderboard_"):
             rows = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
             assert [row for row in rows if row.startswith("|") and row not in text] == []
@@ -254,7 +263,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.full
 def test_the_site_has_a_page_for_each_method_and_each_document(site: Path) -> None:
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {f"methods/{name}.html" for name in names()} <= pages
@@ -263,7 +271,6 @@ def test_the_site_has_a_page_for_each_method_and_each_document(site: Path) -> No
     assert re.search(r"<math><mi>w</mi><mo>←</mo><msub><mo>∑</mo>", page)
 
 
-@pytest.mark.full
 def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "methods/fedproto.html" in index and "federated averaging" in index
@@ -276,7 +283,6 @@ SHOWN += ("reference/errors", "reference/api", "leaderboard", "write-a-method")
 SHOWN += ("leaderboard-results", "results/records/leaderboard_fashion")
 
 
-@pytest.mark.full
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme: str) -> None:
@@ -285,7 +291,6 @@ def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme:
         check_look(addresses, tmp_path / "profile", scheme)
 
 
-@pytest.mark.full
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 def test_one_search_and_the_chooser_find_a_method(site: Path, tmp_path: Path) -> None:
     with served(site) as address:

@@ -14,6 +14,8 @@ import pytest
 
 from common.settings.version import ROOT
 
+pytestmark = pytest.mark.docs
+
 BLOCK = re.compile(r"^<!-- run(?:: (\S+))? -->\n+```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = {
     path.relative_to(ROOT).as_posix(): blocks
@@ -22,7 +24,7 @@ PAGES = {
 }
 TUTORIALS = ("compare", "hospitals", "sensors", "write-a-method", "bring-a-model")
 FIRST = ("README.md", "docs/start.md", *(f"docs/{name}.md" for name in TUTORIALS))
-"""Pages that ``make test-all`` runs; the guides take minutes more (``make exhaustive``)."""
+"""Pages that ``make test-docs`` runs; the guides take minutes more (``make exhaustive``)."""
 
 
 def test_the_front_page_the_first_run_and_the_tutorials_are_marked() -> None:
@@ -35,7 +37,6 @@ def test_every_mark_is_before_a_block() -> None:
         assert text.count("<!-- run") == len(blocks), page
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "page",
     [pytest.param(one, marks=() if one in FIRST else pytest.mark.exhaustive) for one in PAGES],
