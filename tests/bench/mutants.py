@@ -2,9 +2,10 @@
 
 ``draw`` chooses mutants over all folders of the code by a seed and writes ``mutants.json``. A
 mutant is one change of one line: another sign, a skipped check, a swapped index, or an off-by-one.
-``run`` applies each to a clone of the checkout and runs the two tiers of tests until one fails:
-first those that mirror the changed file, then all others. A mutant that changes nothing a user can
-see is marked ``equivalent`` by hand and replaced by the next draw (``draw --more``).
+``run CHECKOUT`` applies each to a checkout with an environment of its own, runs the tests until one
+fails, first those of modules that name the changed module, then all others, and takes the change
+back. A mutant that changes nothing a user can see is marked ``equivalent`` by hand and replaced by
+the next draw (``draw --more``).
 """
 
 import argparse
@@ -12,9 +13,8 @@ import ast
 import copy
 import json
 import random
+import re
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ BOUNDS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
 }
-TIERS = ("not full and not exhaustive and not faults and not hostile and not containers", "full")
+TIERS = ("not full and not docs", "full", "docs")
 
 
 def changes(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,62 +82,62 @@ def drawn(number: int) -> list[dict[str, Any]]:
     return found
 
 
-def mirrors(file: str) -> list[str]:
-    """Return the test modules to run first: those that name the changed module."""
-    module = file.removesuffix(".py").replace("/", ".")
-    package, _, name = module.rpartition(".")
-    words = (module, f"from {package} import")
+def mirrors(checkout: Path, file: str) -> list[str]:
+    """Return the test modules that name the changed module, those with its name first."""
+    package, _, name = file.removesuffix(".py").replace("/", ".").rpartition(".")
+    wanted = re.compile(rf"\b{package}\.{name}\b|from {package} import [^\n]*\b{name}\b")
     found = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        if module in text or (words[1] in text and name in text):
-            found.append(path.relative_to(ROOT).as_posix())
-    return found
+    for path in sorted((checkout / "tests").rglob("test_*.py")):
+        if wanted.search(path.read_text(encoding="utf-8")) or name in path.stem:
+            found.append(path.relative_to(checkout).as_posix())
+    return sorted(found, key=lambda path: name not in path)
 
 
-def play(mutant: dict[str, Any], python: str) -> str:
+def play(mutant: dict[str, Any], checkout: Path, jobs: str, whole: bool) -> str:
     """Return the first test that fails with a mutant; an empty text if none does."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
-        place = Path(temporary) / "fedmosaic"
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(place)], check=True)
-        path = place / mutant["file"]
-        text = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        start = mutant["line"] - 1
-        rest = "".join(text[start:])
-        assert mutant["before"] in rest, mutant
-        changed = rest.replace(mutant["before"], mutant["after"], 1)
-        path.write_text("".join(text[:start]) + changed, encoding="utf-8")
-        first = [name for name in mirrors(mutant["file"]) if (place / name).exists()]
-        for some in (first, []):
-            for tier in TIERS:
-                line = [python, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider"]
-                line += ["--dist", "worksteal", "-m", tier, *some]
-                done = subprocess.run(line, cwd=place, capture_output=True, text=True)
+    path = checkout / mutant["file"]
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    before, rest = "".join(lines[: mutant["line"] - 1]), "".join(lines[mutant["line"] - 1 :])
+    assert mutant["before"] in rest, mutant
+    path.write_text(before + rest.replace(mutant["before"], mutant["after"], 1), encoding="utf-8")
+    command = [str(checkout / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-n", jobs]
+    command += ["-p", "no:cacheprovider", "--dist", "worksteal"]
+    try:
+        for some in [mirrors(checkout, mutant["file"]), *[[]] * whole]:
+            for tier in TIERS if some or whole else ():
+                line = [*command, "-m", tier, *some]
+                done = subprocess.run(line, cwd=checkout, capture_output=True, text=True)
                 failed = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
-                if failed:
-                    return failed[0].split(" - ")[0]
-                if done.returncode not in (0, 5):
-                    return f"pytest ended with status {done.returncode}"
+                if failed or done.returncode not in (0, 5):
+                    return (failed or [f"pytest ended with status {done.returncode}"])[0][:200]
+    finally:
+        path.write_text(text, encoding="utf-8")
     return ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("command", choices=("draw", "run"))
+    parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
+    parser.add_argument("--file", type=Path, default=FILE, help="list of mutants, and results")
     parser.add_argument("--key", default="caught by", help="name of the result in the file")
     parser.add_argument("--more", type=int, default=0, help="with draw: mutants beyond the number")
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--jobs", default="auto", help="processes that run tests")
+    parser.add_argument("--whole", action="store_true", help="all tests, if those of it all pass")
     given = parser.parse_args()
     if given.command == "draw":
-        FILE.write_text(json.dumps(drawn(NUMBER + given.more), indent=1, ensure_ascii=False) + "\n")
+        mutants = drawn(NUMBER + given.more)
+        given.file.write_text(json.dumps(mutants, indent=1, ensure_ascii=False) + "\n")
         return
-    mutants = json.loads(FILE.read_text())
+    mutants = json.loads(given.file.read_text())
     for i, mutant in enumerate(mutants):
-        if given.key not in mutant and not mutant.get("equivalent"):
-            mutant[given.key] = play(mutant, given.python)
-            FILE.write_text(json.dumps(mutants, indent=1, ensure_ascii=False) + "\n")
+        if not mutant.get(given.key) and not mutant.get("equivalent"):
+            found = play(mutant, given.checkout.resolve(), given.jobs, given.whole)
+            mutant[given.key] = found
+            given.file.write_text(json.dumps(mutants, indent=1, ensure_ascii=False) + "\n")
             where = f"{mutant['file']}:{mutant['line']} {mutant['kind']}"
-            print(f"{i}: {where}: {mutant[given.key] or 'not caught'}", flush=True)
+            print(f"{i}: {where}: {found or 'not caught'}", flush=True)
 
 
 if __name__ == "__main__":
