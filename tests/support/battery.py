@@ -24,14 +24,7 @@ METHODS = (*names(), EXAMPLE)
 FIRST = ("fedavg", "fedorion", "dl-mh", EXAMPLE)
 """Methods that `make test` runs: an average of weights, the default, predictions, a plug-in."""
 FAMILIES = ("scaffold", "heterofl", "fedin", "fedkf", "fedmd", "dense", "fedgkt")
-"""One method of each further family, which `make test-all` runs in every test."""
-RELATIVES = (
-    *("fd", "fedgh", "fedtgp", "fml", "fedprox", "moon", "fedgkd", "fedntd", "qffl", "ditto"),
-    *("fedbn", "fedper", "fedrep", "fedssa", "dafl", "dl-sh", "ds-fl", "i-dl-mh", "fdmeta"),
-    *("fedrolex", "lwn", "fedftg-noise"),
-)
-"""Methods on the bases of another one: only `make exhaustive` runs them."""
-
+"""One method of each further family. `make test-all` runs all methods in most tests, these in every one."""
 PUBLIC = {
     **{"data__public": 0.4, "data__samples": 200},
     **under("public", subset=40, epochs=2, batch_size=16),
@@ -119,11 +112,8 @@ def marks(case: Any, first: Collection[Any], second: Callable[[Any], bool]) -> l
 
 
 def tiers(cases: Iterable[Any], first: Collection[Any] = FIRST) -> list[Any]:
-    """Return ``cases`` as parameters: ``first`` is for `make test`, the others for `make test-all`.
-
-    Of them, ``RELATIVES`` are for `make exhaustive`.
-    """
-    return [pytest.param(c, marks=marks(c, first, lambda c: c not in RELATIVES)) for c in cases]
+    """Return ``cases`` as parameters: ``first`` for `make test`, the others for `make test-all`."""
+    return [pytest.param(c, marks=marks(c, first, lambda _: True)) for c in cases]
 
 
 def of_families(cases: Iterable[str]) -> list[Any]:
