@@ -24,7 +24,8 @@ METHODS = (*names(), EXAMPLE)
 FIRST = ("fedavg", "fedorion", "dl-mh", EXAMPLE)
 """Methods that `make test` runs: an average of weights, the default, predictions, a plug-in."""
 FAMILIES = ("scaffold", "heterofl", "fedin", "fedkf", "fedmd", "dense", "fedgkt")
-"""One method of each further family. `make test-all` runs all methods in most tests, these in every one."""
+"""One method of each further family, which `make test-all` runs in every test."""
+
 PUBLIC = {
     **{"data__public": 0.4, "data__samples": 200},
     **under("public", subset=40, epochs=2, batch_size=16),
