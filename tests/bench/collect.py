@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from deploy.report.table import Table
-from tests.bench.record import Recorded, filled, read, write
+from tests.bench import record
+from tests.bench.record import filled, read, write
 
+Recorded = record.Recorded
 ROOT = Path(__file__).resolve().parents[2]
 
 
