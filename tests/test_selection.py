@@ -11,7 +11,7 @@ from common.settings.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.selection import Candidate, Selection, by_loss, by_samples, uniform
 from server_app.stopped import Stopped
-from tests.support.client_info import info
+from tests.support.halves import info
 from tests.support.own_modules import importing_from
 from tests.support.tiny import flat, play
 

@@ -1,7 +1,6 @@
 """``python -m tests.bench [--out FILE] [--pairs N]``: print the ratios, keep them as JSON."""
 
 import argparse
-import json
 import platform
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import idle, loop, personal, runs
+from tests.bench import idle, loop, personal, record, runs
 
 AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
 
@@ -63,8 +62,7 @@ def main() -> None:
         mib = f"{node['idle']:.0f}", f"{node['largest']:.0f}"
         table.add_row(name, *mib, f"{node['seconds']:.1f}")
     console.print(table)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    record.write(options.out, found)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from deploy.report.table import Table
-from tests.bench.page import filled
+from tests.bench import record
+from tests.bench.record import filled, read, write
 
+Recorded = record.Recorded
 ROOT = Path(__file__).resolve().parents[2]
-Recorded = dict[str, Any]
 
 
 def collected(
@@ -46,11 +46,10 @@ def main(
     parser.add_argument("-k", metavar="WORDS", default="", help="only the tests so named")
     given = parser.parse_args()
     status = 0
-    recorded = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    recorded = read(file)
     if not given.table:
         status = run(given.workers, given.k, recorded)
-        text = json.dumps(recorded, indent=1, sort_keys=True, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+        write(file, recorded)
         if status != 0:
             print("a test failed: what it recorded before stays", file=sys.stderr)
     made = {name: partial(table, recorded) for name, table in tables.items()}

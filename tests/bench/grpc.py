@@ -1,16 +1,11 @@
 """``python -m tests.bench.grpc``: what a round over gRPC costs, with a cold and a warm start.
 
 The work: 4 SuperNodes, FedAvg, LeNet-5 on Fashion-MNIST, 12,000 images a round, one epoch. Runs of
-the two starts take turns; round 1 is left out. ``--before FOLDER`` measures another checkout of
-this project in the same turns.
+the two starts take turns; round 1 is left out.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -18,9 +13,8 @@ from typing import Any
 import torch
 
 from deploy.run.launch import default_workers
-from deploy.run.settings import app_folder
-from tests.bench import loop, page, timeline
-from tests.bench.runs import FASHION
+from tests.bench import loop, page, record
+from tests.bench.runs import FASHION, played
 
 IMAGES, BATCH = 12_000, 64
 WORK = {**FASHION, "clients": 4, "train.batch-size": BATCH, "train.lr": 0.05}
@@ -33,18 +27,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a run (5)")
     parser.add_argument("--turns", type=int, default=2, help="runs of each start (2)")
-    parser.add_argument("--before", type=Path, help="another checkout, measured as well")
     options = parser.parse_args()
     if options.rounds < 2 or options.turns < 1:
         parser.error("--rounds must be at least 2, --turns at least 1")
-    trees = ({"before, ": options.before} if options.before else {}) | {"": app_folder()}
-    kinds = [
-        (name + start, tree, warm) for name, tree in trees.items() for start, warm in STARTS.items()
-    ]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in kinds}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in STARTS}
     for _ in range(options.turns):
-        for name, tree, warm in kinds:
-            runs[name].append(one(tree.resolve(), warm, options.rounds))
+        for name, warm in STARTS.items():
+            runs[name].append(one(warm, options.rounds))
             print(f"{name}: {runs[name][-1]['rounds'][-1]['total']:.1f} s a round")
     found: dict[str, Any] = {
         "torch": torch.__version__,
@@ -54,46 +43,28 @@ def main() -> None:
         "same weights": len({run["weights"] for of in runs.values() for run in of}) == 1,
     }
     show(found)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    record.write(options.out, found)
 
 
-def one(tree: Path, warm: bool, rounds: int) -> dict[str, Any]:
-    """One run of the work with the code in ``tree``: rounds, once-a-run seconds, phases, hash."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder, marks = Path(name), Path(name) / "marks"
-        work = {**WORK, "rounds": rounds}
-        lines = (f"{key} = {json.dumps(value)}\n" for key, value in work.items())
-        (folder / "work.toml").write_text("".join(lines), encoding="utf-8")
-        out = folder / "run"
-        command = [sys.executable, "-m", "deploy.cli", "run", str(folder / "work.toml")]
-        command += ["--runtime", "grpc", "--out", str(out)]
-        command += ["--warm-start"] if warm else ["--cold-start"] if tree == app_folder() else []
-        path = os.pathsep.join([str(timeline.TAP), str(tree)])
-        env = {**os.environ, "PYTHONPATH": path, "FEDMOSAIC_TIMELINE": str(marks)}
-        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
-        journal = (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-        seconds = [json.loads(line)["seconds"] for line in journal]
-        trained = [timeline.phases(of) for of in timeline.exchanges(timeline.read(marks))]
+def one(warm: bool, rounds: int) -> dict[str, Any]:
+    """Return the seconds of rounds 2 … of one run, the seconds once a run, and its weights."""
+    run = played({**WORK, "rounds": rounds}, "grpc", warm=warm)
+    assert run.summary is not None
+    seconds = [dict(entry.seconds) for entry in run.entries]
     last = seconds[-1].pop("client scores")
     seconds[-1]["total"] -= last
     return {
         "rounds": seconds[2:],
         "once": {"census": seconds[0]["census"], "client scores": last},
-        "phases": [of for of in trained if "train" in of][1:],
-        "weights": summary["weights_sha256"],
+        "weights": run.summary.weights_sha256,
         "load": os.getloadavg()[0],
     }
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds of all runs; the phases are means over clients, then medians."""
+    """Return medians over the rounds of all runs."""
     return {
         "seconds": _medians([of for run in runs for of in run["rounds"]]),
-        "phases": _medians([of for run in runs for of in run["phases"]]),
         "once": _medians([run["once"] for run in runs]),
         "rounds": [round(of["total"], 3) for run in runs for of in run["rounds"]],
         "load": round(fmean(run["load"] for run in runs), 2),
@@ -101,7 +72,7 @@ def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def bare() -> dict[str, float]:
-    """Seconds of a bare PyTorch loop over the same images in one thread: training alone."""
+    """Return the seconds of a bare PyTorch loop over the same images in one thread."""
     torch.set_num_threads(1)
     work = loop.Work("lenet5", (1, 28, 28), BATCH, IMAGES)
     speed, ours, _ = loop.ratio(work, 3)
@@ -114,7 +85,7 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def show(found: dict[str, Any]) -> None:
-    page.show(found, {}, "starts", "message")
+    page.show(found, "starts")
     took = found["bare loop"]
     print(f"bare PyTorch loop, one thread: {took['bare']:.2f} s; our loop {took['fit']:.2f} s")
     for name, of in found["starts"].items():

@@ -8,11 +8,12 @@ once for each method and number of clients, each in a process of its own.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from deploy.run import preflight
 from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.settings import numbers
 from server_app.app import app
-from tests.bench.memory import anonymous
+from tests.bench import record
+from tests.bench.memory import anonymous, peak
 
 CASES: dict[str, dict[str, Any]] = {
     "averaging": {"method": "fedavg"},
@@ -49,8 +51,6 @@ WORK: dict[str, Any] = {
     "noise.batches": 1,
     "noise.batch-size": 8,
 }
-HEAVY: dict[str, Any] = {"fleet": "resnet18@2.12"}
-MB = 10**6
 
 
 class Parrot(Loopback):  # type: ignore[misc]
@@ -84,30 +84,22 @@ class Parrot(Loopback):  # type: ignore[misc]
         return found
 
 
-def measure(case: str, clients: int, *, heavy: bool = False) -> dict[str, int]:
-    """One run in this process."""
-    most, over = 0, threading.Event()
-
-    def look() -> None:
-        nonlocal most
-        while not over.wait(0.03):
-            most = max(most, anonymous())
-
+def measure(case: str, clients: int) -> dict[str, int]:
+    """Return the largest anonymous memory of one run in this process, and its other figures."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        changes = {**defaults(), **WORK, **CASES[case], **(HEAVY if heavy else {})}
-        changes |= {"clients": clients}
+        changes = {**defaults(), **WORK, **CASES[case], "clients": clients}
         flat, _ = preflight.fresh(numbers(changes), "loopback", Path(folder) / "run")
-        before, begin = anonymous(), time.monotonic()
-        watcher = threading.Thread(target=look, daemon=True)
-        watcher.start()
-        with Parrot(clients, flat) as grid:
+        here, begin = os.getpid(), time.monotonic()
+        before = anonymous(here)
+        with (
+            peak(lambda: Counter(most=anonymous(here)), 0.03) as memory,
+            Parrot(clients, flat) as grid,
+        ):
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
-        over.set()
-        watcher.join()
         journal = (Path(folder) / "run" / "journal.jsonl").read_text().splitlines()
     size = json.loads(journal[1])["bytes"]["arrays_down"] // clients
     taken = round(time.monotonic() - begin)
-    return {"model": size, "before": before, "most": most, "seconds": taken}
+    return {"model": size, "before": before, "most": memory["most"], "seconds": taken}
 
 
 def main() -> None:
@@ -115,24 +107,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file that the figures are added to")
     parser.add_argument("--clients", default="10,30,100,300", help="numbers of clients")
     parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--heavy", action="store_true", help="a model of 200 MB instead")
     parser.add_argument("--one", action="store_true", help="one case, in this process, as JSON")
     options = parser.parse_args()
     for case in options.cases.split(","):
         for clients in map(int, options.clients.split(",")):
             if options.one:
-                print(json.dumps(measure(case, clients, heavy=options.heavy)))
+                print(json.dumps(measure(case, clients)))
                 return
             words = ["--one", "--cases", case, "--clients", str(clients)]
-            words += ["--heavy"] if options.heavy else []
             told = subprocess.check_output([sys.executable, "-m", "tests.bench.held", *words])
             found = json.loads(told.splitlines()[-1])
             print(case, clients, found, flush=True)
-            if options.out:
-                kept = json.loads(options.out.read_text())
-                place = kept.setdefault("held", {})
-                place.setdefault("heavy" if options.heavy else case, {})[str(clients)] = found
-                options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            record.add(options.out, "held", case, str(clients), value=found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""How far out honest clients' numbers are: what the default of ``sanity`` rests on.
+"""How unusual honest runs look: what the bounds of ``sanity`` and ``score.collapse`` rest on.
 
-``python -m tests.bench.honest`` runs every case, some minutes, and prints the table.
+    python -m tests.bench.honest               # play every case, some minutes, and print the table
+    python -m tests.bench.honest FOLDER...     # the same for all runs in these folders, and alarms
+
+Papers' tables are played with ``python -m tests.papers table NAME --seed 1 --out FOLDER/NAME``.
 """
 
 import sys
@@ -9,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.journal import Magnitude, read_lines
+from common.journal import Entry, read_lines
+from server_app.messaging.sanity import suspects
+from server_app.scoring.collapse import FEWEST, collapse
 from tests.support.battery import config
 from tests.support.tiny import play, under
 
@@ -40,32 +45,69 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def main() -> None:
+def main(folders: list[Path]) -> None:
+    """Print the magnitudes of all runs; of runs in folders also the alarms."""
     print(f"{'case':44}{'change':>9}{'largest':>10}")
-    widest = furthest = 0.0
-    for name, found in played():
-        change = max((one.change or 0.0 for one in found), default=0.0)
-        largest = max((one.largest for one in found), default=0.0)
-        print(f"{name:44}{change:9.2f}{largest:10.3g}", flush=True)
-        widest, furthest = max(widest, change), max(furthest, largest)
-    print(f"{'the largest':44}{widest:9.2f}{furthest:10.3g}")
+    runs = list[list[Entry]]()
+    for name, entries in journals(folders) if folders else played():
+        runs.append(entries)
+        line(name, entries)
+    line("the largest", [entry for entries in runs for entry in entries])
+    if folders:
+        count(runs)
 
 
-def played() -> Iterator[tuple[str, list[Magnitude]]]:
-    """Every case, without the bound."""
+def line(name: str, entries: list[Entry]) -> None:
+    """Print the largest magnitudes of these rounds."""
+    found = [one for entry in entries for one in entry.magnitudes.values()]
+    change = max((one.change or 0.0 for one in found), default=0.0)
+    largest = max((one.largest for one in found), default=0.0)
+    print(f"{name:44}{change:9.2f}{largest:10.3g}", flush=True)
+
+
+def played() -> Iterator[tuple[str, list[Entry]]]:
+    """Play every case, without the bound."""
     for name, (method, changes) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
             settings = config(method, Path(folder), **{**DIGITS, **changes, "sanity": 0})
             try:
-                yield name, magnitudes(play(settings).folder)
+                yield name, journal(play(settings).folder)
             except (ValueError, RuntimeError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
 
 
-def magnitudes(folder: Path) -> list[Magnitude]:
-    entries = (line.entry for line in read_lines(folder / "journal.jsonl"))
-    return [one for entry in entries if entry for one in entry.magnitudes.values()]
+def journal(folder: Path) -> list[Entry]:
+    return [line.entry for line in read_lines(folder / "journal.jsonl") if line.entry]
+
+
+def journals(folders: list[Path]) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield every run in the folders that has at least one round."""
+    for path in sorted(path for folder in folders for path in folder.rglob("journal.jsonl")):
+        if len(entries := journal(path.parent)) > 1:
+            yield str(path.parent), entries
+
+
+def alarms(entries: list[Entry]) -> int:
+    """Return the number of rounds after which ``score.collapse`` warns."""
+    scores = [entry.accuracy for entry in entries[1:] if entry.accuracy is not None]
+    classes = len(entries[0].classes)
+    return sum(collapse(score, scores[:i], classes) is not None for i, score in enumerate(scores))
+
+
+def count(runs: list[list[Entry]]) -> None:
+    """Print how many runs have an alarm, and in how many rounds a client stands out."""
+    long = compared = alarmed = rounds = unusual = 0
+    for entries in runs:
+        later = max(sum(entry.accuracy is not None for entry in entries[1:]) - FEWEST, 0)
+        long, compared = long + bool(later), compared + later
+        alarmed += bool(alarms(entries))
+        architectures = {member.k: member.model for member in entries[0].clients}
+        changed = [e for e in entries if any(m.change is not None for m in e.magnitudes.values())]
+        rounds += len(changed)
+        unusual += sum(bool(suspects(entry, architectures)) for entry in changed)
+    print(f"{alarmed} of {long} runs, in which {compared} scores are compared, have an alarm")
+    print(f"in {unusual} of {rounds} rounds with comparable updates a client stands out")
 
 
 if __name__ == "__main__":
-    main()
+    main([Path(folder) for folder in sys.argv[1:]])

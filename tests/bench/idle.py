@@ -1,7 +1,6 @@
 """Memory of a node that waits for work: the processes of ``fedmosaic node`` on this machine."""
 
 import contextlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -11,11 +10,11 @@ from pathlib import Path
 from deploy.flower.control import start_superlink
 from deploy.flower.processes import Processes
 from deploy.flower.warm import LINGER
+from tests.bench.memory import size
 
 AIMS = {"warm": 300, "cold": 150}
 """Largest proportional set size in MiB of a node without work, with a warm and a cold start."""
 SETTLED = 10.0  #: seconds after which the last process counts as started
-PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)
 
 
 def tree(pid: int) -> list[int]:
@@ -28,12 +27,7 @@ def tree(pid: int) -> list[int]:
 
 def pss(pids: list[int]) -> float:
     """Return the proportional set size of the processes in MiB; pages in common count once."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has just ended
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += sum(map(int, PSS.findall(text)))
-    return total / 1024
+    return sum(size(pid, "Pss") for pid in pids) / 2**20
 
 
 def memory(start: str) -> dict[str, float]:

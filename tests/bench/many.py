@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from common.data.embedded import toy
 from deploy.flower import watchdog
-from tests.bench.memory import own
+from tests.bench import record
+from tests.bench.memory import own, peak
 from tests.bench.runs import FASHION
 from tests.support.idx import idx
 
@@ -33,7 +35,6 @@ CASES: dict[str, dict[str, Any]] = {
     "5000": LENET | {"clients": 5000},
     "100000": SMALL | {"clients": 100_000},
 }
-MB = 10**6
 
 
 def main() -> None:
@@ -45,10 +46,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             found = measure(CASES[name], Path(folder))
         print(name, json.dumps(found, indent=1))
-        if options.out:
-            kept = json.loads(options.out.read_text()) if options.out.exists() else {}
-            kept.setdefault("many", {})[name] = found
-            options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        record.add(options.out, "many", name, value=found)
 
 
 def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -67,12 +65,13 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
             start_new_session=True,
             env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
         )
-        server = everybody = 0
-        while run.poll() is None:
+
+        def look() -> Counter[str]:
             now = {pid: own(pid) for pid in watchdog.living({run.pid})}
-            server = max(server, now.get(run.pid, 0))
-            everybody = max(everybody, sum(now.values()))
-            time.sleep(0.3)
+            return Counter({"server": now.get(run.pid, 0), "all": sum(now.values())})
+
+        with peak(look, 0.3) as memory:
+            run.wait()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode:
         raise SystemExit((folder / "log").read_text())
@@ -90,8 +89,8 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         "census": round(seconds[0]["census"], 2),
         "round": round(float(np.median([of["total"] for of in seconds[1:-1]])), 2),
         "client scores": round(seconds[-1]["client scores"], 2),
-        "server": server,
-        "all": everybody,
+        "server": memory["server"],
+        "all": memory["all"],
         "journal": len(journal),
         "summary": (folder / "run" / "summary.json").stat().st_size,
         "report": (folder / "run" / "report.html").stat().st_size,

@@ -1,26 +1,18 @@
-"""``python -m tests.bench.page docs/scale-measured.md``: fill a page's tables from the records.
+"""``python -m tests.bench.page``: fill the tables of docs/scale-measured.md from the records."""
 
-The pictures ``round.svg`` and ``clients.svg`` are drawn beside the page. A table stands between
-``<!-- NAME -->`` and ``<!-- end -->``; NAME is one of ``TABLES``.
-"""
-
-import json
-import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.report.table import Table, markdown
-from tests.bench import picture, timeline
+from tests.bench import record
+from tests.bench.record import Recorded
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "scale-measured.md"
+FILES = "grpc", "scale"
 MB, GB = 10**6, 10**9
-CLIENTS, CHOSEN = 10_000, 1_000  #: of a federation on paper: registered, and in a round
-WIRE = 125 * 10**6  #: bytes a second of a 1 Gbit/s line
-
-Record = dict[str, Any]
+CLIENTS = 10_000  #: of a federation on paper
 
 
 def slopes(crowd: Mapping[str, Any]) -> tuple[float, float]:
@@ -40,48 +32,24 @@ def slopes(crowd: Mapping[str, Any]) -> tuple[float, float]:
     return max(more[0], 0.0) / nodes, max(more[1], 0.0) / nodes
 
 
-def load(down: float, up: float) -> dict[str, float]:
-    """A round's load on the SuperLink: bytes, seconds of the line, bytes held at most.
-
-    The line carries down and up to and from ``CHOSEN`` clients, both directions at once. What goes
-    to everybody is held once, replies until the ServerApp has pulled them.
-    """
-    return {
-        "bytes": CHOSEN * (down + up),
-        "line": CHOSEN * max(down, up) / WIRE,
-        "held": down + CHOSEN * up,
-    }
-
-
-def starts(grpc: Record, scale: Record) -> Table:
+def starts(records: Recorded) -> Table:
     """Seconds of a round by start."""
     head = ["start", "a round", "clients", "score", "once: census", "once: client scores"]
     rows = []
-    for name, of in grpc["starts"].items():
+    for name, of in records["starts"].items():
         seconds = of["seconds"]
         cells = [seconds["total"], seconds["clients"], seconds["score"], *of["once"].values()]
         rows.append([name, *(f"{cell:.1f}" for cell in cells)])
     return Table(head, rows)
 
 
-def message(grpc: Record, scale: Record) -> Table:
-    """Where the seconds of a message go."""
-    kinds = grpc["starts"]
-    named = {**timeline.PHASES, "cpu": "processor time of the client's process"}
-    rows = [
-        [meaning, *(f"{of['phases'][phase]:.2f}" for of in kinds.values())]
-        for phase, meaning in named.items()
-    ]
-    return Table(["phase", *kinds], rows)
-
-
-def crowd(grpc: Record, scale: Record) -> Table:
+def crowd(records: Recorded) -> Table:
     """Seconds and memory against the number of SuperNodes."""
     head = ["SuperNodes", "in a round", "a round, s", "idle, MB", "in the round, MB"]
     head += ["SuperLink", "each SuperNode", "its own", "each ClientApp", "ServerApp"]
     head += ["warm process and loops", "idle, % of a core"]
     rows = []
-    for n, of in scale["crowd"].items():
+    for n, of in records["crowd"].items():
         cells = [f"{of[when]['total'] / MB:.0f}" for when in ("idle", "busy")]
         for name in ("superlink", "SuperNodes", "ClientApps", "ServerApp"):
             part = of["busy"][name]
@@ -94,9 +62,9 @@ def crowd(grpc: Record, scale: Record) -> Table:
     return Table(head, rows)
 
 
-def payload(grpc: Record, scale: Record) -> Table:
+def payload(records: Recorded) -> Table:
     """A model of 200 MB."""
-    of = scale["payload"]
+    of = records["payload"]
     names = {"superlink": "SuperLink", "SuperNodes": "a SuperNode", "ClientApps": "a ClientApp"}
     names["ServerApp"] = "ServerApp"
     rows = [["seconds of the exchange", f"{of['seconds']['clients']:.1f}"]]
@@ -110,22 +78,9 @@ def payload(grpc: Record, scale: Record) -> Table:
     return Table(["200 MB to each of two clients and back", ""], rows)
 
 
-def methods(grpc: Record, scale: Record) -> Table:
-    """Bytes of a client, and 10,000 clients on paper."""
-    head = ["method", "model", "down, kB", "up, kB", "a round, GB", "line, s", "held, MB"]
-    rows = []
-    for method, of in scale["traffic"].items():
-        cost = load(of["down"], of["up"])
-        cells = [of["down"] / 1000, of["up"] / 1000]
-        row = [method, of["fleet"], *(f"{cell:.1f}" for cell in cells)]
-        rows.append([*row, f"{cost['bytes'] / GB:.2f}", f"{cost['line']:.1f}"])
-        rows[-1].append(f"{cost['held'] / MB:.0f}")
-    return Table(head, rows)
-
-
-def idle(grpc: Record, scale: Record) -> Table:
+def idle(records: Recorded) -> Table:
     """What idle SuperNodes cost the SuperLink."""
-    memory, processor = slopes(scale["crowd"])
+    memory, processor = slopes(records["crowd"])
     rows = [
         ["memory", f"{memory / 1000:.0f} kB", f"{CLIENTS * memory / GB:.1f} GB"],
         ["processor", f"{1000 * processor:.2f} ms a second", f"{CLIENTS * processor:.1f} cores"],
@@ -133,12 +88,12 @@ def idle(grpc: Record, scale: Record) -> Table:
     return Table(["of the SuperLink", "for an idle SuperNode", f"for {CLIENTS:,}"], rows)
 
 
-def many(grpc: Record, scale: Record) -> Table:
+def many(records: Recorded) -> Table:
     """Thousands of clients on one machine."""
     head = ["clients", "in a round", "rounds", "scored", "seconds", "processor, s", "census, s"]
     head += ["a round, s", "scores, s", "server, MB", "all, MB", "journal, MB", "report, MB"]
     rows = []
-    for name, of in sorted(scale["many"].items(), key=lambda item: int(item[0])):
+    for name, of in sorted(records["many"].items(), key=lambda item: int(item[0])):
         counts = [f"{of[key]:,}" for key in ("in a round", "rounds", "scored")]
         seconds = [of[key] for key in ("seconds", "processor", "census", "round", "client scores")]
         sizes = [f"{of[key] / MB:.0f}" for key in ("server", "all")]
@@ -147,19 +102,19 @@ def many(grpc: Record, scale: Record) -> Table:
     return Table(head, rows)
 
 
-def held(grpc: Record, scale: Record) -> Table:
+def held(records: Recorded) -> Table:
     """The server's memory by the clients of a round."""
     rows = [
         [name, n, f"{int(n) * of['model'] / MB:.0f}", f"{of['most'] / MB:.0f}"]
-        for name, cases in scale["held"].items()
+        for name, cases in records["held"].items()
         for n, of in sorted(cases.items(), key=lambda item: int(item[0]))
     ]
     return Table(["", "clients", "their replies, MB", "most anonymous memory, MB"], rows)
 
 
-def peers(grpc: Record, scale: Record) -> Table:
+def peers(records: Recorded) -> Table:
     """The same work in other systems."""
-    told = scale["peers"]
+    told = records["peers"]
     head = ["", "a round, s", "times the bare loop", "own memory, MB", "to round 1, s"]
     head += ["times import torch"]
     rows = []
@@ -170,59 +125,33 @@ def peers(grpc: Record, scale: Record) -> Table:
     return Table(head, rows)
 
 
-def cluster(grpc: Record, scale: Record) -> Table:
-    """A Ray cluster beside the loopback."""
-    head = ["", "", "loopback, s", "Ray, s", "times"]
-    rows = []
-    for name, phases in scale["cluster"]["cases"].items():
-        for phase, of in phases.items():
-            cells = [f"{of[where]:.2f}" for where in ("loopback", "ray", "times")]
-            rows.append([name, phase, *cells])
-    return Table(head, rows, align="llr")
-
-
-TABLES: dict[str, Callable[[Record, Record], Table]] = {
+TABLES: dict[str, Callable[[Recorded], Table]] = {
     "starts": starts,
-    "message": message,
     "crowd": crowd,
     "payload": payload,
-    "methods": methods,
     "idle": idle,
     "many": many,
     "held": held,
     "peers": peers,
-    "cluster": cluster,
 }
 
 
-def filled(text: str, tables: Mapping[str, Callable[[], Table]]) -> str:
-    """``text`` with each of its tables made anew; ``ValueError`` for a name that is no table's."""
-
-    def table(found: re.Match[str]) -> str:
-        if found[1] not in tables:
-            raise ValueError(f"no table is called {found[1]!r}; there are {', '.join(tables)}")
-        return f"<!-- {found[1]} -->\n{markdown(tables[found[1]]())}<!-- end -->"
-
-    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+def fill(text: str, records: Recorded) -> str:
+    """Return the page on scale with every table made anew."""
+    return record.filled(text, {name: partial(make, records) for name, make in TABLES.items()})
 
 
-def fill(text: str, grpc: Record, scale: Record) -> str:
-    """The page on scale with every table made anew."""
-    return filled(text, {name: partial(make, grpc, scale) for name, make in TABLES.items()})
-
-
-def show(grpc: Record, scale: Record, *names: str) -> None:
+def show(records: Recorded, *names: str) -> None:
     """Print these tables."""
     for name in names:
-        print(f"{TABLES[name].__doc__}\n{markdown(TABLES[name](grpc, scale))}")
+        print(f"{TABLES[name].__doc__}\n{markdown(TABLES[name](records))}")
 
 
-def main() -> None:
-    page = Path(sys.argv[1])
-    grpc, scale = (json.loads((HERE / name).read_text()) for name in ("grpc.json", "scale.json"))
-    page.write_text(fill(page.read_text(encoding="utf-8"), grpc, scale), encoding="utf-8")
-    picture.save(page.parent, grpc, scale)
+def recorded() -> Recorded:
+    """Return the records of both files."""
+    grpc, scale = (record.read(Path(__file__).with_name(f"{name}.json")) for name in FILES)
+    return grpc | scale
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")

@@ -26,7 +26,6 @@ from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 
 from client_app.participant import Participant
@@ -36,9 +35,9 @@ from common.settings.config import MemoryFormat
 from common.settings.parse import defaults, parse
 from common.training import tree
 from common.training.task import global_spec
-from deploy.report.read import read
-from deploy.run import launch, preflight
 from deploy.run.settings import numbers
+from tests.bench.runs import played
+from tests.support.htfllib_driver import SETTINGS
 
 METHODS = ("fml", "fd")
 SAME_LAYOUT = "same layout"
@@ -89,11 +88,7 @@ def compare(method: str, turns: int = TURNS) -> dict[str, float]:
 
 def ours(method: str) -> float:
     """Return the mean seconds of the rounds of one run, without the first and the last."""
-    with tempfile.TemporaryDirectory() as folder:
-        flat = numbers({**defaults(method), **WORK, "method": method}, method)
-        resolved, out = preflight.fresh(flat, "loopback", Path(folder) / "run")
-        launch.launch(resolved, out, workers=1, console=Console(quiet=True))
-        entries = read(out).entries
+    entries = played({**WORK, "method": method}, "loopback").entries
     return statistics.fmean(entry.seconds["total"] for entry in entries[2:-1])
 
 
@@ -195,26 +190,17 @@ def htfllib(path: Path, method: str, bare: Bare, folder: Path) -> Round:
     # its files are pickles, which torch.load refuses by default since 2.6
     torch.load = partial(torch.load, weights_only=False)
     server_class = getattr(server_module, method.upper())
-    fleet = [f"build({spec!r}, {bare.classes})" for spec in bare.config.fleet]
-    args = Namespace(
-        **{"algorithm": method, "dataset": "bench", "device": "cpu", "num_classes": bare.classes},
+    settings: dict[str, Any] = SETTINGS | {
+        **{"algorithm": method, "dataset": "bench", "num_classes": bare.classes},
         **{"batch_size": bare.batch, "local_learning_rate": bare.lr, "local_epochs": 1},
-        **{"models": fleet, "global_model": f"build({bare.spec!r}, {bare.classes})"},
-        **{"feature_dim": bare.config.run.feature_dim, "models_folder_name": "", "few_shot": 0},
-        **{
-            "alpha": 0.5,
-            "beta": 0.5,
-            "lamda": 1.0,
-            "num_clients": WORK["clients"],
-            "global_rounds": 1,
-        },
-        **{"join_ratio": 1.0, "random_join_ratio": False, "time_select": False, "goal": "bench"},
-        **{"time_threthold": 1e9, "top_cnt": 100, "auto_break": False, "eval_gap": 1},
-        **{"client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0},
-        **{"save_folder_name": str(folder)},
-    )
+        **{"models_folder_name": "", "save_folder_name": str(folder)},
+        **{"num_clients": WORK["clients"], "global_rounds": 1},
+        **{"alpha": 0.5, "beta": 0.5, "lamda": 1.0, "feature_dim": bare.config.run.feature_dim},
+        "models": [f"build({spec!r}, {bare.classes})" for spec in bare.config.fleet],
+        "global_model": f"build({bare.spec!r}, {bare.classes})",
+    }
     with contextlib.redirect_stdout(io.StringIO()):
-        server = server_class(args, 0)
+        server = server_class(Namespace(**settings), 0)
 
     def one() -> None:
         with contextlib.redirect_stdout(io.StringIO()):  # FD reports its first round's missing file

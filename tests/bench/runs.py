@@ -2,7 +2,7 @@
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.settings.config import Value
 from common.settings.parse import defaults
-from deploy.report.read import read
+from deploy.report.read import Run, read
 from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 
@@ -37,13 +37,23 @@ SMALL: dict[str, Value] = {
 HEAVY: dict[str, Value] = SMALL | {"fleet": "resnet8", "clients": 8, "train.epochs": 4}
 
 
-def seconds(changes: dict[str, Value], runtime: str, workers: int, warm: bool = False) -> Any:
-    """Mean seconds by phase of rounds 2 … of one run (round 1 pays for starting)."""
-    with tempfile.TemporaryDirectory() as folder:
-        flat = numbers({**defaults(), **changes})
+def played(
+    changes: Mapping[str, Any], runtime: str, workers: int = 1, *, warm: bool | None = None
+) -> Run:
+    """Play a run to its end, and return what it has written."""
+    method = str(changes["method"])
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        flat = numbers({**defaults(method), **changes}, method)
         resolved, out = preflight.fresh(flat, runtime, Path(folder) / "run")
         launch.launch(resolved, out, workers=workers, console=Console(quiet=True), warm_start=warm)
-        entries = [entry for entry in read(out).entries if entry.round >= 2]
+        return read(out)
+
+
+def seconds(
+    changes: dict[str, Value], runtime: str, workers: int, warm: bool = False
+) -> dict[str, float]:
+    """Return the mean seconds by phase of rounds 2 … of one run (round 1 pays for starting)."""
+    entries = [e for e in played(changes, runtime, workers, warm=warm).entries if e.round >= 2]
     phases = sorted({name for entry in entries for name in entry.seconds})
     return {
         name: statistics.fmean(entry.seconds.get(name, 0.0) for entry in entries) for name in phases
@@ -72,6 +82,4 @@ def by_runtime(names: Sequence[str]) -> dict[str, Any]:
 
 def one_reply(start: str) -> float:
     """Return the seconds until the only client has replied, with a ``start``: warm or cold."""
-    phases = seconds({**SMALL, "clients": 1}, "grpc", 1, warm=start == "warm")
-    reply: float = phases["clients"]
-    return reply
+    return seconds({**SMALL, "clients": 1}, "grpc", 1, warm=start == "warm")["clients"]

@@ -10,9 +10,9 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,8 +21,8 @@ from common.settings.parse import defaults
 from deploy.run import preflight
 from deploy.run.grpc import Federation, start_federation
 from deploy.run.settings import app_folder, numbers
-from tests.bench import page, traffic
-from tests.bench.memory import Peak, processor
+from tests.bench import page, record
+from tests.bench.memory import TOTAL, peak, processor, usage
 from tests.bench.runs import FASHION
 
 MOST, ROUNDS, IDLE = 20, 5, 15.0
@@ -36,7 +36,6 @@ HEAVY: dict[str, Any] = CROWD | {
     "data.samples": 100,
     "data.test-samples": 20,
 }
-MB = 10**6
 
 
 def main() -> None:
@@ -46,34 +45,15 @@ def main() -> None:
         "--nodes", default="2,5,10,20,50", help="numbers of SuperNodes; '' for none"
     )
     parser.add_argument("--payload", action="store_true", help="also the 200 MB model")
-    parser.add_argument(
-        "--traffic",
-        metavar="METHODS",
-        nargs="?",
-        const="all",
-        default="",
-        help="also the bytes of these methods (a,b), of all without a name",
-    )
     options = parser.parse_args()
-    known = options.out is not None and options.out.exists()
-    found: dict[str, Any] = json.loads(options.out.read_text()) if known else {}
-
-    def keep() -> None:
-        if options.out:
-            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-    found.setdefault("crowd", {})
-    for n in [int(text) for text in options.nodes.split(",") if text]:
-        found["crowd"][str(n)] = crowd(n)
-        keep()
+    for n in [text for text in options.nodes.split(",") if text]:
+        found = crowd(int(n))
+        page.show({"crowd": {n: found}}, "crowd")
+        record.add(options.out, "crowd", n, value=found)
     if options.payload:
-        found["payload"] = payload()
-        keep()
-    if options.traffic:
-        bytes_of = {**found.get("traffic", {}), **traffic.by_method(options.traffic)}
-        found["traffic"] = dict(sorted(bytes_of.items()))
-        keep()
-    show(found)
+        found = payload()
+        page.show({"payload": found}, "payload")
+        record.add(options.out, "payload", value=found)
 
 
 def crowd(n: int) -> dict[str, Any]:
@@ -86,13 +66,15 @@ def crowd(n: int) -> dict[str, Any]:
         with _federation(n, out) as federation:
             started = time.monotonic() - begin
             sessions = _sessions(federation)
-            idle = Peak(sessions, 1.0)
             before, at = processor(sessions), time.monotonic()
             time.sleep(IDLE)
             after, passed = processor(sessions), time.monotonic() - at
-            idle.take()
-            peak = Peak(sessions, 1.0, when=lambda: _rounds(out) >= ROUNDS - 1)
-            with peak:
+            idle = usage(sessions)
+
+            def look() -> Counter[tuple[str, str]]:
+                return usage(sessions) if _rounds(out) >= ROUNDS - 1 else Counter()
+
+            with peak(look, 1.0) as busy:
                 status = federation.control.follow(federation.submit(flat))
             assert status.completed, status.details
         seconds = [json.loads(line)["seconds"] for line in _journal(out)]
@@ -105,7 +87,7 @@ def crowd(n: int) -> dict[str, Any]:
         "idle cpu": {
             part: round((after[part] - before.get(part, 0)) / passed, 4) for part in after
         },
-        "busy": _memory(peak),
+        "busy": _memory(busy),
         "load": round(os.getloadavg()[0], 2),
     }
 
@@ -115,7 +97,8 @@ def payload() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         flat, out = _config(HEAVY, Path(name) / "run")
         with _federation(2, out) as federation:
-            with Peak(_sessions(federation), 0.3) as peak:
+            sessions = _sessions(federation)
+            with peak(lambda: usage(sessions), 0.3) as memory:
                 status = federation.control.follow(federation.submit(flat))
             assert status.completed, status.details
         entry = json.loads(_journal(out)[-2])
@@ -123,8 +106,8 @@ def payload() -> dict[str, Any]:
     return {
         "bytes": entry["bytes"],
         "seconds": entry["seconds"],
-        "MB/s": round(moved / MB / entry["seconds"]["clients"], 1),
-        "peak": _memory(peak),
+        "MB/s": round(moved / page.MB / entry["seconds"]["clients"], 1),
+        "peak": _memory(memory),
         "load": round(os.getloadavg()[0], 2),
     }
 
@@ -157,16 +140,12 @@ def _rounds(out: Path) -> int:
     return len(_journal(out)) - 1
 
 
-def _memory(peak: Peak) -> dict[str, Any]:
-    return {"total": peak.total} | {name: asdict(of) for name, of in sorted(peak.parts.items())}
-
-
-def show(found: dict[str, Any]) -> None:
-    """Print what was measured, as ``docs/scale-measured.md`` shows it."""
-    names = [("crowd", "crowd"), ("payload", "payload"), ("traffic", "methods")]
-    page.show({}, found, *(table for key, table in names if found.get(key)))
-    if len(found.get("crowd", {})) > 1:
-        page.show({}, found, "idle")
+def _memory(found: Counter[tuple[str, str]]) -> dict[str, Any]:
+    """Return the total and the sizes of each part."""
+    parts: dict[str, Any] = {"total": found.pop(TOTAL)}
+    for (part, kind), size in sorted(found.items()):
+        parts.setdefault(part, {})[kind] = size
+    return parts
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any, final
 
 from deploy.report.table import Table
-from tests.bench.collect import ROOT, Recorded
+from tests.bench.collect import ROOT
 from tests.bench.memory import anonymous
-from tests.bench.page import filled
+from tests.bench.record import Recorded, filled, read, write
 from tests.support import namespaces
 from tests.support.faults import Machines, processes, settings
 from tests.support.namespaces import Host
@@ -257,10 +257,9 @@ def main() -> None:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
             )
             recorded = soak(place.resolve(), given.rounds, given.seed)
-        text = json.dumps(recorded, indent=1, sort_keys=True)
-        RECORDED.write_text(text + "\n", encoding="utf-8")
+        write(RECORDED, recorded)
     page = PAGE.read_text(encoding="utf-8")
-    made = {"soak": lambda: table(json.loads(RECORDED.read_text(encoding="utf-8")))}
+    made = {"soak": lambda: table(read(RECORDED))}
     PAGE.write_text(filled(page, made), encoding="utf-8")
 
 

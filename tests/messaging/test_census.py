@@ -9,7 +9,7 @@ from deploy.run.loopback import Loopback
 from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
 from tests.support.battery import failed
-from tests.support.client_info import TASK, info
+from tests.support.halves import TASK, info
 from tests.support.tiny import flat, play
 
 

@@ -20,8 +20,7 @@ from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import METHODS, config, failed, of_families
 from tests.support.commandline import typed
-from tests.support.events import listed
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, listed, play
 
 EVENTS = """
 event = [

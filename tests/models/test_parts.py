@@ -278,15 +278,6 @@ def test_a_methods_network_rests_while_clients_work(
     assert awake.weights == rests.weights and awake.timeless == rests.timeless
 
 
-def test_a_linear_layer_costs_inputs_times_outputs() -> None:
-    assert macs(nn.Linear(6, 4), (6,)) == 24
-
-
-def test_a_convolution_costs_its_window_at_every_output_pixel() -> None:
-    # 4×4 output pixels × 10 channels × (3×3 window × 6 inputs / 2 groups)
-    assert macs(nn.Conv2d(6, 10, 3, stride=2, padding=1, groups=2), (6, 8, 8)) == 16 * 10 * 27
-
-
 def test_lenet5_by_hand() -> None:
     convolutions = 28 * 28 * 6 * 25 + 10 * 10 * 16 * 150 + 120 * 400
     linear = 120 * 84 + 84 * 10
@@ -323,18 +314,6 @@ def test_published_networks_cost_what_they_should(
     with torch.device("meta"):
         model = build(spec, shape, 10, seed=0, stem=stem)
         assert macs(model, shape) / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-def test_counting_leaves_the_network_as_it_was() -> None:
-    model = build("resnet8", (1, 8, 8), 10, seed=0)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    first = macs(model, (1, 8, 8))
-    assert macs(model, (1, 8, 8)) == first
-    assert model.training
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    with pytest.raises(RuntimeError):
-        macs(model, (2, 8, 8))
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_torchvision_s_networks_are_there() -> None:

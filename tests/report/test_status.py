@@ -12,8 +12,7 @@ from server_app.storage import removals
 from server_app.storage.lock import hold
 from server_app.storage.status_file import NAME
 from tests.support.commandline import typed
-from tests.support.events import listed
-from tests.support.tiny import Run
+from tests.support.tiny import Run, listed
 
 EVENTS = """
 event = [

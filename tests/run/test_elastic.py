@@ -17,8 +17,7 @@ from deploy.run.settings import app_folder
 from server_app.storage import checkpoint
 from tests.bench import soak
 from tests.support.commandline import typed
-from tests.support.events import listed
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, listed, play
 from tests.support.waiting import until
 
 SETTINGS = {"method": "scaffold", "clients": 4, "min_replies": 0.3}

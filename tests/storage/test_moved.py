@@ -15,8 +15,8 @@ from deploy.run.verify import verify
 from server_app.messaging.census import check_kept
 from server_app.stopped import Stopped
 from tests.support.battery import tiers
-from tests.support.client_info import info
 from tests.support.commandline import typed
+from tests.support.halves import info
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "train__epochs": 1}

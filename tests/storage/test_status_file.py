@@ -9,7 +9,7 @@ import pytest
 from server_app.method import Client
 from server_app.storage import status_file
 from server_app.storage.status_file import NAME, ServerStatus, StatusFile
-from tests.support.client_info import info
+from tests.support.halves import info
 
 CLIENTS = {k: Client(info(k=k, name=f"node of {k}"), 10 + k) for k in range(2)}
 

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,14 +35,6 @@ def stages() -> list[list[Instruction]]:
         if word:
             stages[-1].append(Instruction(word, " ".join(text.split())))
     return stages
-
-
-def environment() -> dict[str, str]:
-    """Return the image's environment variables; ``PATH`` without the base image's part."""
-    texts = [line.text for line in stages()[2] if line.word == "ENV"]
-    pairs = [pair.partition("=") for text in texts for pair in shlex.split(text)]
-    variables = {name: value for name, _, value in pairs}
-    return variables | {"PATH": variables["PATH"].removesuffix(":$PATH")}
 
 
 def folders() -> Iterator[tuple[str, str]]:

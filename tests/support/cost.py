@@ -1,13 +1,13 @@
 """Costs of a network: multiply-adds of a forward pass, and number of passes in training."""
 
-import math
 from collections import Counter
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.models.batchnorm import restored
+from common.training.costs import counting
 
 
 def macs(model: nn.Module, shape: tuple[int, ...]) -> int:
@@ -16,27 +16,11 @@ def macs(model: nn.Module, shape: tuple[int, ...]) -> int:
     ``shape`` has no batch axis. As in papers, norms, activations, poolings and biases do not count.
     ``model`` runs once on zeros in eval mode, on its own device (may be ``meta``), and is restored.
     """
-    total = 0
-
-    def add(module: nn.Module, _: Any, output: Tensor) -> None:
-        nonlocal total
-        if isinstance(module, nn.Linear):
-            total += output.numel() * module.in_features
-        elif isinstance(module, nn.Conv2d):
-            window = math.prod(module.kernel_size) * module.in_channels // module.groups
-            total += output.numel() * window
-
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    hooks = [layer.register_forward_hook(add) for layer in layers]
     first = next(model.parameters())
-    try:
-        with restored(model), torch.no_grad():
-            model.eval()
-            model(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return total
+    with restored(model), torch.no_grad(), counting(True) as counter:
+        model.eval()
+        model(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
+    return counter.total // 2
 
 
 class Passes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tasks and server halves without a run, for tests with numbers computed by hand."""
+"""Tasks, clients and server halves without a run, for tests with numbers computed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from common.data.embedded import toy
+from common.exchange.protocol import ClientInfo
 from common.settings.parse import parse
+from common.settings.version import code_version
 from common.training.task import Task, global_spec
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
-from tests.support.client_info import info
 from tests.support.tiny import flat
 
 
@@ -25,6 +26,21 @@ def server(**changes: Any) -> Any:
     ours = task(**changes)
     method: AnyMethod = make(ours, global_spec(ours))
     return method
+
+
+TASK = Task(
+    (1, 8, 8), ("a", "b", "c"), (0.5,), (0.25,), parse(flat(Path("unused"))), torch.device("cpu")
+)
+"""A task of three classes."""
+
+
+def info(**changes: Any) -> ClientInfo:
+    """Return the census reply of an honest client 0 with ``changes``."""
+    fields: dict[str, Any] = {
+        **{"experiment": "e", "k": 0, "n": 5, "n_test": 0, "model": "mlp", "classes": [0]},
+        **{"counts": None, "task": TASK.fingerprint, "public": "p", "version": code_version()},
+    }
+    return ClientInfo(**{**fields, **changes})
 
 
 def client(k: int = 0, n: int = 10, **changes: Any) -> Client:

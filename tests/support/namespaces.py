@@ -1,8 +1,8 @@
 """Hosts of a test network: each is a network namespace with its own address and name.
 
-Every host has a wire (a veth pair) to each of its switches (bridges), finds the other hosts there
-by name, and has the test's file system. The switches are in a separate namespace, so the machine's
-own network is unchanged. A holder process that reads a pipe keeps each namespace open. When the
+Every host has a wire (a veth pair) to the switch (a bridge), finds the other hosts by name, and has
+the test's file system. The switch is in a separate namespace, so the machine's own network is
+unchanged. A holder process that reads a pipe keeps each namespace open. When the
 pipe closes, at the end of the context or of the test process, the holder ends every process of its
 host and itself. The kernel then removes wires, bridges and mounts.
 """
@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Self, final
 
-SUBNETS = IPv4Network("10.208.0.0/12")  #: a /16 for each switch; inside the namespaces only
+SUBNET = IPv4Network("10.208.0.0/16")  #: inside the namespaces only
 GRACE = 5.0  #: seconds between SIGTERM and SIGKILL for a host's processes
 NAMESPACES = ("--net", "--mount", "--uts")
 
@@ -74,49 +74,37 @@ def allowed() -> str | None:
 class Host:
     """One host of a ``Network``."""
 
-    def __init__(self, name: str, switches: int, wires: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, name: str, switch: int, port: str, address: IPv4Address) -> None:
         """Make the host; called by ``Network.host``.
 
-        ``switches``: process id of the namespace with the switches; ``wires``: for each switch the
-        name of this host's port there, and its address/length.
+        ``switch``: process id of the namespace with the switch; ``port``: name of this host's port
+        there.
         """
-        self.name = name
-        addresses = [address.partition("/")[0] for _, address in wires.values()]
-        self.address = addresses[0] if addresses else ""  #: on its first switch
-        self._switches = switches
-        self._known: set[str] = set()
-        self._wires = {switch: port for switch, (port, _) in wires.items()}
+        self.name, self.address, self._switch, self._port = name, str(address), switch, port
         with tempfile.NamedTemporaryFile("w", prefix="hosts-", delete=False) as file:
             file.write("127.0.0.1 localhost\n")
         self._file = Path(file.name)
         self._file.chmod(0o644)
         self._holder = _hold(file.name)
         try:
+            pair = f"ip link add {port} type veth peer name eth0 netns {self._holder.pid}"
+            _inside(switch, f"{pair} && ip link set {port} master net up")
             lines = [
                 f"hostname {name}",
                 f"mount --bind {self._file} /etc/hosts",
                 "ip link set lo up",
+                f"ip address add {address}/{SUBNET.prefixlen} dev eth0",
+                "ip link set eth0 up",
             ]
-            for i, (switch, (port, address)) in enumerate(wires.items()):
-                pair = f"ip link add {port} type veth peer name eth{i} netns {self._holder.pid}"
-                _inside(switches, f"{pair} && ip link set {port} master {switch} up")
-                lines += [f"ip address add {address} dev eth{i}", f"ip link set eth{i} up"]
             _inside(self._holder.pid, " && ".join(lines))
         except BaseException:
             self.close()
             raise
 
-    def know(self, address: IPv4Address, names: Sequence[str]) -> None:
-        """Add a line for ``address`` with the new ``names`` to this host's ``/etc/hosts``.
-
-        Each name has one address only. gRPC treats lines that share a name as one machine, and a
-        server would listen on the addresses of all of them.
-        """
-        new = [name for name in names if name not in self._known]
-        self._known.update(new)
-        if new:
-            with self._file.open("a") as file:  # in place, because this file is mounted
-                file.write(f"{address} {' '.join(new)}\n")
+    def know(self, other: Self) -> None:
+        """Add another host, or this one, to this host's ``/etc/hosts``."""
+        with self._file.open("a") as file:  # in place, because this file is mounted
+            file.write(f"{other.address} {other.name}\n")
 
     def start(
         self,
@@ -173,14 +161,12 @@ class Host:
         return [pid for pid in pids if pid != self._holder.pid]
 
     def cut(self) -> None:
-        """Disconnect all wires: packets in both directions are lost without an error."""
-        for port in self._wires.values():
-            _inside(self._switches, f"ip link set {port} nomaster")
+        """Disconnect the wire: packets in both directions are lost without an error."""
+        _inside(self._switch, f"ip link set {self._port} nomaster")
 
     def mend(self) -> None:
-        """Connect the wires again."""
-        for switch, port in self._wires.items():
-            _inside(self._switches, f"ip link set {port} master {switch}")
+        """Connect the wire again."""
+        _inside(self._switch, f"ip link set {self._port} master net")
 
     def hang_up(self) -> None:
         """Start to end all processes of this host, then the host itself."""
@@ -193,23 +179,14 @@ class Host:
 
 @final
 class Network:
-    """Context with hosts on switches; at its end every process on every host ends."""
-
-    def __init__(self, *switches: str) -> None:
-        """``switches``: names of at most 15 letters; one called ``net`` if none is named."""
-        self._subnets = dict(
-            zip(switches or ("net",), SUBNETS.subnets(new_prefix=16), strict=False)
-        )
-        self._hosts: dict[str, Host] = {}
-        self._addresses: dict[str, dict[IPv4Address, list[str]]] = {s: {} for s in self._subnets}
-        self._members: dict[str, list[Host]] = {switch: [] for switch in self._subnets}
+    """Context with hosts on a switch; at its end every process on every host ends."""
 
     def __enter__(self) -> Self:
+        self._hosts: list[Host] = []
         with contextlib.ExitStack() as stack:
-            self._switches = _hold()
-            stack.callback(_release, self._switches)
-            for switch in self._subnets:
-                _inside(self._switches.pid, f"ip link add {switch} up type bridge")
+            self._switch = _hold()
+            stack.callback(_release, self._switch)
+            _inside(self._switch.pid, "ip link add net up type bridge")
             stack.callback(self._close_hosts)
             self._stack = stack.pop_all()
         return self
@@ -217,33 +194,21 @@ class Network:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def host(self, name: str, *aliases: str, on: Mapping[str, Sequence[str]] | None = None) -> Host:
-        """Add a host; the others on its switches find it by ``name`` and ``aliases``.
-
-        ``on``: the switches that it is on, each with further aliases there; default: all.
-        """
-        assert name not in self._hosts, name
-        on = {switch: () for switch in self._subnets} if on is None else on
+    def host(self, name: str) -> Host:
+        """Add a host; it and the others find each other by name."""
         number = len(self._hosts) + 1
-        addresses = {switch: self._subnets[switch][number] for switch in on}
-        wires = {
-            switch: (f"port{number}-{i}", f"{address}/{self._subnets[switch].prefixlen}")
-            for i, (switch, address) in enumerate(addresses.items())
-        }
-        host = self._hosts[name] = Host(name, self._switches.pid, wires)
-        for switch, address in addresses.items():
-            for known, names in self._addresses[switch].items():
-                host.know(known, names)
-            self._addresses[switch][address] = [name, *aliases, *on[switch]]
-            self._members[switch].append(host)
-            for member in self._members[switch]:
-                member.know(address, self._addresses[switch][address])
+        host = Host(name, self._switch.pid, f"port{number}", SUBNET[number])
+        for other in self._hosts:
+            host.know(other)
+        self._hosts.append(host)
+        for member in self._hosts:
+            member.know(host)
         return host
 
     def _close_hosts(self) -> None:
-        for host in self._hosts.values():
+        for host in self._hosts:
             host.hang_up()
-        for host in self._hosts.values():
+        for host in self._hosts:
             host.close()
 
 

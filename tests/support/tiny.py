@@ -79,6 +79,14 @@ def under(table: str, **values: Any) -> dict[str, Any]:
     return {f"{table}__{key}": value for key, value in values.items()}
 
 
+def listed(folder: Path, text: str) -> str:
+    """Write a list of events that a run replays, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "events.toml"
+    path.write_text(text)
+    return str(path)
+
+
 def play(
     config: dict[str, Value],
     grid: Loopback | Callable[..., Loopback] = Loopback,

@@ -1,7 +1,7 @@
 """``python -m tests.bench.peers`` (``make bench-peers``): the same FedAvg work in other systems.
 
 LeNet-5 on Fashion-MNIST at 32×32, every client trains one epoch in every round, the server's model
-is scored on the same test images after each. A bare PyTorch loop, fluke, Flower's own FedAvg in its
+is scored on the same test images after each. A bare PyTorch loop, Flower's own FedAvg in its
 simulation, and this project's loopback take turns; the last two with one worker and with two. A
 round's time is from the end of the one before to its own end; the first is left out. Memory is the
 largest sum of the pages that single processes own. Times are also given relative to the bare loop
@@ -9,16 +9,14 @@ of the same turn.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,15 +28,14 @@ import torch
 from common import models
 from common.data import load
 from common.settings.config import Data
+from deploy.flower import watchdog
 from deploy.run.settings import app_folder
-from tests.bench import page
-from tests.bench.memory import own
-from tests.bench.peers.environments import python
+from tests.bench import page, record
+from tests.bench.memory import own, peak
 from tests.bench.peers.shared import LeNet5
 from tests.bench.runs import FASHION
 
 HERE = Path(__file__).parent
-MARK = "PEERS_RUN"
 CLIENTS, ROUNDS, BATCH, LR, TEST = 8, 5, 32, 0.05, 1000
 MB = 10**6
 
@@ -62,18 +59,13 @@ def main() -> None:
     network = models.build("lenet5", (1, 32, 32), 10, seed=1)
     shapes = [[*each.shape] for each in LeNet5().state_dict().values()]
     assert shapes == [[*each.shape] for each in network.state_dict().values()], "another LeNet-5"
-    peers = {name: str(python(name)) for name in ("fluke", "flower")}
     found: dict[str, list[Found]] = {}
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
         folder = Path(name)
         prepare(folder, options.images)
-        bare = [sys.executable, str(HERE / "bare.py"), name]
-        systems: dict[str, list[str]] = {
-            "bare PyTorch loop": bare,
-            "fluke, one process": [peers["fluke"], str(HERE / "fluke_run.py"), name],
-        }
+        systems = {"bare PyTorch loop": script("bare", folder)}
         for workers in (1, 2):
-            flower = [peers["flower"], str(HERE / "flower_app.py"), name, str(workers)]
+            flower = script("flower_app", folder, workers)
             systems[f"Flower's FedAvg, {workers} at a time"] = flower
             systems[f"fedmosaic, {workers} at a time"] = ours(folder, options.images, workers)
         for _ in range(options.turns):
@@ -83,11 +75,13 @@ def main() -> None:
                 print(f"{system}: {median(last.rounds):.2f} s a round")
         imports = [import_torch() for _ in range(options.turns)]
     told = summary(found, imports) | {"images": options.images, "load": os.getloadavg()[0]}
-    page.show({}, {"peers": told}, "peers")
-    if options.out:
-        kept = json.loads(options.out.read_text()) if options.out.exists() else {}
-        text = json.dumps({**kept, "peers": told}, indent=1) + "\n"
-        options.out.write_text(text, encoding="utf-8")
+    page.show({"peers": told}, "peers")
+    record.add(options.out, "peers", value=told)
+
+
+def script(name: str, folder: Path, *arguments: object) -> list[str]:
+    """Return the command of a script beside this file, which reads the work in ``folder``."""
+    return [sys.executable, str(HERE / f"{name}.py"), str(folder), *map(str, arguments)]
 
 
 def prepare(folder: Path, images: int) -> None:
@@ -114,60 +108,36 @@ def ours(folder: Path, images: int, workers: int) -> list[str]:
     settings |= {"train.batch-size": BATCH, "train.lr": LR, "train.momentum": 0.0}
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     (folder / "ours.toml").write_text("".join(lines), encoding="utf-8")
-    return [sys.executable, str(HERE / "ours.py"), str(folder), str(workers)]
+    return script("ours", folder, workers)
 
 
 def run(command: list[str], folder: Path) -> Found:
     """Run one system to its end."""
-    mark = f"{time.time_ns()}"
-    env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     env |= {"FLWR_HOME": str(folder / "flwr"), "PYTHONPATH": str(app_folder())}
-    if command[0] != sys.executable:
-        del env["PYTHONPATH"]
-    start, peak = time.time(), Peak(mark)
-    with peak, tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(
-            command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True
+    start = time.time()
+    with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            command, env=env, cwd=folder, stdout=output, stderr=errors, start_new_session=True
         )
+
+        def look() -> Counter[str]:
+            return Counter(bytes=sum(map(own, watchdog.living({process.pid}))))
+
+        with peak(look, 0.5) as memory:
+            process.wait()
+        output.seek(0)
         errors.seek(0)
-        if done.returncode:
+        lines = output.read().splitlines()
+        if process.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {errors.read()[-3000:]}")
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"at"')]
+    told = [json.loads(line) for line in lines if line.startswith('{"at"')]
     ready = next(line["at"] for line in told if "ready" in line)
     rounds = [line for line in told if "round" in line]
-    assert [line["round"] for line in rounds] == [*range(1, ROUNDS + 1)], done.stdout[-2000:]
+    assert [line["round"] for line in rounds] == [*range(1, ROUNDS + 1)], lines[-20:]
     ends = [line["at"] for line in rounds]
     took = [b - a for a, b in itertools.pairwise(ends)]
-    return Found(took, ready - start, peak.bytes, rounds[-1]["accuracy"])
-
-
-class Peak:
-    """The largest sum of own pages of all processes whose environment has the mark."""
-
-    def __init__(self, mark: str) -> None:
-        self._sign = f"{MARK}={mark}".encode()
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self.bytes = 0
-
-    def __enter__(self) -> None:
-        self._watch.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._watch.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.5):
-            self.bytes = max(self.bytes, sum(own(pid) for pid in self._marked()))
-
-    def _marked(self) -> Iterator[int]:
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit():
-                    variables = (entry / "environ").read_bytes().split(b"\0")
-                    if self._sign in variables:
-                        yield int(entry.name)
+    return Found(took, ready - start, memory["bytes"], rounds[-1]["accuracy"])
 
 
 def import_torch() -> float:

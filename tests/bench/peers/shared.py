@@ -1,8 +1,7 @@
 """What each system is given: the same images, the same network, the same numbers.
 
-This file and the scripts beside it run in other environments, where nothing of this project is
-installed. A script prints one line of JSON for each round as it ends, and ``ready`` before the
-first.
+The scripts beside this file use nothing else of this project. A script prints one line of JSON for
+each round as it ends, and ``ready`` before the first.
 """
 
 import json
