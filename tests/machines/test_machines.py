@@ -13,11 +13,9 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from PIL import Image
 
 from client_app.node import check
 from deploy.flower import control, supernode
@@ -30,6 +28,7 @@ from deploy.machines.node import check_here, command
 from deploy.run.settings import load, resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
+from tests.support.images import paint
 from tests.support.listening import listening, reachable
 from tests.support.registry import Registry
 from tests.support.tiny import flat
@@ -336,19 +335,6 @@ def started(
         process.wait()
 
 
-def paint(folder: Path, seed: int, images: int = 12) -> Path:
-    """A private folder of grey 8×8 images of two classes, another for each seed."""
-    draw = np.random.default_rng(seed)
-    for part in ("train", "test"):
-        for c, name in enumerate(("dark", "light")):
-            place = folder / part / name
-            place.mkdir(parents=True)
-            for i in range(images):
-                pixels = draw.integers(0, 100, (8, 8)) + 150 * c
-                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
-    return folder
-
-
 @pytest.mark.full
 def test_a_local_federation_listens_on_this_machine_alone(tmp_path: Path) -> None:
     log = tmp_path / "local.log"
@@ -371,6 +357,10 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
     files = make(certs, [], 2)
     control, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
     env = environment({"FEDMOSAIC_TRUST": str(certs)}, tmp_path / "home")
+
+    def painted(name: str, seed: int, count: int) -> Path:
+        return paint(tmp_path / name, seed, dark=count, light=count)
+
     with contextlib.ExitStack() as stack:
         command = list(superlink_command(control, fleet, False, files))
         command[0] = str(Path(sys.executable).with_name(command[0]))
@@ -391,7 +381,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             line += ["--replicas", str(tmp_path / "replicas"), "--home", str(tmp_path / f"node{i}")]
             line += ["--app-digest", ["installed", pin][i], *([] if i else ["--cold-start"])]
             line += ["--policy", str(policy)]
-            own += [f"data-dir={paint(tmp_path / f'images{i}', i, 12 + i)}"]
+            own += [f"data-dir={painted(f'images{i}', i, 12 + i)}"]
             own += [f"state-dir={tmp_path / f'state{i}'}"]
             line += [part for setting in own for part in ("-s", setting)]
             log = tmp_path / f"node{i}.log"
@@ -399,7 +389,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             until(f"replica {i}", (tmp_path / "replicas" / f"{i}.lock").exists)
         out = tmp_path / "out"
         values = flat(out, method="fedorion", clients=0, rounds=1, **{"state-dir": ""})
-        values |= {"data.name": "folder", "data.dir": str(paint(tmp_path / "images", 7))}
+        values |= {"data.name": "folder", "data.dir": str(painted("images", 7, 12))}
         values |= {"data.partition": "own", "fleet": "mlp,cnn2", "data.samples": 0}
         values["data.test-samples"] = 0
         changed = {k: v for k, v in values.items() if v != resolve(None)[k] and k != "runtime"}

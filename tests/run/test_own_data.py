@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from common.data import load
 from common.data.partition import split
@@ -18,6 +16,7 @@ from deploy.run.preflight import counted, fresh
 from deploy.run.settings import resolve
 from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
+from tests.support.images import paint
 from tests.support.npz import clients, write
 from tests.support.tiny import TinyRun, flat, play
 
@@ -58,25 +57,20 @@ def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
         (("data.augment=flip",), "data.augment = 'flip' is for images of bytes"),
         (("data.image-size=4",), "data.image-size is for images of bytes"),
         (("data.partition=iid", "data.test=own"), "data.test = 'own' is not allowed with"),
+        ((), "/test/1.npz: damaged or no .npz file"),
     ],
 )
 def test_a_mistake_about_owners_is_one_line_before_anything_starts(
     settings: tuple[str, ...], line: str, tmp_path: Path
 ) -> None:
     folder = clients(tmp_path / "mine", 3)
+    if not settings:
+        path = folder / "test" / "1.npz"
+        path.write_bytes(path.read_bytes()[:300])
     own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=3")
     done = run(tmp_path / "out", *own, *settings)
     assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_is_cut_off_is_named_before_anything_starts(tmp_path: Path) -> None:
-    folder = clients(tmp_path / "mine", 3)
-    path = folder / "test" / "1.npz"
-    path.write_bytes(path.read_bytes()[:300])
-    done = run(tmp_path / "out", "data.name=npz", f"data.dir={folder}", "data.partition=natural")
-    assert done.returncode == 1 and f"{path}: damaged or no .npz file" in done.stderr
-    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
@@ -111,22 +105,11 @@ def test_merged_data_are_cut_anew_for_clients_and_server(tmp_path: Path) -> None
     assert sum(told) == pytest.approx(hits)
 
 
-def paint(folder: Path, classes: dict[str, int]) -> None:
-    draw = np.random.default_rng(len(classes) + sum(classes.values()))
-    for name, n in classes.items():
-        for part, images in (("train", n), ("test", 2)):
-            place = folder / part / name
-            place.mkdir(parents=True)
-            for i in range(images):
-                pixels = draw.integers(0, 256, (8, 8)).astype(np.uint8)
-                Image.fromarray(pixels).save(place / f"{i}.png")
-
-
 @pytest.fixture
 def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for k, n in enumerate((5, 6)):
-        paint(tmp_path / "hospitals" / str(k), {"ill": n, "well": 5})
-    paint(tmp_path / "hospitals" / "server", {"ill": 2, "well": 2})
+        paint(tmp_path / "hospitals" / str(k), k, ill=n, well=5)
+    paint(tmp_path / "hospitals" / "server", 9, ill=2, well=2)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hospitals"
 
@@ -152,7 +135,7 @@ def test_a_roster_grows_when_a_run_resumes(method: str, hospitals: Path, tmp_pat
     if method == "kt-pfl":
         own |= {"data__public_dir": str(hospitals / "server"), "kt_pfl__first_epochs": 1}
     play(flat(tmp_path / "out", clients=2, rounds=1, **own))
-    paint(hospitals / "2", {"ill": 8, "well": 5})
+    paint(hospitals / "2", 2, ill=8, well=5)
     grown = play(flat(tmp_path / "out", clients=3, rounds=3, resume=True, **own))
     assert [entry["replied"] for entry in grown.journal[1:]] == [[0, 1], [0, 1, 2], [0, 1, 2]]
     (event,) = grown.journal[2]["events"]
@@ -182,7 +165,7 @@ def test_a_roster_grows_when_a_run_resumes(method: str, hospitals: Path, tmp_pat
 def test_what_cannot_be_a_clients_own_is_one_line_before_anything_starts(
     hospitals: Path, tmp_path: Path, settings: tuple[str, ...], line: str
 ) -> None:
-    paint(tmp_path / "other", {"sick": 5, "well": 5})
+    paint(tmp_path / "other", 3, sick=5, well=5)
     done = run(tmp_path / "out", *HOSPITALS, *settings)
     assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "out").exists()
