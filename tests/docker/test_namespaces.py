@@ -1,14 +1,12 @@
 """The small network that other tests run on: names, wires, and that nothing of it is left."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import namespaces
 from tests.support.namespaces import Host, Network, allowed
 from tests.support.waiting import PATIENCE, until
 
@@ -19,12 +17,6 @@ LISTEN = "import socket; s = socket.create_server(('', 9000)); print('up', flush
 REACH = (
     "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=float(sys.argv[2]))"
 )
-DEAF = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
-time.sleep(600)
-"""
 
 
 def reaches(host: Host, name: str, seconds: float = PATIENCE) -> bool:
@@ -61,26 +53,6 @@ def test_a_cut_wire_loses_what_is_sent_until_it_is_mended(tmp_path: Path) -> Non
         assert not reaches(client, "server", 2)
         client.mend()  # then the neighbours look for each other anew
         until("the server", lambda: reaches(client, "server", 2))
-
-
-def test_hosts_without_a_common_switch_do_not_reach_each_other(tmp_path: Path) -> None:
-    with Network("left", "right") as network:
-        server = network.host("server", on={"left": ["inner"], "right": []})
-        left, right = (network.host(name, on={name: []}) for name in ("left", "right"))
-        start(server, LISTEN, tmp_path / "log")
-        assert not reaches(right, "inner", 2) and reaches(left, "inner")
-        assert not reaches(right, "left", 2)
-
-
-def test_a_process_that_ignores_sigterm_ends_with_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(namespaces, "GRACE", 0.5)
-    with Network() as network:
-        host = network.host("host")
-        process = start(host, DEAF, tmp_path / "log")
-        assert host.processes() == [process.pid]
-    assert process.poll() == -signal.SIGKILL
 
 
 def test_nothing_is_left_of_a_network_whose_test_was_killed() -> None:
