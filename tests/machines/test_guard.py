@@ -31,6 +31,7 @@ from tests.support.namespaces import allowed
 from tests.support.waiting import PATIENCE, until
 
 WRONG = "0" * 64  #: digest of no bundle
+NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
 PROJECT = """
 [project]
 name = "tiny"
@@ -284,8 +285,7 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as refused:
             node.check_home(home)
         assert str(refused.value).startswith(f"--home {home}: {why}")
-    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
-    done = typed(*line, "--app-digest", WRONG, "--home", "/proc/1/node")
+    done = typed(*NODE, "--app-digest", WRONG, "--home", "/proc/1/node")
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "so it must be a folder that can be written" in done.stderr
 
@@ -293,15 +293,30 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 @linux
 @pytest.mark.skipif(bool(allowed()), reason=str(allowed()))
 def test_a_read_only_home_is_refused(tmp_path: Path) -> None:
-    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
     home = tmp_path / "home"
     home.mkdir()
-    script = f"mount -t tmpfs -o ro none {home} && exec {shlex.join(command_line(*line))}"
+    script = f"mount -t tmpfs -o ro none {home} && exec {shlex.join(command_line(*NODE))}"
     inside = ["unshare", "--mount", "--propagation=private", "sh", "-c", f"{script} --home {home}"]
     done = subprocess.run(inside, capture_output=True, text=True)
     said = f"error: --home {home}: Read-only file system; this client's code is unpacked there, "
     assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_checks_are_a_program_of_this_installation_that_no_variable_of_the_shell_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = own_program("nosuch", "program()")
+    assert Path(line[0]).is_absolute() and line[0] == sys.executable
+    done = subprocess.run(line, capture_output=True, text=True, env={"PATH": ""})
+    said = "error: deploy.flower.nosuch: cannot import name 'nosuch' from 'deploy.flower'"
+    assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
+    assert done.stderr.count("\n") == 1
+    names = {pinned.PIN, rules.RULES, warm_client.ADDRESS}
+    for name in names:
+        monkeypatch.setenv(name, "of the shell")
+    assert names.isdisjoint(environment({}, tmp_path))
+    assert environment({pinned.PIN: WRONG}, tmp_path)[pinned.PIN] == WRONG
 
 
 def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,15 +337,6 @@ def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPa
         fault = pinned.fault(command)
         assert fault.startswith("the check of bundles and run configs does not work"), command
         assert why in fault, fault
-
-
-def test_the_program_of_this_installation_has_an_absolute_path_and_one_line_for_its_end() -> None:
-    line = own_program("nosuch", "program()")
-    assert Path(line[0]).is_absolute() and line[0] == sys.executable
-    done = subprocess.run(line, capture_output=True, text=True, env={"PATH": ""})
-    said = "error: deploy.flower.nosuch: cannot import name 'nosuch' from 'deploy.flower'"
-    assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @linux
@@ -357,16 +363,6 @@ def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_e
                     connection.sendall(sent)
                     assert file.read(1) == received
         assert process.returncode == 0
-
-
-def test_variables_of_the_shell_do_not_reach_a_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    names = {pinned.PIN, rules.RULES, warm_client.ADDRESS}
-    for name in names:
-        monkeypatch.setenv(name, "of the shell")
-    assert names.isdisjoint(environment({}, tmp_path))
-    assert environment({pinned.PIN: WRONG}, tmp_path)[pinned.PIN] == WRONG
 
 
 def test_a_clientapp_that_cannot_start_fails_its_message_at_once() -> None:
