@@ -25,6 +25,7 @@ from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment, own_program
 from deploy.machines import node
 from deploy.run.grpc import start_federation
+from tests.support import tiny_app
 from tests.support.commandline import command_line, typed
 from tests.support.faults import processes as running
 from tests.support.namespaces import allowed
@@ -32,46 +33,6 @@ from tests.support.waiting import PATIENCE, until
 
 WRONG = "0" * 64  #: digest of no bundle
 NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
-PROJECT = """
-[project]
-name = "tiny"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "tests"
-fab-include = ["of_guard.py"]
-[tool.flwr.app.components]
-serverapp = "of_guard:server"
-clientapp = "of_guard:client"
-[tool.flwr.app.config]
-out = ""
-method = ""
-weights = ""
-"""
-CODE = """
-import json, time
-from pathlib import Path
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-server = ServerApp()
-client = ClientApp()
-
-@server.main()
-def main(grid, context):
-    while not (nodes := list(grid.get_node_ids())):
-        time.sleep(0.1)
-    sent = grid.push_messages([Message(RecordDict(), nodes[0], "query.hello")])
-    while not (replies := list(grid.pull_messages(sent))):
-        time.sleep(0.05)
-    reply = replies[0]
-    answer = reply.error.reason if reply.has_error() else "trained"
-    Path(context.run_config["out"]).write_text(answer)
-
-@client.query("hello")
-def hello(message, context):
-    return Message(RecordDict(), reply_to=message)
-"""
 IMPOSTOR = '#!/bin/sh\necho "$0" >> {log}\nexec {real} "$@"\n'
 NAMES = ("flwr-clientapp", "flower-superexec", "flower-supernode", "python", "python3", "sh")
 COPY = "import sys; sys.path.insert(0, {!r}); from deploy.cli import main; main()"
@@ -81,11 +42,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="warm starts and moun
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "of_guard.py").write_text(CODE)
-    return folder
+    return tiny_app.write(tmp_path / "tiny")
+
+
+def answered(out: Path) -> str:
+    """Return why the client has refused the server's message, or ``trained``."""
+    (reply,) = json.loads(out.read_text())["replies"]
+    return str(reply.get("error", "trained"))
 
 
 class Site:
@@ -148,7 +111,7 @@ class Site:
             self.control.submit(app, {"out": str(out), **settings}, {}), patience=PATIENCE
         )
         assert status.completed, status.details
-        return out.read_text()
+        return answered(out)
 
     @property
     def started(self) -> list[str]:
@@ -170,7 +133,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def tampered(app: Path) -> Path:
     """Return a copy of the app with other code."""
     copy = shutil.copytree(app, app.parent / "other" / "tiny")
-    (copy / "of_guard.py").write_text(CODE + "# other\n")
+    (copy / "tiny_client.py").write_text(tiny_app.CLIENT + "# other\n")
     return copy
 
 
@@ -275,7 +238,7 @@ def test_nodes_of_a_local_federation_refuse_although_their_stand_ins_are_gone(
             out = tmp_path / f"{digest[:8]}.txt"
             status = federation.control.follow(federation.submit({"out": str(out)}))
             assert status.completed, status.details
-            answers.append(out.read_text())
+            answers.append(answered(out))
     assert f"--app-digest is {WRONG}" in answers[0] and answers[1] == "trained"
 
 
@@ -341,8 +304,7 @@ def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPa
 
 @linux
 def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_else(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(warm_client.ADDRESS, raising=False)
     cold = supernode.client_app()

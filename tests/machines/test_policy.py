@@ -124,7 +124,7 @@ def test_a_run_of_built_in_names_without_folders_is_allowed(
         ({"train.steps": 1}, "train.steps = 1 … (max-steps) allows at most 0"),
         ({"privacy.mode": "off"}, "privacy.mode = 'off' … (privacy.mode) allows local"),
         ({"privacy.mode": "central"}, "privacy.mode = 'central' … (privacy.mode) allows local"),
-        ({"privacy.noise-multiplier": 0.5}, "privacy.noise-multiplier = 0.5 … allows at least 1.0"),
+        ({"privacy.noise-multiplier": 0.5}, "0.5 … (privacy.noise-multiplier) allows at least 1.0"),
         ({"data.newer": "/etc"}, "data.newer = '/etc' … (unknown keys) allows no paths and modul"),
     ],
 )

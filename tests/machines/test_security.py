@@ -8,16 +8,10 @@ work.
 import contextlib
 import sys
 from collections.abc import Iterator
-from concurrent import futures
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.settings.config import Value
 from deploy.flower.processes import environment, plain
@@ -148,43 +142,3 @@ def test_who_must_not_get_in_stays_outside_and_is_told_why(
     entered = "SuperNode ID"  # what Flower's node says once it is in
     assert entered in scene.log("supernode-0") and entered not in said
     assert scene.federation.control.online() == REGISTERED
-
-
-def test_a_server_whose_certificate_has_expired_is_not_talked_to(scene: Scene) -> None:
-    credentials = grpc.ssl_server_credentials([expired(scene.keys)])
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    try:
-        fleet = f"127.0.0.1:{port}"
-        command = list(supernode_command(fleet, node_config(0, REGISTERED, {}), scene.keys, 0))
-        scene.node("expired", [*command, "--max-retries", "1"])
-        scene.await_log("expired", "CERTIFICATE_VERIFY_FAILED: certificate has expired")
-    finally:
-        server.stop(None)
-
-
-def expired(keys: Certificates) -> tuple[bytes, bytes]:
-    """Key and certificate of a server on 127.0.0.1, signed by the authority, a day too old."""
-    signer = serialization.load_pem_private_key(keys.ca_key.read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    old = x509.load_pem_x509_certificate(keys.server.read_bytes())
-    key = serialization.load_pem_private_key(keys.server_key.read_bytes(), None)
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(old.issuer)
-        .public_key(old.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=9))
-        .not_valid_after(now - timedelta(days=1))
-    )
-    for extension in old.extensions:
-        builder = builder.add_extension(extension.value, extension.critical)
-    certificate = builder.sign(signer, hashes.SHA384())
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private, certificate.public_bytes(pem)

@@ -28,90 +28,15 @@ from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
+from tests.support import tiny_app
 from tests.support.waiting import PATIENCE, until
-
-PYPROJECT = """
-[project]
-name = "tiny"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "tests"
-fab-include = ["tiny_server.py", "tiny_client.py"]
-[tool.flwr.app.components]
-serverapp = "tiny_server:app"
-clientapp = "tiny_client:app"
-[tool.flwr.app.config]
-out = ""
-nodes = 0
-fail = false
-wait = 0.0
-note.text = ""
-"""
-
-SERVER = """
-import json, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    config = context.run_config
-    if config["fail"]:
-        raise RuntimeError("the server was asked to fail")
-    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
-        time.sleep(0.1)
-    content = RecordDict({"c": ConfigRecord({"x": 20})})
-    sent = [Message(content, node, "query.hello") for node in nodes]
-    waiting = set(grid.push_messages(sent))
-    replies = []
-    while waiting:
-        for reply in grid.pull_messages(waiting):
-            waiting.discard(reply.metadata.reply_to_message_id)
-            replies.append(dict(reply.content["c"]))
-        time.sleep(0.05)
-    print("all replies are here", flush=True)
-    out = Path(config["out"])
-    out.with_suffix(".tmp").write_text(
-        json.dumps({"replies": replies, "note": config["note.text"]})
-    )
-    out.with_suffix(".tmp").rename(out)
-    time.sleep(config["wait"])
-"""
-
-CLIENT = """
-import os
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-@app.query("hello")
-def hello(message, context):
-    k = context.node_config["partition-id"]
-    answer = {
-        "k": k,
-        "n": context.node_config["num-partitions"],
-        "model": context.node_config.get("model", ""),
-        "y": message.content["c"]["x"] + k,
-        "seen": os.environ.get("TINY_VARIABLE", ""),
-    }
-    return Message(RecordDict({"c": ConfigRecord(answer)}), reply_to=message)
-"""
 
 AWKWARD = "line\nbreak \"double\" 'single' \\ ü 😀 \x7f"
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (folder / "tiny_server.py").write_text(SERVER)
-    (folder / "tiny_client.py").write_text(CLIENT)
-    return folder
+    return tiny_app.write(tmp_path / "tiny")
 
 
 def running(marker: Path) -> list[str]:
@@ -183,7 +108,7 @@ def test_what_flower_would_misread_is_refused(make: Any, config: Any, said: str)
 def test_only_known_keys_of_a_flower_app_are_taken(app: Path, tmp_path: Path) -> None:
     assert check_app(app, {"note.text": "x", "nodes": 2}) == app.resolve()
     for unknown in ("round", "note.texts"):
-        known = rf"'{unknown}'.* has out, nodes, fail, wait, note\.text"
+        known = rf"'{unknown}'.* has out, nodes, fail, wait, note\.text, method"
         with pytest.raises(ValueError, match=known):
             check_app(app, {unknown: 3})
     for text, said in (
@@ -208,7 +133,7 @@ def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) 
     (app / "tiny_client.py").write_text("app = 1\n")
     assert (stage_app(app, tmp_path / "staged", {}) / "tiny_client.py").read_text() == "app = 1\n"
     for include in ("", 'fab-include = ["**/*.py"]'):
-        text = re.sub("fab-include = .*", include, PYPROJECT)
+        text = re.sub("fab-include = .*", include, tiny_app.PROJECT)
         (app / "pyproject.toml").write_text(text)
         assert stage_app(app, tmp_path / "other", {}) == app
 

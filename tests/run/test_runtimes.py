@@ -104,8 +104,7 @@ cli.app(sys.argv[1:])
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("arguments", "begun"),
-    [([], True), (["--workers", "0", "-s", "rounds=-5"], False)],
+    ("arguments", "begun"), [([], True), (["--workers", "0", "-s", "rounds=-5"], False)]
 )
 def test_workers_begin_before_torch_is_imported(
     arguments: list[str], begun: bool, tmp_path: Path
@@ -242,10 +241,7 @@ class Grouping(Nodes):
         return replies
 
 
-@pytest.mark.parametrize(
-    ("kind", "groups"),
-    [("evaluate", [12] * 8 + [4]), ("train", [1] * 100)],
-)
+@pytest.mark.parametrize(("kind", "groups"), [("evaluate", [12] * 8 + [4]), ("train", [1] * 100)])
 def test_what_is_soon_answered_goes_to_a_worker_in_groups(kind: str, groups: list[int]) -> None:
     grid, same = Grouping(100), RecordDict({"c": ConfigRecord({"x": 1})})
     names = list(grid.push_messages([Message(same, k + 1, kind) for k in range(100)]))
