@@ -78,9 +78,7 @@ def check(done: Done, *said: str, log: Path | None) -> None:
     ("half", "hook", "said"),
     [
         ("Client", "def loss(self, request, net): return lambda x, y: 1 / 0", "ZeroDivisionErr"),
-        ("Client", "def loss(self, request, net): raise ValueError('odd')", "ValueError: odd"),
         ("Client", "def loss(self, request, net): return lambda x, y: 3", "gives int; it should"),
-        ("Client", "def admit(self): {}['x']", "KeyError: 'x'"),
         ("Client", "def train(self, request): return Reply(w={'a': 3})", "ModelReply: field 'w.a'"),
         ("Client", "def train(self, request): return {'w': {}}", "dict; it should be ModelReply"),
         ("Server", "def prepare(self): 1 / 0", "ZeroDivisionError: division by zero"),
@@ -124,7 +122,6 @@ def test_a_bad_reply_of_a_hook_is_one_line_with_its_field(
         (["data.name"], "def x(): 1 / 0", "in x: {file}, line 1); traceback: {home}"),
         (["data.name"], "def x(): return 3", "of type int; it should be a Dataset (in x: {file}"),
         (["data.partition"], "def x(*_): 1 / 0", "in x: {file}, line 1); traceback: {home}"),
-        (["data.partition"], "def x(*_): return [3]", "gives 1 shares; it should be a list of 4"),
         (["data.partition"], "def x(*_): return [3]", "index arrays (in x: {file}, line 1)"),
         (["fleet", "global-model"], "def x(shape): 1 / 0", "x: {file}, line 1); traceback: {home}"),
         (["fleet", "global-model"], "def x(shape): return 3", "nn.Module (in x: {file}, line 1)"),

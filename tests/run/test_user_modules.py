@@ -129,7 +129,6 @@ def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_th
         ("plugins=/nowhere", "plugins = '/nowhere' is not a folder"),
         ("fleet=lab.nets:Shallow@0.5", "lab.nets:Shallow has no width factor"),
         ("data.name=lab.nets:Shallow", "data set 'lab.nets:Shallow' cannot be made: TypeError"),
-        ("data.partition=lab.data:stripes", "partition 'lab.data:stripes' cannot be made: TypeErr"),
         ("global-model=lab.data:stripes", "model 'lab.data:stripes': it makes a value of type"),
     ],
 )
