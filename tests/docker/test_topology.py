@@ -79,22 +79,3 @@ def test_a_client_without_a_registered_key_is_refused(finished: Topology, tmp_pa
     )
     assert container.process.poll() is None, "the container stays until its key is registered"
     assert not finished.healthy(container)
-
-
-def test_clients_refuse_other_code_although_their_temporary_files_are_gone(
-    finished: Topology, tmp_path: Path
-) -> None:
-    for name in CLIENTS:
-        (container,) = finished.services[name].containers
-        clean = "rm -rf /tmp/warm-* /home/fedmosaic/node/warm-* /home/fedmosaic/node/bin"
-        done = finished.execute(
-            container, ["sh", "-c", f"{clean} && cp /bin/true /tmp && /tmp/true"]
-        )
-        assert "Permission denied" in done.stderr, "its /tmp is not executable"
-    (before,) = finished.services["experiment"].containers
-    spec, log = finished.services["experiment"].spec, tmp_path / "log"
-    other = {"RUN": "other", "SETTINGS": "node.0.threads=1"}  # a table more in the bundle
-    spec = {**spec, "environment": {**spec["environment"], **other}}
-    process = finished.start_in(before.host, spec, spec["command"], finished.files(spec), log)
-    assert process.wait(PATIENCE) == 1
-    assert "Refused: the received app bundle has the digest" in log.read_text()

@@ -29,6 +29,7 @@ from tests.support.browser import PROGRAM, Browser
 from tests.support.commandline import typed
 
 FIRST = "α = 0.5, partition 5"
+SHAPES = {"fashion": ((1, 14, 14), 10), "cifar": ((3, 16, 16), 10), "smartwatch": ((6, 100), 7)}
 
 
 @pytest.fixture
@@ -52,22 +53,11 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
         assert cell.flat["data.score-on"] == "validation" and cell.flat["data.validation"] > 0
     rounds = {int(cell.flat["rounds"]) for cell in cells}
     assert rounds == {1, 40} and len(protocol.seeds) == 5 and len(protocol.partitions) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "classes"),
-    [("fashion", (1, 14, 14), 10), ("cifar", (3, 16, 16), 10), ("smartwatch", (6, 100), 7)],
-)
-def test_local_training_of_the_smallest_network_has_the_network_of_fedavg(
-    name: str, shape: tuple[int, ...], classes: int
-) -> None:
-    protocol = protocols.read(name)
-    row = next(row for row in protocol.row if row.name == "local, smallest network")
+    local = next(row for row in protocol.row if row.name == "local, smallest network")
     fleet = protocol.fleet["mixed"].set
-    specs = str(fleet["fleet"]).split(",")
-    assert row.set["fleet"] == smallest(
-        specs, shape, classes, feature_dim=int(fleet["feature-dim"])
-    )
+    specs, wide = str(fleet["fleet"]).split(","), int(fleet["feature-dim"])
+    least = smallest(specs, *SHAPES[name], feature_dim=wide)
+    assert local.set["fleet"] == least, "the network of FedAvg"
 
 
 def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol: Protocol) -> None:
@@ -371,7 +361,7 @@ def test_a_board_is_played_in_two_steps_and_not_repeated(
         boards.play(again, ["nobody"], 1)
 
 
-def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> None:
+def test_the_command_names_what_is_missing_or_wrong_and_writes_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = typed("leaderboard", "--out", tmp_path / "record", "--html", page)
     assert done.returncode == 0, done.stderr
@@ -381,22 +371,14 @@ def test_the_command_names_what_is_missing_and_writes_a_page(tmp_path: Path) -> 
     assert text.read_text().startswith("# Leaderboard: Fashion-MNIST")
     other = typed("leaderboard", "--board", "cifar", "--out", tmp_path / "record")
     assert other.returncode == 1 and "is of board fashion, version" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
+    for words, why in (
         (("nothing",), "nothing is given without --add"),
         (("--add", "nothing"), "nothing holds no finished run"),
         (("--html", "."), "--html . is not allowed; it is a folder"),
         (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
         (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
-    ],
-)
-def test_a_wrong_value_is_one_line_and_leaves_no_folder(
-    words: tuple[str, ...], why: str, tmp_path: Path
-) -> None:
-    done = typed("leaderboard", *words, "--out", tmp_path / "record")
-    assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "record").exists()
+    ):
+        wrong = typed("leaderboard", *words, "--out", tmp_path / "wrong")
+        assert wrong.returncode == 1 and why in wrong.stderr, (words, wrong.stderr)
+        assert wrong.stderr.count("\n") == 1 and not (tmp_path / "wrong").exists(), words

@@ -340,9 +340,9 @@ def test_a_certificate_that_ends_soon_is_announced_with_file_date_and_command(
 
 @pytest.mark.parametrize("command", ["node", "submit", "unregister"])
 def test_commands_announce_the_certificates_that_they_use(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = expiring(tmp_path, monkeypatch, 5)
+    made = expiring(tmp_path / "certs", monkeypatch, 5)
     words: dict[str, list[object]] = {
         "node": ["--superlink", "127.0.0.1:1", "--clients", 1, "--k", 0, "-s", "model=nosuch"],
         "submit": ["--wait", 0],
@@ -356,16 +356,10 @@ def test_commands_announce_the_certificates_that_they_use(
     assert [line.split(" expires on ")[0] for line in warnings] == [
         f"warning: {path}" for path in (made.ca, made.server, made.app)
     ]
-
-
-def test_local_and_the_server_app_announce_them_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = expiring(tmp_path / "local" / "certs", monkeypatch, 5)
     Trust(made.folder)
     for path in (made.ca, made.server, made.app):
-        assert f"{path} expires on " in caplog.text
-    made.key(0).unlink()  # ends the command before anything starts
-    done = typed("local", "--work", tmp_path / "local", "--clients", 1)
-    assert done.returncode == 1 and f"warning: {made.ca} expires on " in done.stderr
+        assert f"{path} expires on " in caplog.text, "the ServerApp announces them too"
+    made.key(0).unlink()  # ends a local federation before anything starts
+    local = typed("local", "--work", tmp_path, "--clients", 1)
+    assert local.returncode == 1 and f"warning: {made.ca} expires on " in local.stderr
     assert f"warning: {made.ca} expires on " in typed("certs", made.folder).stderr

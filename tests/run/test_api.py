@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.model_file import digest
-from common.settings.version import ROOT, VERSION
+from common.settings.version import ROOT
 from deploy import api
 from deploy.study.records import fingerprint
 from tests.support.tiny import Run, TinyRun
@@ -143,16 +143,6 @@ def test_a_mistake_is_one_line_before_anything_starts(
     assert "\n" not in str(raised.value) and list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="not a directory"):
         api.load("nowhere")
-
-
-@pytest.mark.full
-def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    source = f"import fedmosaic\nrun = fedmosaic.run(workers=2, out='out', **{ALIKE!r})\n"
-    source += "print(fedmosaic.__version__, run.accuracy, run.summary['failures'])\n"
-    ran = python(source, tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    accuracy = TinyRun(tmp_path / "out").summary["accuracy"]["final"]
-    assert ran.stdout == f"{VERSION} {accuracy} []\n"
 
 
 def test_a_foreign_package_of_the_same_name_is_never_taken_for_ours(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import fedmosaic
 import psutil
 import pytest
 
-from common.settings.version import ROOT
+from common.settings.version import ROOT, VERSION
 from deploy.study import paper_table, records, sweep
 from deploy.study.paper_table import CellRun
 from tests.support.commandline import interruptible, typed
@@ -130,12 +130,17 @@ SCRIPT = """
 import fedmosaic
 found = fedmosaic.sweep({content!r}, out="swept", jobs=2)
 print("means", [round(mean, 3) for mean in found["mean"]])
+run = fedmosaic.run(workers=2, out="out", quiet=True, **{base!r})
+same = run.accuracy == run.summary["accuracy"]["final"]
+print(fedmosaic.__version__, same, run.summary["failures"])
 """
 
 
 @pytest.mark.full
-def test_a_script_without_a_main_guard_sweeps(swept: tuple[Path, Any], tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(content=content()))
+def test_a_script_without_a_main_guard_sweeps_and_runs(
+    swept: tuple[Path, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(content=content(), base=BASE))
     run = subprocess.run(
         [sys.executable, "script.py"],
         cwd=tmp_path,
@@ -144,7 +149,8 @@ def test_a_script_without_a_main_guard_sweeps(swept: tuple[Path, Any], tmp_path:
         text=True,
     )
     means = [round(mean, 3) for mean in swept[1]["mean"]]
-    assert run.returncode == 0 and run.stdout == f"means {means}\n", run.stderr
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == f"means {means}\n{VERSION} True []\n"
 
 
 def test_the_best_configuration_on_validation_samples_is_chosen(swept: tuple[Path, Any]) -> None:
