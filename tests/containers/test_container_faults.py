@@ -117,15 +117,11 @@ class Federation:
         return done.stdout + done.stderr
 
     def healthy(self, service: str) -> None:
-        until(
-            f"{service} to be healthy",
-            lambda: (
-                self.clone.engine.inspect(self.name(service))["State"]
-                .get("Health", {})
-                .get("Status")
-                == "healthy"
-            ),
-        )
+        def health() -> object:
+            state = self.clone.engine.inspect(self.name(service))["State"]
+            return state.get("Health", {}).get("Status")
+
+        until(f"{service} to be healthy", lambda: health() == "healthy")
 
 
 @pytest.fixture(scope="module")

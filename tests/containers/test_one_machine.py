@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.support.clone import Clone, steps
 from tests.support.engine import until
+from tests.support.images import paint
 
 pytestmark = pytest.mark.containers
 
@@ -138,13 +137,7 @@ def test_ones_own_experiment_file_is_run(clone: Clone) -> None:
 
 
 def test_a_folder_of_images_is_learnt(clone: Clone, tmp_path: Path) -> None:
-    draw = np.random.default_rng(1)
-    for part, count in (("train", 40), ("test", 6)):
-        for label, level in (("dark", 40), ("light", 200)):
-            (folder := tmp_path / part / label).mkdir(parents=True)
-            for i in range(count):
-                pixels = draw.integers(level - 30, level + 30, (16, 16), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
+    paint(tmp_path, 1, test=6, dark=40, light=40)
     (block,) = [text for text in steps("Another experiment, more clients") if "/srv/images" in text]
     copy, start = block.replace("/srv/images", str(tmp_path)).splitlines()
     clone.run(copy)

@@ -10,15 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from deploy.flower.warm import LINGER
 from deploy.machines.certificates import make
 from tests.bench import idle
 from tests.support.clone import Clone, steps
 from tests.support.engine import on_this_machine, until
+from tests.support.images import paint
 
 pytestmark = pytest.mark.containers
 
@@ -40,17 +39,6 @@ networks:
   own: {}
   wide: {name: WIDE, external: true}
 """
-
-
-def images(folder: Path, k: int) -> None:
-    """Write images in two classes, which differ for each ``k``."""
-    draw = np.random.default_rng(k)
-    for part, count in (("train", 20), ("test", 6)):
-        for label, level in (("dark", 40), ("light", 200)):
-            (place := folder / part / label).mkdir(parents=True)
-            for i in range(count):
-                pixels = draw.integers(level - 30, level + 30, (16, 16), dtype=np.uint8)
-                Image.fromarray(pixels).save(place / f"{i}.png")
 
 
 class Machines:
@@ -105,10 +93,10 @@ def machines(built: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             keys.chmod(0o777)
             made = line.replace("$PWD/keys", str(keys)).replace("--k 6", f"--k {k}")
             built.run(made)
-            images(machines.work / f"data-{k}", k)
+            paint(machines.work / f"data-{k}", k, test=6, dark=20, light=20)
             public = add.replace("$PWD/6.pub", f"{keys}/{k}.pub").replace("6=/6.pub", f"{k}=/6.pub")
             machines.server(public)
-        images(machines.work / "data", len(MODELS))
+        paint(machines.work / "data", len(MODELS), test=6, dark=20, light=20)
         blocks = steps("Another experiment, more clients")
         copy = next(block for block in blocks if "/srv/images" in block).splitlines()[0]
         built.run(copy.replace("/srv/images", str(machines.work / "data")))

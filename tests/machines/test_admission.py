@@ -1,5 +1,6 @@
 """Before a SuperNode starts: would the server let the key in, and do both sides speak TLS?"""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,62 +55,39 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make(tmp_path_factory.mktemp("admission"), ["127.0.0.1"], clients=1)
 
 
-class Server:
-    """A Fleet API over TLS at ``address``."""
-
-    def __init__(self, fleet: Fleet, keys: Certificates) -> None:
-        self._server = grpc.server(futures.ThreadPoolExecutor(1))
-        add_FleetServicer_to_server(fleet, self._server)
+@contextlib.contextmanager
+def serving(fleet: Fleet, keys: Certificates | None) -> Iterator[str]:
+    """Serve a Fleet API, over TLS with ``keys``; yield its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    add_FleetServicer_to_server(fleet, server)
+    if keys is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
         pair = (keys.server_key.read_bytes(), keys.server.read_bytes())
-        port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
-        self.address = f"127.0.0.1:{port}"
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
-@pytest.fixture
-def served(keys: Certificates) -> Iterator[list[Server]]:
-    servers: list[Server] = []
-    yield servers
-    for server in servers:
-        server.stop()
-
-
-def ask(
-    fleet: Fleet, keys: Certificates, served: list[Server], patience: float = 900.0
-) -> list[str]:
-    served.append(Server(fleet, keys))
+def ask(fleet: Fleet, keys: Certificates, patience: float = 900.0) -> list[str]:
     told: list[str] = []
-    await_admission(served[-1].address, keys, 0, told.append, patience=patience, pause=0.01)
+    with serving(fleet, keys) as address:
+        await_admission(address, keys, 0, told.append, patience=patience, pause=0.01)
     return told
 
 
-def test_a_key_that_is_let_in_is_signed_off_again_so_that_the_supernode_can_sign_on(
-    keys: Certificates, served: list[Server]
+def test_a_key_is_let_in_at_once_or_when_the_server_has_noticed_that_its_client_was_killed(
+    keys: Certificates,
 ) -> None:
+    """And it is signed off again, so that the SuperNode can sign on."""
     fleet = Fleet()
-    assert ask(fleet, keys, served) == []
+    assert ask(fleet, keys) == []
     assert fleet.left == [7] and len(fleet.keys) == 1
-
-
-def test_a_client_that_was_killed_waits_until_the_server_has_noticed_and_says_so_once(
-    keys: Certificates, served: list[Server]
-) -> None:
     fleet = Fleet(STILL, STILL, STILL)
-    (told,) = ask(fleet, keys, served)
+    (told,) = ask(fleet, keys)
     assert "counts client 0 as connected" in told and "within 60 s" in told
     assert fleet.left == [7] and not fleet.refusals
-
-
-def test_a_key_in_use_elsewhere_is_told_after_the_patience(
-    keys: Certificates, served: list[Server]
-) -> None:
-    fleet = Fleet(*[STILL] * 10_000)
-    with pytest.raises(RuntimeError, match=r"client 0 is connected already: its key .*0\.key"):
-        ask(fleet, keys, served, patience=0.1)
-    assert fleet.left == []
 
 
 @pytest.mark.parametrize(
@@ -122,85 +100,59 @@ def test_a_key_in_use_elsewhere_is_told_after_the_patience(
     ids=["unregistered", "another-reason", "another-api"],
 )
 def test_what_waiting_does_not_help_against_is_told_at_once(
-    said: str, kind: type[Exception], message: str, keys: Certificates, served: list[Server]
+    said: str, kind: type[Exception], message: str, keys: Certificates
 ) -> None:
     with pytest.raises(kind, match=message) as refusal:
-        ask(Fleet(said), keys, served)
+        ask(Fleet(said), keys)
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_server_that_does_not_answer_is_left_to_the_supernode(keys: Certificates) -> None:
-    (port,) = free_ports(1)
-    await_admission(f"127.0.0.1:{port}", keys, 0, pytest.fail)
-
-
-def test_a_file_that_is_no_key_is_told_with_its_name(keys: Certificates, tmp_path: Path) -> None:
+def test_a_key_in_use_elsewhere_is_told_after_the_patience_and_what_is_no_key_at_once(
+    keys: Certificates, tmp_path: Path
+) -> None:
+    fleet = Fleet(*[STILL] * 10_000)
+    with pytest.raises(RuntimeError, match=r"client 0 is connected already: its key .*0\.key"):
+        ask(fleet, keys, patience=0.1)
+    assert fleet.left == []
     (tmp_path / "0.key").write_text("nothing")
     elsewhere = Certificates(keys.folder, tmp_path, keys.ca)
     with pytest.raises(ValueError, match=r"0\.key cannot be read: it holds no OpenSSH key"):
         await_admission("127.0.0.1:1", elsewhere, 0, pytest.fail)
 
 
-@pytest.fixture(scope="module")
-def addresses(keys: Certificates) -> Iterator[dict[bool, str]]:
-    """A gRPC server with TLS, and one without."""
-    pair = (keys.server_key.read_bytes(), keys.server.read_bytes())
-    servers = [grpc.server(futures.ThreadPoolExecutor(1)) for _ in range(2)]
-    secure = servers[0].add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
-    plain = servers[1].add_insecure_port("127.0.0.1:0")
-    for server in servers:
-        server.start()
-    yield {True: f"127.0.0.1:{secure}", False: f"127.0.0.1:{plain}"}
-    for server in servers:
-        server.stop(None).wait()
-
-
-SAID = {True: "uses TLS: pass --ca FILE", False: "does not use TLS: check the port"}
-
-
 @pytest.mark.parametrize("spoken", [True, False])
-def test_only_the_other_kind_is_refused(addresses: dict[bool, str], spoken: bool) -> None:
-    admission.check_tls(addresses[spoken], spoken)
-    with pytest.raises(RuntimeError, match=SAID[spoken]):
-        admission.check_tls(addresses[spoken], not spoken)
+def test_only_a_server_of_the_other_kind_is_refused_and_without_waiting(
+    keys: Certificates, tmp_path: Path, spoken: bool
+) -> None:
+    said = "uses TLS: pass --ca FILE" if spoken else "does not use TLS: check the port"
+    with serving(Fleet(), keys if spoken else None) as address:
+        admission.check_tls(address, spoken)
+        with pytest.raises(RuntimeError, match=said):
+            admission.check_tls(address, not spoken)
+        with (
+            Control(address, None if spoken else keys.ca, tmp_path) as control,
+            pytest.raises(RuntimeError, match=said),
+        ):
+            control.await_answer(2 * PATIENCE)
+        trust = ["--insecure"] if spoken else ["--ca", keys.ca]
+        own = ("--clients", 1, "--k", 0, "--home", tmp_path)
+        done = typed("node", "--superlink", address, *own, *trust)
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done
 
 
-def test_a_server_that_is_not_there_or_hangs_up_may_be_about_to_start() -> None:
+def test_a_server_that_does_not_answer_may_be_about_to_start(
+    keys: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not there, hangs up, or says nothing."""
     (port,) = free_ports(1)
+    await_admission(f"127.0.0.1:{port}", keys, 0, pytest.fail)
     admission.check_tls(f"127.0.0.1:{port}", True)
     admission.check_tls(f"[::1]:{port}", False)
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
         thread = threading.Thread(target=lambda: listening.accept()[0].close())
         thread.start()
-        admission.check_tls(f"127.0.0.1:{listening.getsockname()[1]}", True)
+        admission.check_tls(address, True)
         thread.join()
-
-
-def test_a_server_that_says_nothing_is_not_waited_for_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "TLS_PATIENCE", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        admission.check_tls(f"127.0.0.1:{listening.getsockname()[1]}", True)
-
-
-@pytest.mark.parametrize("spoken", [True, False])
-def test_an_operator_is_told_without_waiting(
-    addresses: dict[bool, str], keys: Certificates, tmp_path: Path, spoken: bool
-) -> None:
-    with (
-        Control(addresses[spoken], None if spoken else keys.ca, tmp_path) as control,
-        pytest.raises(RuntimeError, match=SAID[spoken]),
-    ):
-        control.await_answer(2 * PATIENCE)
-
-
-@pytest.mark.parametrize("spoken", [True, False])
-def test_a_node_is_told_before_it_starts(
-    addresses: dict[bool, str], keys: Certificates, tmp_path: Path, spoken: bool
-) -> None:
-    trust = ["--insecure"] if spoken else ["--ca", keys.ca]
-    own = ("--clients", 1, "--k", 0, "--home", tmp_path)
-    done = typed("node", "--superlink", addresses[spoken], *own, *trust)
-    assert done.returncode == 1 and SAID[spoken] in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+        monkeypatch.setattr(admission, "TLS_PATIENCE", 0.1)
+        admission.check_tls(address, True)

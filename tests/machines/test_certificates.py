@@ -2,16 +2,15 @@
 
 import errno
 import io
-import ipaddress
 import os
 import shutil
-import ssl
 import stat
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address as ip
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ from deploy.machines import certificates, commands, node
 from deploy.machines.certificates import Certificates, make
 from deploy.run.settings import app_folder, resolve
 
+HERE = ip("127.0.0.1")
+
 
 def certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
@@ -37,68 +38,50 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def names(files: Certificates) -> list[object]:
+    """Return the server's names in its certificate; an address is no text."""
+    server = certificate(files.server).extensions
+    return [one.value for one in server.get_extension_for_class(x509.SubjectAlternativeName).value]
+
+
 def test_the_server_is_certified_for_its_hosts_and_for_this_machine(tmp_path: Path) -> None:
-    files = make(tmp_path, ["fed.example.org", "192.0.2.7", "::1"], 0, days=10)
+    hosts = ["fed.example.org", "192.0.2.7", "::1"]
+    files = make(tmp_path / "new" / "certs", hosts, 2, days=10)
     server, authority = certificate(files.server), certificate(files.ca)
     server.verify_directly_issued_by(authority)
-    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
-    addresses = [ipaddress.ip_address(text) for text in ("192.0.2.7", "::1", "127.0.0.1")]
-    assert names.get_values_for_type(x509.IPAddress) == addresses
+    assert names(files) == ["fed.example.org", ip("192.0.2.7"), ip("::1"), "localhost", HERE]
     left = server.not_valid_after_utc - datetime.now(UTC)
     assert timedelta(days=9, hours=23) < left < timedelta(days=10)
     constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical and constraints.value.ca
-    assert authority.not_valid_after_utc >= server.not_valid_after_utc
     key = serialization.load_pem_private_key(files.server_key.read_bytes(), None)
     assert key.public_key() == server.public_key()
-    ssl.create_default_context(cafile=str(files.ca))
-
-
-def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    files = make(tmp_path / "new" / "certs", ["a"], 2)
+    own = serialization.load_ssh_private_key(files.key(0).read_bytes(), None)
+    assert isinstance(own, ec.EllipticCurvePrivateKey) and own.curve.name == "secp384r1"
+    assert own.public_key() == serialization.load_ssh_public_key(files.public(0).read_bytes())
     for secret in (files.ca_key, files.server_key, files.app_key, files.key(0), files.key(1)):
         assert mode(secret) == 0o600, secret
     for public in (files.ca, files.server, files.app, files.public(0), files.public(1)):
         assert mode(public) == 0o644, public
+    command = ["openssl", "verify", "-CAfile", files.ca, "-verify_hostname", hosts[0], files.server]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_a_client_key_is_an_openssh_pair_on_a_nist_curve(tmp_path: Path) -> None:
-    files = make(tmp_path, [], 1)
-    private = serialization.load_ssh_private_key(files.key(0).read_bytes(), None)
-    public = serialization.load_ssh_public_key(files.public(0).read_bytes())
-    assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
-    assert private.public_key() == public
-
-
-def test_making_again_keeps_the_authority_and_the_clients_and_renews_the_server(
-    tmp_path: Path,
-) -> None:
+def test_making_again_keeps_all_but_the_servers_certificate(tmp_path: Path) -> None:
     files = make(tmp_path, ["old.example.org"], 2)
     kept = {p: p.read_bytes() for p in (files.ca, files.ca_key, files.key(0), files.public(1))}
     before = files.server.read_bytes()
-    make(tmp_path, ["new.example.org"], 3)
-    assert {p: p.read_bytes() for p in kept} == kept
+    make(tmp_path, [], 3)
+    assert names(files) == ["old.example.org", "localhost", HERE]
     assert files.server.read_bytes() != before and files.key(2).exists()
+    make(tmp_path, ["192.0.2.7"], 3)
+    assert names(files) == [ip("192.0.2.7"), "localhost", HERE], "named hosts replace others"
+    assert {p: p.read_bytes() for p in kept} == kept
     certificate(files.server).verify_directly_issued_by(certificate(files.ca))
 
 
-def hosts(files: Certificates) -> list[str]:
-    names = certificate(files.server).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
-    return [str(name.value) for name in names.value]
-
-
-def test_adding_clients_keeps_the_servers_names_and_naming_hosts_replaces_them(
-    tmp_path: Path,
-) -> None:
-    make(tmp_path, ["fed.example.org"], 1)
-    assert hosts(make(tmp_path, [], 2)) == ["fed.example.org", "localhost", "127.0.0.1"]
-    assert hosts(make(tmp_path, ["192.0.2.7"], 2)) == ["192.0.2.7", "localhost", "127.0.0.1"]
-
-
-def test_the_authority_outlives_the_servers_certificate(
+def test_the_authority_outlives_the_servers_certificate_and_is_refused_once_it_has_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = make(tmp_path / "a", [], 0, days=30)
@@ -109,15 +92,10 @@ def test_the_authority_outlives_the_servers_certificate(
     make(tmp_path / "b", [], 0, days=30)
     ends = [certificate(path).not_valid_after_utc for path in (files.ca, files.server)]
     assert timedelta(0) <= ends[0] - ends[1] < timedelta(seconds=2)
-
-
-def test_an_authority_that_has_expired_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)
     monkeypatch.setattr(certificates, "_within", lambda *_: None)
     with pytest.raises(ValueError, match=r"ca\.crt expired on \d{4}-\d\d-\d\d: make a new"):
-        make(tmp_path, [], 0, days=0)
+        make(tmp_path / "c", [], 0, days=0)
 
 
 @pytest.mark.parametrize(
@@ -140,32 +118,27 @@ def test_what_cannot_be_certified_is_refused_before_anything_is_written(
     assert not (tmp_path / "certs").exists()
 
 
-def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
-    files = make(tmp_path, [], 1)
+def test_an_authority_without_its_key_is_not_replaced_and_damaged_files_are_named(
+    tmp_path: Path,
+) -> None:
+    files = make(tmp_path, [], 2)
+    before = files.server.read_bytes()
+    authority = {path: path.read_bytes() for path in (files.ca, files.ca_key)}
     files.ca_key.unlink()
     with pytest.raises(ValueError, match=r"ca\.crt exists without .*ca\.key"):
         make(tmp_path, [], 1)
-    other = make(tmp_path / "other", [], 0)
-    files.ca_key.write_bytes(other.ca_key.read_bytes())
+    files.ca_key.write_bytes(make(tmp_path / "other", [], 0).ca_key.read_bytes())
     with pytest.raises(ValueError, match="is not the key of"):
         make(tmp_path, [], 1)
-
-
-@pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
-def test_a_damaged_file_of_the_authority_is_the_one_that_is_named(
-    tmp_path: Path, damaged: str
-) -> None:
-    files = make(tmp_path, [], 0)
-    before = files.server.read_bytes()
-    (tmp_path / damaged).write_text("nonsense")
-    with pytest.raises(ValueError) as caught:
-        make(tmp_path, [], 0)
-    assert str(caught.value).startswith(f"{tmp_path / damaged} cannot be read: it holds no ")
-    assert "http" not in str(caught.value) and files.server.read_bytes() == before
-
-
-def test_a_missing_public_key_is_made_from_the_private_one(tmp_path: Path) -> None:
-    files = make(tmp_path, [], 2)
+    for damaged in authority:
+        for path, content in authority.items():
+            path.write_bytes(b"nonsense" if path == damaged else content)
+        with pytest.raises(ValueError) as caught:
+            make(tmp_path, [], 0)
+        assert str(caught.value).startswith(f"{damaged} cannot be read: it holds no ")
+        assert "http" not in str(caught.value)
+    assert files.server.read_bytes() == before
+    files.ca_key.write_bytes(authority[files.ca_key])
     public, private = files.public(1).read_bytes(), files.key(1).read_bytes()
     files.public(1).unlink()
     make(tmp_path, [], 0)
@@ -193,20 +166,6 @@ def test_a_full_disk_leaves_a_key_that_fits_its_certificate(
         make(tmp_path, ["other.example.org"], 1)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert files.server_key in before
-
-
-def test_files_may_lie_elsewhere_on_a_clients_machine(tmp_path: Path) -> None:
-    files = Certificates(tmp_path, tmp_path / "keys", tmp_path / "trust.pem")
-    assert (files.ca, files.key(3)) == (tmp_path / "trust.pem", tmp_path / "keys" / "3.key")
-
-
-def test_openssl_trusts_the_chain(tmp_path: Path) -> None:
-    files = make(tmp_path, ["fed.example.org"], 0)
-    command = ["openssl", "verify", "-CAfile", files.ca, "-verify_hostname"]
-    done = subprocess.run(
-        [*command, "fed.example.org", files.server], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 PROJECT = """
@@ -317,7 +276,7 @@ def test_the_pinned_bundle_is_loaded_from_where_no_other_was(
     assert sys.modules["of_tiny"].__file__ == str(place / "of_tiny.py")
 
 
-def test_another_bundle_is_not_even_unpacked(
+def test_another_bundle_is_not_even_unpacked_and_nothing_unchecked_is_loaded(
     fab: bytes, program: Callable[..., object], tmp_path: Path
 ) -> None:
     pin, other = pinned.digest(fab), tampered(fab)
@@ -327,20 +286,10 @@ def test_another_bundle_is_not_even_unpacked(
         f"the received app bundle has the digest {pinned.digest(other)}, --app-digest is {pin}"
     )
     assert not (tmp_path / "home").exists() and "of_tiny" not in sys.modules
-
-
-def test_a_bundle_under_another_versions_name_is_not_loaded(
-    fab: bytes, program: Callable[..., object]
-) -> None:
-    with pytest.raises(LoadClientAppError, match="version mismatch"):
-        program(fab, pinned.digest(fab), version="1.0.0/../../elsewhere")
-
-
-def test_what_was_not_installed_here_is_not_loaded(
-    fab: bytes, program: Callable[..., object]
-) -> None:
     with pytest.raises(RuntimeError, match="its digest was not checked"):
-        program(fab, pinned.digest(fab), install=False)
+        program(fab, pin, install=False)
+    with pytest.raises(LoadClientAppError, match="version mismatch"):
+        program(fab, pin, version="1.0.0/../../elsewhere")
 
 
 def test_without_a_pin_flowers_own_program_runs(

@@ -124,18 +124,29 @@ def test_a_supernode_that_signs_off_stops_the_run_and_resuming_gives_the_same_bi
         record("supernode-sigterm", fault, seen, seconds, RESUMED)
 
 
-@pytest.mark.full
-def test_a_killed_serverapp_is_noticed_within_seconds_and_resuming_gives_the_same_bits(
-    undisturbed_pair: TinyRun, tmp_path: Path
+@pytest.mark.parametrize(
+    ("program", "pattern", "said"),
+    [
+        pytest.param(
+            *("ServerApp", SERVER_APP, "the ServerApp ended in the middle of the run"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("SuperLink", "flower-superlink", "superlink was killed by SIGKILL"),
+            marks=pytest.mark.faults,
+        ),
+    ],
+)
+def test_a_killed_program_is_noticed_within_seconds_and_resuming_gives_the_same_bits(
+    program: str, pattern: str, said: str, undisturbed_pair: TinyRun, tmp_path: Path
 ) -> None:
     with Launched(tmp_path, clients=2) as run:
         run.client_app(1, 1, working=False)
-        run.strike(processes(run.home("superlink"), SERVER_APP), signal.SIGKILL)
-        seconds = stopped(run, "the ServerApp ended in the middle of the run")
+        run.strike(processes(run.home("superlink"), pattern), signal.SIGKILL)
+        seconds = stopped(run, said)
         same(run.resume("loopback"), undisturbed_pair)
-        fault = "ServerApp killed (SIGKILL)"
-        seen = "the launcher ends: the ServerApp ended in the middle of the run"
-        record("serverapp-sigkill", fault, seen, seconds, RESUMED)
+        fault, seen = f"{program} killed (SIGKILL)", f"the launcher ends: {said}"
+        record(f"{program.lower()}-sigkill", fault, seen, seconds, RESUMED)
 
 
 @pytest.mark.faults
@@ -154,20 +165,6 @@ def test_a_serverapp_killed_under_submit_ends_in_the_command_that_resumes_the_ru
         done = fedmosaic(*words[1:], "--wait", 90)
         assert done.returncode == 0, done.stdout + done.stderr
         same(TinyRun(run.out), undisturbed)
-
-
-@pytest.mark.faults
-def test_a_killed_superlink_is_noticed_at_once_and_resuming_gives_the_same_bits(
-    undisturbed: TinyRun, tmp_path: Path
-) -> None:
-    with Launched(tmp_path) as run:
-        run.client_app(1, 1, working=False)
-        run.strike(processes(run.home("superlink"), "flower-superlink"), signal.SIGKILL)
-        seconds = stopped(run, "superlink was killed by SIGKILL")
-        same(run.resume("grpc"), undisturbed)
-        fault = "SuperLink killed (SIGKILL)"
-        seen = "the launcher ends: superlink was killed by SIGKILL"
-        record("superlink-sigkill", fault, seen, seconds, RESUMED)
 
 
 @pytest.mark.faults

@@ -25,52 +25,14 @@ from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment, own_program
 from deploy.machines import node
 from deploy.run.grpc import start_federation
+from tests.support import tiny_app
 from tests.support.commandline import command_line, typed
 from tests.support.faults import processes as running
 from tests.support.namespaces import allowed
 from tests.support.waiting import PATIENCE, until
 
 WRONG = "0" * 64  #: digest of no bundle
-PROJECT = """
-[project]
-name = "tiny"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "tests"
-fab-include = ["of_guard.py"]
-[tool.flwr.app.components]
-serverapp = "of_guard:server"
-clientapp = "of_guard:client"
-[tool.flwr.app.config]
-out = ""
-method = ""
-weights = ""
-"""
-CODE = """
-import json, time
-from pathlib import Path
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-server = ServerApp()
-client = ClientApp()
-
-@server.main()
-def main(grid, context):
-    while not (nodes := list(grid.get_node_ids())):
-        time.sleep(0.1)
-    sent = grid.push_messages([Message(RecordDict(), nodes[0], "query.hello")])
-    while not (replies := list(grid.pull_messages(sent))):
-        time.sleep(0.05)
-    reply = replies[0]
-    answer = reply.error.reason if reply.has_error() else "trained"
-    Path(context.run_config["out"]).write_text(answer)
-
-@client.query("hello")
-def hello(message, context):
-    return Message(RecordDict(), reply_to=message)
-"""
+NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
 IMPOSTOR = '#!/bin/sh\necho "$0" >> {log}\nexec {real} "$@"\n'
 NAMES = ("flwr-clientapp", "flower-superexec", "flower-supernode", "python", "python3", "sh")
 COPY = "import sys; sys.path.insert(0, {!r}); from deploy.cli import main; main()"
@@ -80,11 +42,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="warm starts and moun
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "of_guard.py").write_text(CODE)
-    return folder
+    return tiny_app.write(tmp_path / "tiny")
+
+
+def answered(out: Path) -> str:
+    """Return why the client has refused the server's message, or ``trained``."""
+    (reply,) = json.loads(out.read_text())["replies"]
+    return str(reply.get("error", "trained"))
 
 
 class Site:
@@ -147,7 +111,7 @@ class Site:
             self.control.submit(app, {"out": str(out), **settings}, {}), patience=PATIENCE
         )
         assert status.completed, status.details
-        return out.read_text()
+        return answered(out)
 
     @property
     def started(self) -> list[str]:
@@ -169,7 +133,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def tampered(app: Path) -> Path:
     """Return a copy of the app with other code."""
     copy = shutil.copytree(app, app.parent / "other" / "tiny")
-    (copy / "of_guard.py").write_text(CODE + "# other\n")
+    (copy / "tiny_client.py").write_text(tiny_app.CLIENT + "# other\n")
     return copy
 
 
@@ -274,7 +238,7 @@ def test_nodes_of_a_local_federation_refuse_although_their_stand_ins_are_gone(
             out = tmp_path / f"{digest[:8]}.txt"
             status = federation.control.follow(federation.submit({"out": str(out)}))
             assert status.completed, status.details
-            answers.append(out.read_text())
+            answers.append(answered(out))
     assert f"--app-digest is {WRONG}" in answers[0] and answers[1] == "trained"
 
 
@@ -284,8 +248,7 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as refused:
             node.check_home(home)
         assert str(refused.value).startswith(f"--home {home}: {why}")
-    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
-    done = typed(*line, "--app-digest", WRONG, "--home", "/proc/1/node")
+    done = typed(*NODE, "--app-digest", WRONG, "--home", "/proc/1/node")
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "so it must be a folder that can be written" in done.stderr
 
@@ -293,15 +256,30 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 @linux
 @pytest.mark.skipif(bool(allowed()), reason=str(allowed()))
 def test_a_read_only_home_is_refused(tmp_path: Path) -> None:
-    line = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
     home = tmp_path / "home"
     home.mkdir()
-    script = f"mount -t tmpfs -o ro none {home} && exec {shlex.join(command_line(*line))}"
+    script = f"mount -t tmpfs -o ro none {home} && exec {shlex.join(command_line(*NODE))}"
     inside = ["unshare", "--mount", "--propagation=private", "sh", "-c", f"{script} --home {home}"]
     done = subprocess.run(inside, capture_output=True, text=True)
     said = f"error: --home {home}: Read-only file system; this client's code is unpacked there, "
     assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_checks_are_a_program_of_this_installation_that_no_variable_of_the_shell_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = own_program("nosuch", "program()")
+    assert Path(line[0]).is_absolute() and line[0] == sys.executable
+    done = subprocess.run(line, capture_output=True, text=True, env={"PATH": ""})
+    said = "error: deploy.flower.nosuch: cannot import name 'nosuch' from 'deploy.flower'"
+    assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
+    assert done.stderr.count("\n") == 1
+    names = {pinned.PIN, rules.RULES, warm_client.ADDRESS}
+    for name in names:
+        monkeypatch.setenv(name, "of the shell")
+    assert names.isdisjoint(environment({}, tmp_path))
+    assert environment({pinned.PIN: WRONG}, tmp_path)[pinned.PIN] == WRONG
 
 
 def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,19 +302,9 @@ def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPa
         assert why in fault, fault
 
 
-def test_the_program_of_this_installation_has_an_absolute_path_and_one_line_for_its_end() -> None:
-    line = own_program("nosuch", "program()")
-    assert Path(line[0]).is_absolute() and line[0] == sys.executable
-    done = subprocess.run(line, capture_output=True, text=True, env={"PATH": ""})
-    said = "error: deploy.flower.nosuch: cannot import name 'nosuch' from 'deploy.flower'"
-    assert done.returncode == 1 and done.stderr.startswith(said), done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @linux
 def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_else(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(warm_client.ADDRESS, raising=False)
     cold = supernode.client_app()
@@ -357,16 +325,6 @@ def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_e
                     connection.sendall(sent)
                     assert file.read(1) == received
         assert process.returncode == 0
-
-
-def test_variables_of_the_shell_do_not_reach_a_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    names = {pinned.PIN, rules.RULES, warm_client.ADDRESS}
-    for name in names:
-        monkeypatch.setenv(name, "of the shell")
-    assert names.isdisjoint(environment({}, tmp_path))
-    assert environment({pinned.PIN: WRONG}, tmp_path)[pinned.PIN] == WRONG
 
 
 def test_a_clientapp_that_cannot_start_fails_its_message_at_once() -> None:

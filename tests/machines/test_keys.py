@@ -4,7 +4,7 @@ import json
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,9 @@ from flwr.app import Message
 from common.exchange.seal import files
 from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoked, ssh_public_key
 from common.settings.config import Value
-from deploy.flower import admission, control
+from deploy.flower import control
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates, make, make_key, read_public_key, revoke
-from deploy.run.grpc import start_federation
-from deploy.run.settings import app_folder
 from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
 from tests.support.commandline import typed
@@ -53,7 +51,7 @@ def certs(made: Certificates, tmp_path: Path) -> Certificates:
     return Certificates(Path(shutil.copytree(made.folder, tmp_path / "certs")))
 
 
-def test_certs_leaves_a_public_key_whose_private_half_is_elsewhere(certs: Certificates) -> None:
+def test_a_private_key_may_be_elsewhere_but_for_a_local_federation(certs: Certificates) -> None:
     certs.key(1).rename(certs.folder / "moved.key")
     before = contents(certs.clients)
     done = typed("certs", certs.folder, "--clients", 4)
@@ -62,6 +60,9 @@ def test_certs_leaves_a_public_key_whose_private_half_is_elsewhere(certs: Certif
     assert after.keys() - before.keys() == {certs.key(3), certs.public(3)}
     assert {path: after[path] for path in before} == before
     assert "1.pub … 1.pub  (public, register them; the private keys are elsewhere)" in done.stdout
+    local = typed("local", "--work", certs.folder.parent, "--clients", 3)
+    said = "1.key is missing, but its public half exists: put it back, or delete 1.pub"
+    assert local.returncode == 1 and said in local.stderr and local.stderr.count("\n") == 1
 
 
 def test_a_client_makes_its_key_and_certs_takes_the_public_half(
@@ -74,6 +75,10 @@ def test_a_client_makes_its_key_and_certs_takes_the_public_half(
         "server's operator, who runs: fedmosaic certs --client 5=5.pub\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+    for k in ("-1", "100000"):
+        odd = typed("keygen", tmp_path / "odd", "--k", k)
+        assert odd.returncode == 1 and f"--k {k} is not allowed; it should be 0 to" in odd.stderr
+        assert not (tmp_path / "odd").exists()
     assert stat.S_IMODE(own.key(5).stat().st_mode) == 0o600
     private = files.ssh_key(own.key(5))
     assert private.curve.name == files.ssh_key(certs.key(0)).curve.name == "secp384r1"
@@ -90,82 +95,35 @@ def test_a_client_makes_its_key_and_certs_takes_the_public_half(
     assert Trust(certs.folder).client(5) == private.public_key()
 
 
-def test_openssh_prints_the_same_fingerprint(made: Certificates) -> None:
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("ssh-keygen is not installed")
-    command = ["ssh-keygen", "-l", "-f", made.public(0)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
-    assert printed == fingerprint(ssh_public_key(made.public(0)))
-
-
-@pytest.mark.parametrize("k", ["-1", "100000"])
-def test_a_key_is_for_a_possible_client(k: str, tmp_path: Path) -> None:
-    done = typed("keygen", tmp_path / "own", "--k", k)
-    assert done.returncode == 1 and f"--k {k} is not allowed; it should be 0 to" in done.stderr
-    assert not (tmp_path / "own").exists()
-
-
-Case = Callable[[Certificates, Path], str]
-
-
-def private(certs: Certificates, work: Path) -> str:
-    return f"5={make_key(work, 5)[0].key(5)}"
-
-
-def private_in_pem(certs: Certificates, work: Path) -> str:
-    return f"5={certs.app_key}"
-
-
-def other_curve(certs: Certificates, work: Path) -> str:
-    return f"5={public_file(work / '5.pub', ec.generate_private_key(ec.SECP256R1()))}"
-
-
-def no_curve(certs: Certificates, work: Path) -> str:
-    return f"5={public_file(work / '5.pub', ed25519.Ed25519PrivateKey.generate())}"
-
-
-def other_key(certs: Certificates, work: Path) -> str:
-    certs.key(1).unlink()
-    return f"1={make_key(work, 1)[0].public(1)}"
-
-
-def other_pair(certs: Certificates, work: Path) -> str:
-    return f"1={make_key(work, 1)[0].public(1)}"
-
-
-def owned(certs: Certificates, work: Path) -> str:
-    return f"5={certs.public(2)}"
-
-
-def revoked_before(certs: Certificates, work: Path) -> str:
-    path = make_key(work, 5)[0].public(5)
-    revoke(certs.revoked, [path])
-    return f"5={path}"
-
-
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("argument", "said"),
     [
-        (private, "5.key is a private key, which stays with the client: pass its public half"),
-        (private_in_pem, "serverapp.key is a private key"),
-        (other_curve, "5.pub is a key on secp256r1; it should be on secp384r1"),
-        (no_curve, "5.pub is no key on a NIST curve"),
-        (other_key, "1.pub is another key of client 1: unregister it first, or pass --replace"),
-        (other_pair, "1.key does not belong to"),
-        (owned, "2.pub is the key of client 2 too: each needs its own"),
-        (revoked_before, "5.pub is revoked, see"),
-        (lambda certs, work: "5=/nowhere/5.pub", "/nowhere/5.pub cannot be read: No such file"),
-        (lambda certs, work: f"5={certs.ca}", "ca.crt is no OpenSSH public key"),
-        (lambda certs, work: f"100000={certs.public(0)}", "--client 100000 is not allowed"),
-        (lambda certs, work: str(certs.public(0)), "is not allowed; it should be K=FILE"),
-        (lambda certs, work: "5=", "--client '5=' is not allowed; it should be K=FILE"),
+        ("5={sent}/5.key", "5.key is a private key, which stays with the client: pass its public"),
+        ("5={certs}/serverapp.key", "serverapp.key is a private key"),
+        ("5={sent}/256.pub", "256.pub is a key on secp256r1; it should be on secp384r1"),
+        ("5={sent}/ed.pub", "ed.pub is no key on a NIST curve"),
+        ("2={sent}/5.pub", "2.pub is another key of client 2: unregister it first, or pass --repl"),
+        ("1={sent}/5.pub", "1.key does not belong to"),
+        ("5={certs}/clients/2.pub", "2.pub is the key of client 2 too: each needs its own"),
+        ("5={sent}/6.pub", "6.pub is revoked, see"),
+        ("5=/nowhere/5.pub", "/nowhere/5.pub cannot be read: No such file"),
+        ("5={certs}/ca.crt", "ca.crt is no OpenSSH public key"),
+        ("100000={certs}/clients/0.pub", "--client 100000 is not allowed"),
+        ("{certs}/clients/0.pub", "is not allowed; it should be K=FILE"),
+        ("5=", "--client '5=' is not allowed; it should be K=FILE"),
     ],
 )
 def test_certs_refuses_a_public_key_that_cannot_be_a_clients(
-    case: Case, said: str, certs: Certificates, tmp_path: Path
+    argument: str, said: str, certs: Certificates, tmp_path: Path
 ) -> None:
-    argument = case(certs, tmp_path / "sent")
+    sent = tmp_path / "sent"
+    public_file(sent / "256.pub", ec.generate_private_key(ec.SECP256R1()))
+    public_file(sent / "ed.pub", ed25519.Ed25519PrivateKey.generate())
+    make_key(sent, 5)
+    revoke(certs.revoked, [make_key(sent, 6)[0].public(6)])
+    certs.key(2).unlink()
     before = contents(certs.folder)
+    argument = argument.format(sent=sent, certs=certs.folder)
     done = typed("certs", certs.folder, "--client", argument)
     assert done.returncode == 1 and said in done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
@@ -199,17 +157,6 @@ def test_a_public_key_is_replaced_if_that_is_said_or_the_old_one_is_revoked(
     assert certs.public(1).read_bytes() == own.public(1).read_bytes()
 
 
-def test_a_local_federation_names_a_private_key_that_was_moved_away(
-    certs: Certificates, tmp_path: Path
-) -> None:
-    work = tmp_path / "local"
-    shutil.copytree(certs.folder, work / "certs")
-    (work / "certs/clients/1.key").unlink()
-    done = typed("local", "--work", work, "--clients", 3)
-    said = "1.key is missing, but its public half exists: put it back, or delete 1.pub"
-    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
-
-
 # The list of revoked keys.
 
 
@@ -223,6 +170,10 @@ def test_the_list_holds_fingerprints_keys_and_comments(made: Certificates, tmp_p
     assert revoke(path, [made.public(1), made.public(2), made.public(2)]) == 1
     assert path.read_text().startswith(f"# Änderungen: 2026\n\n{keys[0]}  # stolen\n  {key}")
     assert len(read_revoked(path)) == 3 and stat.S_IMODE(path.stat().st_mode) == 0o644
+    if shutil.which("ssh-keygen") is not None:
+        command = ["ssh-keygen", "-l", "-f", made.public(0)]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert shown.stdout.split()[1] == keys[0]
 
 
 ODD = {
@@ -232,27 +183,23 @@ ODD = {
     "no 32 bytes": (b"SHA256:" + 43 * b"B", "line 1: 'SHA256:BBB"),
     "another hash": (b"MD5:00:11", "line 1: 'MD5:00:11' is no OpenSSH public key"),
     "no text": (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+    "folder": (b"", "cannot be read: Is a directory"),
+    "link": (b"", "cannot be read: No such file"),
 }
 
 
-def damage(path: Path, how: str) -> str:
-    """Make the list unreadable; return what the error says."""
-    if how == "folder":
-        path.mkdir()
-        return f"{path} cannot be read: Is a directory"
-    if how == "link":
-        path.symlink_to("nowhere")
-        return f"{path} cannot be read: No such file"
-    path.write_bytes(ODD[how][0])
-    return ODD[how][1]
-
-
-@pytest.mark.parametrize("how", [*ODD, "folder", "link"])
+@pytest.mark.parametrize("how", ODD)
 def test_a_list_that_cannot_be_read_stops_everything_that_needs_it(
     how: str, certs: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust = Trust(certs.folder)
-    said = damage(certs.revoked, how)
+    content, said = ODD[how]
+    if how == "folder":
+        certs.revoked.mkdir()
+    elif how == "link":
+        certs.revoked.symlink_to("nowhere")
+    else:
+        certs.revoked.write_bytes(content)
     with pytest.raises(Stopped) as stopped:
         trust.client(0)
     with pytest.raises(ValueError) as refused:
@@ -264,20 +211,16 @@ def test_a_list_that_cannot_be_read_stops_everything_that_needs_it(
         assert said in line and str(certs.revoked) in line and "\n" not in line
 
 
-def test_a_key_is_revoked_from_the_next_use_on(certs: Certificates) -> None:
-    trust = Trust(certs.folder)
-    trust.client(1)
-    revoke(certs.revoked, [certs.public(1)])
-    with pytest.raises(ValueError, match=r"its key 1\.pub is revoked, see .*clients/revoked"):
-        trust.client(1)
-    trust.client(0)
-
-
 def test_unregister_removes_the_node_and_lists_the_key_and_register_refuses_it(
     certs: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     registry = Registry({read_public_key(certs.public(k)): "online" for k in range(3)})
     monkeypatch.setattr(control, "ControlStub", lambda _: registry)
+    place = tmp_path / "no" / "list"
+    done = typed("unregister", certs.public(1), "--insecure", "--revoked", place)
+    unwritten = f"{place} cannot be written: {tmp_path / 'no'} is not a folder"
+    assert done.returncode == 1 and unwritten in done.stderr and done.stderr.count("\n") == 1
+    assert list(registry.status.values()) == ["online"] * 3, "it is not even unregistered"
     done = typed("unregister", certs.public(1), "--insecure", "--json")
     assert done.returncode == 0, done.stderr
     lists = [str(certs.revoked)]
@@ -291,7 +234,6 @@ def test_unregister_removes_the_node_and_lists_the_key_and_register_refuses_it(
     refused = typed("register", certs.public(0), certs.public(1), "--insecure")
     said = f"1.pub is revoked, see {certs.revoked}: the client needs a new key"
     assert refused.returncode == 1 and said in refused.stderr and not registry.status
-    assert refused.stderr.count("\n") == 1
     others = typed("register", certs.clients, "--insecure")
     assert others.returncode == 0 and said in others.stdout
     assert "2 of 3 keys registered, 0 were registered already" in others.stdout
@@ -300,18 +242,6 @@ def test_unregister_removes_the_node_and_lists_the_key_and_register_refuses_it(
     typed("unregister", certs.public(0), "--insecure", "--revoked", named)
     refused = typed("register", certs.public(0), "--insecure", "--revoked", named)
     assert refused.returncode == 1 and f"0.pub is revoked, see {named}" in refused.stderr
-
-
-def test_a_list_that_cannot_be_written_leaves_the_node_registered(
-    certs: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    registry = Registry({read_public_key(certs.public(1)): "online"})
-    monkeypatch.setattr(control, "ControlStub", lambda _: registry)
-    place = tmp_path / "no" / "list"
-    done = typed("unregister", certs.public(1), "--insecure", "--revoked", place)
-    said = f"{place} cannot be written: {tmp_path / 'no'} is not a folder"
-    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
-    assert list(registry.status.values()) == ["online"]
 
 
 class Reconnecting(Keyed):
@@ -337,13 +267,9 @@ class Reconnecting(Keyed):
 
 
 def sealed(certs: Certificates, out: Path, grid: type[Keyed] = Keyed, **more: Any) -> TinyRun:
-    config = flat(
-        out,
-        **{"method": "fedavg", "clients": 3, "fleet": "mlp@0.25", "train__epochs": 1, **more},
-        data__samples=60,
-        data__test_samples=20,
-        min_replies=0.5,
-    )
+    small = {"method": "fedavg", "clients": 3, "fleet": "mlp@0.25", "train__epochs": 1}
+    small |= {"data__samples": 60, "data__test_samples": 20, "min_replies": 0.5}
+    config = flat(out, **{**small, **more})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMOSAIC_TRUST", str(certs.folder))
         return play(config, grid(config, certs))
@@ -374,23 +300,6 @@ def test_a_resumed_run_and_a_new_run_refuse_a_revoked_client_in_a_line(
         line = str(stopped.value)
         assert line.startswith("census: node 2 answered: ") and "\n" not in line
         assert f"it claims to be client 1: its key 1.pub is revoked, see {certs.revoked}" in line
-
-
-# A second node with the same key.
-
-
-@pytest.mark.full
-def test_a_second_node_with_the_same_key_is_refused_in_one_line(
-    certs: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(admission.await_admission.__kwdefaults__, "patience", 1.0)
-    with start_federation(app_folder(), 1, tmp_path, certificates=certs) as federation:
-        own = ("--clients", 1, "--k", 0, "--ca", certs.ca, "--home", tmp_path / "second")
-        done = typed("node", "--superlink", federation.fleet, *own)
-        assert federation.control.online() == 1, "the first node stays"
-    assert done.returncode == 1 and "counts client 0 as connected" in done.stdout
-    line = f"error: client 0 is connected already: its key {certs.key(0)} is in use elsewhere\n"
-    assert done.stderr == line
 
 
 # Certificates that end soon.
@@ -431,9 +340,9 @@ def test_a_certificate_that_ends_soon_is_announced_with_file_date_and_command(
 
 @pytest.mark.parametrize("command", ["node", "submit", "unregister"])
 def test_commands_announce_the_certificates_that_they_use(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = expiring(tmp_path, monkeypatch, 5)
+    made = expiring(tmp_path / "certs", monkeypatch, 5)
     words: dict[str, list[object]] = {
         "node": ["--superlink", "127.0.0.1:1", "--clients", 1, "--k", 0, "-s", "model=nosuch"],
         "submit": ["--wait", 0],
@@ -447,16 +356,10 @@ def test_commands_announce_the_certificates_that_they_use(
     assert [line.split(" expires on ")[0] for line in warnings] == [
         f"warning: {path}" for path in (made.ca, made.server, made.app)
     ]
-
-
-def test_local_and_the_server_app_announce_them_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = expiring(tmp_path / "local" / "certs", monkeypatch, 5)
     Trust(made.folder)
     for path in (made.ca, made.server, made.app):
-        assert f"{path} expires on " in caplog.text
-    made.key(0).unlink()  # ends the command before anything starts
-    done = typed("local", "--work", tmp_path / "local", "--clients", 1)
-    assert done.returncode == 1 and f"warning: {made.ca} expires on " in done.stderr
+        assert f"{path} expires on " in caplog.text, "the ServerApp announces them too"
+    made.key(0).unlink()  # ends a local federation before anything starts
+    local = typed("local", "--work", tmp_path, "--clients", 1)
+    assert local.returncode == 1 and f"warning: {made.ca} expires on " in local.stderr
     assert f"warning: {made.ca} expires on " in typed("certs", made.folder).stderr

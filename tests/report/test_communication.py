@@ -10,13 +10,6 @@ from deploy.report.sections import formula_cost, incentive
 from deploy.report.style import render
 
 
-def test_the_papers_parameter_count_is_that_of_neither_resnet18():
-    counts = {
-        models.parameters("resnet18", (3, 32, 32), 10, stem=stem) for stem in ("imagenet", "cifar")
-    }
-    assert counts == {11_181_642, 11_173_962}
-
-
 @pytest.mark.full
 def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run):
     knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}

@@ -39,11 +39,8 @@ def test_the_papers_numerical_example(
     told = fairness(accuracies, [10, 10, 10])
     assert told["amp"] == pytest.approx(amp) and told["wlp"] == wlp
     assert told["fm"] == pytest.approx(fm, abs=5e-6)
-
-
-def test_amp_weighs_by_test_samples_and_fm_does_not() -> None:
-    told = fairness([0.0, 1.0], [1, 3])
-    assert told == {"amp": 0.75, "fm": 0.25, "wlp": 0.0}
+    weighed = fairness([0.0, 1.0], [1, 3])
+    assert weighed == {"amp": 0.75, "fm": 0.25, "wlp": 0.0}, "fm is of clients, not of samples"
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 2**31))
@@ -53,26 +50,19 @@ def test_the_worst_of_many_domains_is_no_worse_than_the_worst_client(
 ) -> None:
     drawn = over_mixtures(accuracies, 20, np.random.default_rng(seed))
     assert len(drawn) == 20 and min(drawn) >= min(accuracies) - 1e-12
+    shares = np.random.default_rng(seed).dirichlet(np.ones(len(accuracies)), size=20)
+    assert drawn == pytest.approx(shares @ np.array(accuracies))
 
 
-def test_mixtures_by_hand() -> None:
-    shares = np.random.default_rng(1).dirichlet(np.ones(2), size=2)
-    drawn = over_mixtures([0.5, 1.0], 2, np.random.default_rng(1))
-    assert drawn == pytest.approx([0.5 * p + q for p, q in shares])
-
-
-def test_every_run_tells_its_fairness(run: Run) -> None:
-    result = run(method="fedavg", rounds=1)
+def test_every_run_tells_its_fairness_for_each_model(played: Run) -> None:
+    both = played(method="fedorion", rounds=1).summary["fairness"]
+    assert both.keys() == {"amp", "fm", "wlp", "global", "own"}
+    result = played(method="fedavg", rounds=1)
     told, scores = result.summary["fairness"], result.journal[1]["scores"]
     values = [score["accuracy_global"] for score in scores]
     assert told == {**told["global"], "global": told["global"]}
     assert told["wlp"] == min(values)
     assert told["amp"] == pytest.approx(np.average(values, weights=[s["n"] for s in scores]))
-
-
-def test_own_models_are_told_apart_from_the_global_one(run: Run) -> None:
-    told = run(method="fedorion", rounds=1).summary["fairness"]
-    assert told.keys() == {"amp", "fm", "wlp", "global", "own"}
 
 
 def test_the_report_shows_every_model_and_its_floor(run: Run, tmp_path: Path) -> None:
@@ -98,10 +88,8 @@ def spec(**changes: Any) -> table.TableFile:
         {"name": "rounds", "reach": "A", "scale": 1.0, "better": "lower"},
         {"name": "mean", "reach": "A", "window": 2, "scale": 1.0, "better": "lower"},
     ]
-    whole = {
-        "title": "t", "seeds": [1, 2], "measure": "fairness.{model}.amp", "base": base,
-        "row": rows, "column": columns,
-    }  # fmt: skip
+    whole = {"title": "t", "seeds": [1, 2], "measure": "fairness.{model}.amp"}
+    whole |= {"base": base, "row": rows, "column": columns}
     return table.TableFile.model_validate({**whole, **changes})
 
 
@@ -122,6 +110,10 @@ def recorded(folder: Path, cell: table.CellRun, course: dict[str, list[float]]) 
 
 def test_a_table_tells_models_apart_scales_and_counts_rounds(tmp_path: Path) -> None:
     file = spec()
+    prints = {(c.row, c.column, c.seed): c.fingerprint for c in table.cells(file)}
+    assert prints["A", "AMP", 1] == prints["O", "FM", 1] != prints["P", "AMP", 1]
+    with pytest.raises(ValueError, match=r"reach = 'B' is no row"):
+        list(table.cells(spec(column=[{"name": "rounds", "reach": "B"}])))
     for cell in table.cells(file):
         if cell.row == "P":
             recorded(tmp_path, cell, {"global": [0.1, 0.2, 0.3, 0.4]})
@@ -141,16 +133,6 @@ def test_a_table_tells_models_apart_scales_and_counts_rounds(tmp_path: Path) -> 
     (path,) = (p for p in table.write(filled, file, tmp_path, "t") if p.suffix == ".json")
     written = {(c["row"], c["column"]): c["values"] for c in json.loads(path.read_text())["cells"]}
     assert written["P", "rounds"] == [None] and "Infinity" not in path.read_text()
-
-
-def test_two_models_of_one_run_share_its_record() -> None:
-    prints = {(c.row, c.column, c.seed): c.fingerprint for c in table.cells(spec())}
-    assert prints["A", "AMP", 1] == prints["O", "FM", 1] != prints["P", "AMP", 1]
-
-
-def test_reach_must_name_a_row() -> None:
-    with pytest.raises(ValueError, match=r"reach = 'B' is no row"):
-        list(table.cells(spec(column=[{"name": "rounds", "reach": "B"}])))
 
 
 COUNT = 1000
@@ -175,16 +157,13 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_quantiles_are_values_that_are_there() -> None:
+def test_quantiles_and_counts_stand_for_very_many_clients(crowd: Path) -> None:
     told = quantiles([None, *range(11)])
     assert told == {"least": 0, "10 %": 1, "median": 5, "90 %": 9, "most": 10}
     assert quantiles([None]) is None
     assert thinned(range(MANY)) == range(MANY)
     few = thinned(range(COUNT))
     assert (len(few), few[0], few[-1]) == (MANY, 0, COUNT - 1)
-
-
-def test_the_summary_tells_quantiles_and_counts(crowd: Path) -> None:
     text = (crowd / "summary.json").read_text()
     told = json.loads(text)
     of = told["clients_in_all"]
@@ -193,6 +172,12 @@ def test_the_summary_tells_quantiles_and_counts(crowd: Path) -> None:
     assert of["n"] == {"least": 2, "10 %": 101, "median": 501, "90 %": 901, "most": 1001}
     assert of["accuracy"]["median"] == 0.499
     assert (len(told["failures"]), told["further_failures"]) == (MANY, 5)
+    write_report([crowd], crowd / "report.html")
+    page = (crowd / "report.html").read_text()
+    assert len(page) < 1_500_000
+    assert "clients with at most this accuracy" in page and "of 1,000 clients" in page
+    assert f"Shown are {MANY} of them." in page
+    assert "5 more are in the journal." in page
 
 
 def test_the_console_tells_a_few_lines(crowd: Path) -> None:
@@ -207,15 +192,6 @@ def test_the_console_tells_a_few_lines(crowd: Path) -> None:
     assert f"and {MANY + 5 - FEW} more, in the journal" in text
     assert "of 1,000 clients" in text and "49.9 %" in text
     assert len(text.splitlines()) < 3 * FEW
-
-
-def test_the_report_is_small_and_says_what_it_leaves_out(crowd: Path) -> None:
-    write_report([crowd], crowd / "report.html")
-    page = (crowd / "report.html").read_text()
-    assert len(page) < 1_500_000
-    assert "clients with at most this accuracy" in page and "of 1,000 clients" in page
-    assert f"Shown are {MANY} of them." in page
-    assert "5 more are in the journal." in page
 
 
 def test_a_run_is_read_once_until_its_files_change(

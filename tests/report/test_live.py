@@ -101,51 +101,41 @@ def test_a_mistake_is_one_line(
     assert done.returncode > 0 and line in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_run_that_has_just_started_has_only_its_lock(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_has_only_its_lock_and_a_finished_one_is_served_too(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".running").touch()
     check(tmp_path)
     check(tmp_path / "later", wait=True)
     assert b"waiting for the run" in LivePage(tmp_path).page()
+    folder = finished(tmp_path / "run")
+    check(folder)
+    assert b'<span class="pill done">2 rounds</span>' in LivePage(folder).page()
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not find_spec("prometheus_client"), reason="pip install 'fedmosaic[metrics]'")
-def test_a_run_on_digits_is_watched_between_two_rounds_and_after_its_end(tmp_path: Path) -> None:
+def test_the_command_follows_a_run_from_before_its_start_until_ctrl_c(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = ["rounds=100000", "method=fedavg", "fleet=mlp@0.25", "clients=2", "train.epochs=1"]
-    options = [part for setting in settings for part in ("-s", setting)]
-    pipe = subprocess.PIPE
     follow = command_line("watch", folder, "--wait", "--metrics", 0)
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so under nohup
-    watch = subprocess.Popen(follow, stdout=pipe, text=True, preexec_fn=heed)
-    line = command_line("run", "--out", folder, "--workers", "0", *options)
-    run = subprocess.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=heed
-    )
-    try:
-        assert watch.stdout is not None
-        url, metrics = (watch.stdout.readline().split()[1] for _ in range(2))
-        url, metrics = url.rstrip("/"), metrics.removesuffix("/metrics")
-
-        def reached() -> int:
-            assert run.poll() is None or run.returncode == 130, run.returncode
-            found = re.search(rb"unfinished: round (\d+) of 100000", ask(url)[2])
-            return int(found[1]) if found else 0
-
-        first = until("a round", reached)
-        until("a later round", lambda: reached() > first)
-        run.send_signal(signal.SIGINT)
-        run.wait()
-        assert ask(url)[0] == 200, "it goes on after the run"
-        text = ask(metrics, path="/metrics")[2].decode()
-        assert float(re.findall(r"^fedmosaic_round (.*)", text, re.M)[0]) > first
-        assert ask(metrics)[0] == 404, "the page is on the other port"
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait() == 0
-    finally:
-        for process in (run, watch):
-            process.kill()
-            process.wait()
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True, preexec_fn=heed) as watch:
+        try:
+            assert watch.stdout is not None
+            url, metrics = (watch.stdout.readline().split()[1] for _ in range(2))
+            url, metrics = url.rstrip("/"), metrics.removesuffix("/metrics")
+            write_run(folder, [census(), entry(1, 0.5)], rounds=5)
+            for t in (1, 2):
+                text = f"unfinished: round {t} of 5"
+                until(text, lambda text=text: text.encode() in ask(url)[2])
+                add(folder, entry(t + 1, 0.75))
+            scraped = ask(metrics, path="/metrics")[2].decode()
+            assert re.findall(r"^fedmosaic_round (.*)", scraped, re.M) == ["3.0"]
+            assert ask(metrics)[0] == 404, "the page is on the other port"
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait() == 0
+        finally:
+            watch.kill()
 
 
 @pytest.mark.full
@@ -177,9 +167,3 @@ def test_a_browser_shows_new_rounds_without_reloading(
         server.server_close()
         until("the loss", lambda: "No connection" in page.value(status))
         assert page.value(rounds) == "unfinished: round 2 of 5", "the last page stays"
-
-
-def test_a_finished_run_is_served_too(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
-    check(folder)
-    assert b'<span class="pill done">2 rounds</span>' in LivePage(folder).page()

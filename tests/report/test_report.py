@@ -5,6 +5,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
-from deploy.report.read import Run, flat, read
+from deploy.report.read import Run, read
 from deploy.report.style import inline, png, set_hover_texts
 from deploy.report.table import (
     Cell,
@@ -65,36 +66,32 @@ def test_a_finished_run_reads_whole(tmp_path: Path) -> None:
         (0, "resnet8", 7, 0.25),
         (1, "lenet5", 7, 0.75),
     ]
+    for i, (summary, said) in enumerate((('{"seed": "many"}', "no summary"), ("half", "not JSON"))):
+        (finished(tmp_path / f"b{i}") / "summary.json").write_text(summary)
+        odd = read(tmp_path / f"b{i}")
+        assert odd.summary is None and not odd.finished
+        assert any(note.startswith(f"summary.json is {said}: ") for note in odd.notes)
 
 
 def test_an_unfinished_run_is_counted_from_its_journal(tmp_path: Path) -> None:
-    entries = [census(), entry(1, 0.6), entry(2, 0.4)]
-    run = read(write_run(tmp_path / "a", entries, rounds=5))
-    (note,) = run.notes
-    assert not run.finished and "round 2 of 5" in note and "no summary.json" in note
+    """By rounds, of which the last counts, and by finite numbers; a cut line is left out."""
+    entries = [census(), entry(1, 0.9), entry(1, 0.6), entry(2, 0.4)]
+    entries += [entry(3, float("nan"), loss=float("inf"), metrics={"kl": float("nan")})]
+    where = write_run(tmp_path / "a", entries, rounds=5, tail=entry(4, 0.4).line()[:40])
+    run = read(where)
+    note, cut = run.notes
+    assert cut == "journal.jsonl, line 6 is cut off: left out."
+    assert not run.finished and "round 3 of 5" in note and "no summary.json" in note
     assert run.headline() == {"final": 0.4, "best": 0.6, "last10": pytest.approx(0.5)}
-    assert run.seconds() == 0.5 + 2.0 + 2.0
+    assert run.seconds() == 0.5 + 3 * 2.0 and run.done == 3
+    page = page_of(where)
+    assert "60.0 %" in page and "Unfinished: the journal ends at round 3 of 5 and" in page
+    long = [census(), entry(1, 0.9), *(entry(t, 0.1 * (t % 2)) for t in range(2, 12))]
+    ten = read(write_run(tmp_path / "b", long, rounds=99)).headline()["last10"]
+    assert ten == pytest.approx(5 * 0.1 / 10), "without the census and the first round"
 
 
-def test_last10_is_the_mean_of_the_last_ten_rounds_without_the_census(tmp_path: Path) -> None:
-    entries = [census(), entry(1, 0.9), *(entry(t, 0.1 * (t % 2)) for t in range(2, 12))]
-    run = read(write_run(tmp_path / "a", entries, rounds=99))
-    assert run.headline()["last10"] == pytest.approx(5 * 0.1 / 10)
-
-
-def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
-    run = read(write_run(tmp_path / "a", [census(), entry(1, 0.6)], tail=entry(2, 0.4).line()[:40]))
-    assert run.done == 1
-    assert "journal.jsonl, line 3 is cut off: left out." in run.notes
-    assert "Unfinished: the journal ends at round 1 of 2 and" in page_of(tmp_path / "a")
-
-
-def test_a_round_written_twice_counts_as_written_last(tmp_path: Path) -> None:
-    run = read(write_run(tmp_path / "a", [census(), entry(1, 0.6), entry(1, 0.7)]))
-    assert run.accuracies() == [(0, 0.1), (1, 0.7)]
-
-
-def test_a_directory_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_run_of_this_release_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no journal\.jsonl") as none:
         read(tmp_path)
     assert str(tmp_path) in str(none.value) and "\n" not in str(none.value)
@@ -105,6 +102,10 @@ def test_a_directory_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> No
     a = finished(tmp_path / "a")
     with pytest.raises(ValueError, match="given twice"):
         write_report([a, tmp_path / "a" / ".." / "a"], tmp_path / "report.html")
+    other = write_run(tmp_path / "b", [census()], tail='{"round": 1, "accuracy": 0.5}\n')
+    with pytest.raises(ValueError, match="journal has version 1, this release reads") as refused:
+        read(other)
+    assert str(other) in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +118,6 @@ def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: 
     assert "config.toml is missing" in page_of(where)
     finished(tmp_path / "b")
     assert "2 runs compared" in page_of(where, tmp_path / "b")
-
-
-def test_numbers_that_are_not_finite_leave_a_gap_and_break_nothing(tmp_path: Path) -> None:
-    odd = entry(2, float("nan"), loss=float("inf"), metrics={"kl": float("nan")})
-    where = write_run(tmp_path / "a", [census(), entry(1, 0.6), odd], rounds=3)
-    assert read(where).headline()["final"] == 0.6
-    assert "60.0 %" in page_of(where)
 
 
 def test_the_page_shows_every_part(tmp_path: Path) -> None:
@@ -146,6 +140,7 @@ def test_the_page_loads_nothing_and_leaves_matplotlibs_settings_alone(tmp_path: 
     before = dict(mpl.rcParams)
     page = page_of(finished(tmp_path / "a"), finished(tmp_path / "b", seed=2))
     assert dict(mpl.rcParams) == before
+    assert page_of(tmp_path / "a", tmp_path / "b") == page, "it is the same again"
     assert not re.search(r"https?://|//[a-z]", page)
     assert "default-src 'none'" in page
     tags = Tags(page).tags
@@ -154,13 +149,8 @@ def test_the_page_loads_nothing_and_leaves_matplotlibs_settings_alone(tmp_path: 
     for _, attributes in tags:
         for name in ("href", "src"):
             assert (attributes.get(name) or "#").startswith("#")
-
-
-def test_a_page_is_the_same_again_and_its_references_have_one_target(tmp_path: Path) -> None:
-    page = page_of(finished(tmp_path / "a"))
-    assert page_of(tmp_path / "a") == page
-    ids = [a["id"] for _, a in Tags(page).tags if "id" in a]
-    assert len(ids) == len(set(ids))
+    ids = [a["id"] for _, a in tags if "id" in a]
+    assert len(ids) == len(set(ids)), "a reference has one target"
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(ids)
 
 
@@ -168,9 +158,8 @@ def test_a_page_is_the_same_again_and_its_references_have_one_target(tmp_path: P
 def test_accuracies_by_batchnorms_statistics_stand_side_by_side(tmp_path: Path) -> None:
     told = {"running": 0.25, "batch": 0.5}
     both = write_run(tmp_path / "a", [census(), entry(1, 0.25, accuracy_bn=told)])
-    anew = write_run(
-        tmp_path / "b", [census(), entry(1, 0.75, accuracy_bn=told | {"recalibrated": 1})]
-    )
+    last = entry(1, 0.75, accuracy_bn=told | {"recalibrated": 1})
+    anew = write_run(tmp_path / "b", [census(), last])
     none = finished(tmp_path / "c")
     assert "BatchNorm's statistics" not in Tags(page_of(none)).text
     alone = sections.normalised([Group("x", [read(both)])])
@@ -216,18 +205,21 @@ def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     assert drawn.startswith('<svg role="img" aria-label="says &quot;this&quot; &amp; &lt;that&gt;"')
 
 
-def test_the_clients_bars_are_as_high_as_the_accuracies(tmp_path: Path) -> None:
-    figure = plots.clients(read(finished(tmp_path / "a")))
-    heights = sorted({round(p.get_height(), 6) for p in figure.axes[0].patches})  # type: ignore[attr-defined]
-    assert heights == [0.25, 0.5, 0.75]
-
-
-def test_time_that_no_phase_explains_is_other(tmp_path: Path) -> None:
-    figure = plots.seconds_by_round(read(finished(tmp_path / "a")))
+def test_bars_are_as_high_as_the_accuracies_and_time_that_no_phase_explains_is_other(
+    tmp_path: Path,
+) -> None:
+    run = read(finished(tmp_path / "a"))
+    bars: list[Any] = plots.clients(run).axes[0].patches
+    assert sorted({round(bar.get_height(), 6) for bar in bars}) == [0.25, 0.5, 0.75]
+    figure = plots.seconds_by_round(run)
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["clients", "step", "other"]
-    at_one = [p for p in figure.axes[0].patches if abs(p.get_x() + 0.36 - 1) < 1e-6]  # type: ignore[attr-defined]
-    assert sum(p.get_height() for p in at_one) == pytest.approx(2.0)  # type: ignore[attr-defined]
+    bars = figure.axes[0].patches
+    at_one = [bar.get_height() for bar in bars if abs(bar.get_x() + 0.36 - 1) < 1e-6]
+    assert sum(at_one) == pytest.approx(2.0)
+    for i, counts in enumerate(([1], [-1, 2], [])):
+        ragged = read(write_run(tmp_path / str(i), [census(counts=counts)]))
+        assert plots.partition(ragged) is None
 
 
 def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None:
@@ -247,12 +239,6 @@ def test_a_flood_of_metrics_is_cut_and_counted(tmp_path: Path) -> None:
     tags = Tags(page_of(write_run(tmp_path / "a", [census(), flood])))
     assert "m23" in tags.text and "m24" not in tags.text
     assert "76 more are in the journal." in tags.text
-
-
-def test_a_partition_of_ragged_or_negative_counts_is_not_drawn(tmp_path: Path) -> None:
-    for i, counts in enumerate(([1], [-1, 2], [])):
-        ragged = read(write_run(tmp_path / str(i), [census(counts=counts)]))
-        assert plots.partition(ragged) is None
 
 
 def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> None:
@@ -318,28 +304,22 @@ GLOBAL = [
 ]
 
 
-def test_every_row_of_clients_says_whose_model_it_is(tmp_path: Path) -> None:
+def test_every_row_of_clients_says_whose_model_it_is_and_a_mean_is_weighted(tmp_path: Path) -> None:
+    a = finished(tmp_path / "a")
     shared = [census(), entry(1, 0.6), entry(2, 0.4, scores=GLOBAL)]
-    runs = [
-        finished(tmp_path / "a"),
-        write_run(tmp_path / "b", shared, method="fedavg", summary={}),
-    ]
-    figure = plots.spread(grouped([read(run) for run in runs]))
+    b = write_run(tmp_path / "b", shared, method="fedavg", summary={})
+    figure = plots.spread(grouped([read(a), read(b)]))
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert names == ["fedkf\nown models", "fedavg\nglobal model"]
-    alone = plots.clients(read(runs[1]))
+    alone = plots.clients(read(b))
     assert "own" not in inline(alone, "clients", "") and len(alone.axes[0].patches) == 2
     assert "<title>client 1, global model: 80.0 %" in inline(alone, "clients", "")
-
-
-def test_the_mean_over_clients_is_one_number_on_a_page(tmp_path: Path) -> None:
-    where = write_run(tmp_path / "a", [census(), entry(2, 0.4, scores=GLOBAL)], method="fedavg")
-    tags = Tags(page_of(where))
+    text = Tags(page_of(b)).text
     # (1 · 0.4 + 3 · 0.8) / 4; each client alike it would be 60 %
-    assert "weighted by their test samples: global model 70.0 %" in tags.text
-    assert "70.00 %" in tags.text and "models 60.0" not in tags.text
-    both = Tags(page_of(where, finished(tmp_path / "b")))
-    assert "70.00 % global model" in both.text and "50.00 % own models" in both.text
+    assert "weighted by their test samples: global model 70.0 %" in text
+    assert "70.00 %" in text and "models 60.0" not in text
+    both = Tags(page_of(b, a)).text
+    assert "70.00 % global model" in both and "50.00 % own models" in both
 
 
 def test_settings_are_shown_as_the_method_resolves_them(tmp_path: Path) -> None:
@@ -357,21 +337,6 @@ def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
     page = page_of(finished(tmp_path / "a"), other)
     marked = re.findall(r'<td class="n best">([^<]*)</td>', page)
     assert marked == ["70.00 %"] * 3
-
-
-def test_a_journal_of_another_release_is_refused_in_one_line(tmp_path: Path) -> None:
-    where = write_run(tmp_path / "a", [census()], tail='{"round": 1, "accuracy": 0.5}\n')
-    with pytest.raises(ValueError, match="journal has version 1, this release reads") as refused:
-        read(where)
-    assert str(where) in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_summary_that_is_none_is_left_out_and_said(tmp_path: Path) -> None:
-    run = read(finished(tmp_path / "a", summary={"seed": "many"}))
-    assert run.summary is None and not run.finished
-    assert any(note.startswith("summary.json is no summary: ") for note in run.notes)
-    (tmp_path / "a" / "summary.json").write_text("half")
-    assert any(note.startswith("summary.json is not JSON: ") for note in read(run.path).notes)
 
 
 @pytest.mark.full
@@ -399,10 +364,6 @@ def test_as_many_texts_as_marks_or_none_at_all() -> None:
     assert "<title>&lt;two&gt;</title>" in inline(figure, "a", "")
     set_hover_texts(dots, ["one"])
     assert "<title>" not in inline(figure, "a", "")
-
-
-def test_nested_settings_become_dotted_names() -> None:
-    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
 
 
 def test_amounts_read_as_one_writes_them() -> None:
@@ -433,7 +394,7 @@ TABLE = Comparison(
 )
 
 
-def test_a_cell_is_the_mean_over_seeds_and_half_of_its_interval() -> None:
+def test_a_cell_is_the_mean_over_seeds_and_half_of_its_interval_and_says_what_is_missing() -> None:
     cell = TABLE.cell("FedAvg", "α = 1")  # deviations −2, 0, 2: variance (4 + 0 + 4) / 2 = 4
     assert (cell.mean, cell.std) == (82.0, 2.0)
     assert cell.interval == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)  # t of 2 at 0.975
@@ -442,13 +403,14 @@ def test_a_cell_is_the_mean_over_seeds_and_half_of_its_interval() -> None:
     assert TABLE.ours("FedAvg", "α = 1") == "82.00 ± 4.97"
     assert "Mean of 3 seeds ± half of its 95 % interval (Student's t)." in TABLE.footnotes()
     assert TABLE.theirs("FedAvg", "α = 1") == "(83.78)"
-
-
-def test_missing_cells_and_missing_seeds_are_seen() -> None:
-    assert TABLE.ours("FedAvg", "α = 0.1") == "–"
-    assert TABLE.ours("Fed|KF", "α = 0.1") == "–" and TABLE.theirs("Fed|KF", "α = 0.1") == "(82.94)"
+    assert TABLE.ours("FedAvg", "α = 0.1") == TABLE.ours("Fed|KF", "α = 0.1") == "–"
+    assert TABLE.theirs("Fed|KF", "α = 0.1") == "(82.94)"
     assert TABLE.ours("Fed|KF", "α = 1") == "85.00 [1]"
     assert "– not run, or not measured." in TABLE.footnotes()
+    cells = {("a", "c"): Measured((18.0, 20.0, math.inf))}
+    some = Comparison("t", ("a",), ("c",), cells, better="lower")
+    assert some.ours("a", "c") == "∞ (1 of 3)"
+    assert "∞ (n of m): n of m seeds never reach it." in some.footnotes()
 
 
 def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:
@@ -482,9 +444,8 @@ def test_each_rendering_prints_a_text_as_it_stands() -> None:
     assert "| x\\_1 | **50 %** |" in markdown(odd) and "a\\|b" in markdown(odd)
     assert "<i>" not in html(odd) and '<td class="n best">50 %</td>' in html(odd)
     assert r"x\_1 & \textbf{50 \%} \\" in latex(odd) and "\\\\\n[" not in latex(odd)
-    assert r"\textless{}i\textgreater{}, \textbackslash{}" in latex(odd) and r"\# \$n\$" in latex(
-        odd
-    )
+    assert r"\textless{}i\textgreater{}, \textbackslash{}" in latex(odd)
+    assert r"\# \$n\$" in latex(odd)
     assert csv(odd) == ',a|b\nx_1,50 %\n[y],"<i>, \\"\n'
 
 
@@ -511,10 +472,3 @@ def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
     assert text.index("t (%)") < text.index("column 0") < text.index("column 5")
     assert text.count("t (%)") == text.count("the end") == 1
     assert text.index("the end") > text.index("column 5")
-
-
-def test_what_some_seeds_never_reach_is_counted() -> None:
-    cells = {("a", "c"): Measured((18.0, 20.0, math.inf))}
-    some = Comparison("t", ("a",), ("c",), cells, better="lower")
-    assert some.ours("a", "c") == "∞ (1 of 3)"
-    assert "∞ (n of m): n of m seeds never reach it." in some.footnotes()

@@ -62,28 +62,18 @@ def test_the_report_shows_the_events(folder: Path) -> None:
     assert "Membership" in page and "moved" in page
 
 
-def test_a_removed_client_may_return(folder: Path) -> None:
+def test_a_removed_client_may_return_and_a_wrong_one_is_one_line(folder: Path) -> None:
+    for words, line in (
+        ((4,), "client 4 is unknown: the run in .* has clients 0 to 3"),
+        ((2, "--undo"), "client 2 is not removed from the run in"),
+    ):
+        done = typed("remove", folder, *words)
+        (error,) = done.stderr.splitlines()
+        assert done.returncode == 1 and re.search(line, error)
     assert "client 3 leaves before the next round" in typed("remove", folder, 3).stdout
     assert removals.read(folder) == {3}
     assert "may return" in typed("remove", folder, 3, "--undo").stdout
     assert removals.read(folder) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ((4,), "client 4 is unknown: the run in .* has clients 0 to 3"),
-        ((2, "--undo"), "client 2 is not removed from the run in"),
-    ],
-)
-def test_a_wrong_client_is_one_line(folder: Path, arguments: tuple[str], line: str) -> None:
-    done = typed("remove", folder, *arguments)
-    assert done.returncode == 1
-    (error,) = done.stderr.splitlines()
-    assert re.search(line, error)
-
-
-def test_a_damaged_list_of_removed_clients_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / removals.NAME).write_text("1 two\n")
+    (folder / removals.NAME).write_text("1 two\n")
     with pytest.raises(ValueError, match=r"removed\.txt: 'two' is no client number"):
-        removals.read(tmp_path)
+        removals.read(folder)

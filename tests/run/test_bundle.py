@@ -41,20 +41,17 @@ def test_what_the_bundle_does_not_take_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_bundle_that_is_too_large_is_refused_in_one_line(
+def test_a_bundle_that_is_too_large_or_leaves_the_module_out_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = module(tmp_path, "def x(): ...\n")
-    monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
-    with pytest.raises(ValueError, match="modules cannot be sent .* exceeds .* 1,000 bytes"):
-        plugin_notes(carrying(tmp_path, name), bundled=True)
-
-
-def test_a_module_whose_name_the_bundle_leaves_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "data.py").write_text("def x(): ...\n")
     with pytest.raises(ValueError, match=r"module 'parts' cannot be sent .* nothing of parts"):
         plugin_notes(carrying(tmp_path, "parts.data"), bundled=True)
+    name = module(tmp_path, "def x(): ...\n")
+    monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
+    with pytest.raises(ValueError, match="modules cannot be sent .* exceeds .* 1,000 bytes"):
+        plugin_notes(carrying(tmp_path, name), bundled=True)
 
 
 def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
@@ -70,11 +67,12 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
     given = resolve(file, ["halfway.smoothing=0.3", "train.lr=0.2"])
     assert flatten(written) == given | {"plugins": ""}
     assert parse(flatten(written)).run.method == EXAMPLE
-    again = typed("app", app, file)
-    assert again.returncode == 1 and "it exists already and is not empty" in again.stderr
-    odd = typed("app", tmp_path / "my_app", file)
-    assert odd.returncode == 1 and "Flower needs a folder whose name is" in odd.stderr
-    assert not (tmp_path / "my_app").exists()
     (tmp_path / "file").touch()
-    below = typed("app", tmp_path / "file" / "x", file)
-    assert below.returncode == 1 and f"{tmp_path / 'file'} is not a folder" in below.stderr
+    for place, said in (
+        (app, "it exists already and is not empty"),
+        (tmp_path / "my_app", "Flower needs a folder whose name is"),
+        (tmp_path / "file" / "x", f"{tmp_path / 'file'} is not a folder"),
+    ):
+        refused = typed("app", place, file)
+        assert refused.returncode == 1 and said in refused.stderr, refused.stderr
+    assert not (tmp_path / "my_app").exists()

@@ -28,90 +28,15 @@ from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
+from tests.support import tiny_app
 from tests.support.waiting import PATIENCE, until
-
-PYPROJECT = """
-[project]
-name = "tiny"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "tests"
-fab-include = ["tiny_server.py", "tiny_client.py"]
-[tool.flwr.app.components]
-serverapp = "tiny_server:app"
-clientapp = "tiny_client:app"
-[tool.flwr.app.config]
-out = ""
-nodes = 0
-fail = false
-wait = 0.0
-note.text = ""
-"""
-
-SERVER = """
-import json, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    config = context.run_config
-    if config["fail"]:
-        raise RuntimeError("the server was asked to fail")
-    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
-        time.sleep(0.1)
-    content = RecordDict({"c": ConfigRecord({"x": 20})})
-    sent = [Message(content, node, "query.hello") for node in nodes]
-    waiting = set(grid.push_messages(sent))
-    replies = []
-    while waiting:
-        for reply in grid.pull_messages(waiting):
-            waiting.discard(reply.metadata.reply_to_message_id)
-            replies.append(dict(reply.content["c"]))
-        time.sleep(0.05)
-    print("all replies are here", flush=True)
-    out = Path(config["out"])
-    out.with_suffix(".tmp").write_text(
-        json.dumps({"replies": replies, "note": config["note.text"]})
-    )
-    out.with_suffix(".tmp").rename(out)
-    time.sleep(config["wait"])
-"""
-
-CLIENT = """
-import os
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-@app.query("hello")
-def hello(message, context):
-    k = context.node_config["partition-id"]
-    answer = {
-        "k": k,
-        "n": context.node_config["num-partitions"],
-        "model": context.node_config.get("model", ""),
-        "y": message.content["c"]["x"] + k,
-        "seen": os.environ.get("TINY_VARIABLE", ""),
-    }
-    return Message(RecordDict({"c": ConfigRecord(answer)}), reply_to=message)
-"""
 
 AWKWARD = "line\nbreak \"double\" 'single' \\ ü 😀 \x7f"
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (folder / "tiny_server.py").write_text(SERVER)
-    (folder / "tiny_client.py").write_text(CLIENT)
-    return folder
+    return tiny_app.write(tmp_path / "tiny")
 
 
 def running(marker: Path) -> list[str]:
@@ -180,24 +105,21 @@ def test_what_flower_would_misread_is_refused(make: Any, config: Any, said: str)
         make(config)
 
 
-def test_an_unknown_run_config_key_is_refused_with_the_known_ones(app: Path) -> None:
+def test_only_known_keys_of_a_flower_app_are_taken(app: Path, tmp_path: Path) -> None:
     assert check_app(app, {"note.text": "x", "nodes": 2}) == app.resolve()
     for unknown in ("round", "note.texts"):
-        with pytest.raises(
-            ValueError, match=rf"'{unknown}'.* has out, nodes, fail, wait, note\.text"
-        ):
+        known = rf"'{unknown}'.* has out, nodes, fail, wait, note\.text, method"
+        with pytest.raises(ValueError, match=known):
             check_app(app, {unknown: 3})
-
-
-def test_a_folder_that_is_no_flower_app_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no pyproject\.toml"):
-        check_app(tmp_path / "nowhere", {})
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    with pytest.raises(ValueError, match=r"no \[tool\.flwr\.app\] section"):
-        check_app(tmp_path, {})
-    (tmp_path / "pyproject.toml").write_text("[project\n")
-    with pytest.raises(ValueError, match="not valid TOML"):
-        check_app(tmp_path, {})
+    for text, said in (
+        ("", r"has no pyproject\.toml"),
+        ("[project]\n", r"no \[tool\.flwr\.app\] section"),
+        ("[project\n", "not valid TOML"),
+    ):
+        if text:
+            (tmp_path / "pyproject.toml").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            check_app(tmp_path, {})
 
 
 def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) -> None:
@@ -211,7 +133,7 @@ def test_only_the_bundled_files_of_an_app_are_staged(app: Path, tmp_path: Path) 
     (app / "tiny_client.py").write_text("app = 1\n")
     assert (stage_app(app, tmp_path / "staged", {}) / "tiny_client.py").read_text() == "app = 1\n"
     for include in ("", 'fab-include = ["**/*.py"]'):
-        text = re.sub("fab-include = .*", include, PYPROJECT)
+        text = re.sub("fab-include = .*", include, tiny_app.PROJECT)
         (app / "pyproject.toml").write_text(text)
         assert stage_app(app, tmp_path / "other", {}) == app
 
@@ -272,12 +194,9 @@ def test_the_environment_is_private_quiet_and_inherited(
     assert env["PYTHONPATH"].split(os.pathsep) == [str(Path.cwd()), "/opt/modules"]
 
 
-def test_a_missing_program_is_named_with_the_way_to_get_it() -> None:
+def test_flwr_is_named_if_it_is_missing_and_its_answer_is_a_run_id_or_a_message() -> None:
     with pytest.raises(RuntimeError, match=r"flower-nothing was found neither .*install flwr"):
         executable("flower-nothing")
-
-
-def test_the_answer_of_flwr_run_is_a_run_id_or_its_message() -> None:
     assert run_id_from('{"success": true, "run-id": "12"}', "") == 12
     with pytest.raises(RuntimeError, match="no such app"):
         run_id_from('{"success": false, "error-message": "no such app"}', "")
@@ -292,19 +211,21 @@ def test_a_tail_has_the_last_lines_without_colours(tmp_path: Path) -> None:
     assert tail(log, lines=2) == "    two\n    three"
 
 
-def test_a_process_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo no such port; exit 7", "node-3 ended with status 7"),
+        ("echo no such port; kill -9 $$", "node-3 was killed by SIGKILL; its log is"),
+    ],
+)
+def test_a_process_that_ends_is_reported_with_its_status_and_log(
+    tmp_path: Path, script: str, said: str
+) -> None:
     with Processes(tmp_path) as processes:
-        processes.start("node-3", ["sh", "-c", "echo no such port; exit 7"], dict(os.environ))
-        with pytest.raises(RuntimeError, match="node-3 ended with status 7") as caught:
+        processes.start("node-3", ["sh", "-c", script], dict(os.environ))
+        with pytest.raises(RuntimeError, match=said) as caught:
             until("its end", processes.check)
     assert "    no such port" in str(caught.value)
-
-
-def test_a_process_that_was_killed_is_reported_with_the_signal(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        processes.start("superlink", ["sh", "-c", "kill -9 $$"], dict(os.environ))
-        with pytest.raises(RuntimeError, match=r"superlink was killed by SIGKILL; its log is"):
-            until("its end", processes.check)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -455,8 +376,9 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
     pytest.importorskip("ray")
     watches: list[Callable[[], bool]] = []
 
-    class Fake:
+    class Fake(contextlib.nullcontext[None]):
         def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
+            super().__init__()
             assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
             self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
 
@@ -472,27 +394,14 @@ def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_o
                 raise Stopped("the ServerApp ended")
             return RunStatus(1, "finished:completed", "", 0, 0)
 
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *_: object) -> None: ...
-
     def watch() -> Callable[[], bool]:
         watches.append(lambda: False)
         return watches[-1]
 
-    def start(*given: Any, **named: object) -> tuple[Fake, str]:
-        return Fake(*given, **named), ""
-
-    monkeypatch.setattr("deploy.run.ray.start_superlink", start)
-
-    def run() -> RunStatus:
-        return run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
-
-    if said:
-        with pytest.raises(Stopped, match=said):
-            run()
-    else:
-        assert run().completed
+    monkeypatch.setattr("deploy.run.ray.start_superlink", lambda *a, **k: (Fake(*a, **k), ""))
+    with pytest.raises(Stopped, match=said) if said else contextlib.nullcontext():
+        run = run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
+        assert run.completed
     assert len(watches) == starts
     kept = [path.read_text() for path in sorted(tmp_path.glob("w/logs/ray-*/gcs_server.err"))]
     assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
@@ -597,15 +506,9 @@ def supervised(node: str, home: Path, linger: float) -> str:
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_nodes_warm_process_ends_without_work_and_the_next_request_starts_another(
-    tmp_path: Path,
-) -> None:
+def test_a_nodes_warm_process_may_end_without_work_or_be_killed(tmp_path: Path) -> None:
+    """The next request starts another one, or the real program."""
     first, second = json.loads(supervised(TWICE, tmp_path, 0.5).splitlines()[-1])
     assert first != second
-
-
-@pytest.mark.full
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_after_a_killed_warm_process_requests_start_the_real_program(tmp_path: Path) -> None:
-    output = supervised(KILLED, tmp_path, 600)
+    output = supervised(KILLED, tmp_path / "killed", 600)
     assert output.count("warning: the warm process was killed by SIGKILL\n") == 1

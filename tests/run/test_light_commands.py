@@ -72,23 +72,12 @@ def test_settings_are_found_by_key_and_description() -> None:
     assert "did you mean 'fedprox'?" in missing.stderr
 
 
-def test_help_groups_commands_by_purpose() -> None:
+def test_help_groups_commands_by_purpose_and_describes_arguments() -> None:
     text = typed("--help").stdout
     headings = [text.index(f"─ {name} ─") for name in ("Run", "Compare", "Deploy", "Inspect")]
     assert headings == sorted(headings)
     assert headings[1] < text.index(" study ") < headings[2] < text.index(" submit ") < headings[3]
-
-
-def test_help_describes_arguments() -> None:
     assert "A TOML file, or the name of a" in typed("run", "--help").stdout
-    assert "Folder of a run." in typed("verify", "--help").stdout
-
-
-@pytest.mark.parametrize("words", ["claims fedin", "study noise", "study information --seeds 1"])
-def test_a_command_that_only_a_checkout_has_is_named(words: str) -> None:
-    done = typed(*words.split())
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "belongs to the papers' tables: in a checkout, python -m tests.papers" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,6 +88,9 @@ def test_a_command_that_only_a_checkout_has_is_named(words: str) -> None:
         ("stop abc", 2, "'abc' is not a valid integer; see fedmosaic stop --help"),
         ("run --nope", 2, "No such option '--nope'; see fedmosaic run --help"),
         ("run fedorion_smal", 1, "fedorion_smal does not exist; bundled are fedorion_small,"),
+        ("claims fedin", 1, "belongs to the papers' tables: in a checkout, python -m tests.papers"),
+        ("study noise", 1, "in a checkout, python -m tests.papers figures noise"),
+        ("study information --seeds 1", 1, "in a checkout, python -m tests.papers"),
     ],
 )
 def test_a_mistyped_command_line_is_one_line(words: str, status: int, line: str) -> None:

@@ -67,19 +67,16 @@ JSON = ["--superlink", "127.0.0.1:1", "--insecure", "--log-format", "json"]
 
 
 @pytest.mark.full
-def test_a_client_that_fails_prints_its_error_as_json() -> None:
-    done = fedmosaic("node", *JSON, "--clients", 1, "--k", 5)
-    (line,) = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (1, "")
-    assert json.loads(line)["level"] == "error"
-    assert json.loads(line)["message"].startswith("--k 5 is not allowed")
-
-
-@pytest.mark.full
-def test_a_command_that_fails_prints_its_error_as_json_and_the_result_stays() -> None:
-    refused = fedmosaic("submit", *JSON, "-s", "rounds=0", "--json")
-    assert refused.returncode == 1 and refused.stdout == ""
-    assert json.loads(refused.stderr)["message"].startswith("rounds = 0 is not allowed")
+def test_an_error_is_json_on_the_stream_of_the_commands_log() -> None:
+    node = fedmosaic("node", *JSON, "--clients", 1, "--k", 5)
+    submit = fedmosaic("submit", *JSON, "-s", "rounds=0", "--json")
+    assert (node.returncode, node.stderr) == (submit.returncode, submit.stdout) == (1, "")
+    for line, said in (
+        (node.stdout, "--k 5 is not allowed"),
+        (submit.stderr, "rounds = 0 is not allowed"),
+    ):
+        assert json.loads(line)["level"] == "error", line
+        assert json.loads(line)["message"].startswith(said), line
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from common.data import load
 from common.data.partition import split
@@ -18,6 +16,7 @@ from deploy.run.preflight import counted, fresh
 from deploy.run.settings import resolve
 from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
+from tests.support.images import paint
 from tests.support.npz import clients, write
 from tests.support.tiny import TinyRun, flat, play
 
@@ -39,18 +38,6 @@ def scores(out: Path) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.full
-def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
-    folder = clients(tmp_path / "mine", 3)
-    own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=0")
-    done = run(tmp_path / "own", *own, "data.test=own", "node.1.model=cnn3@0.25")
-    assert done.returncode == 0, done.stderr
-    # three owners are three clients, though the fleet has two entries
-    assert scores(tmp_path / "own") == [(24, 9), (25, 10), (26, 11)]
-    models = [client["model"] for client in TinyRun(tmp_path / "own").summary["clients"]]
-    assert models == ["mlp@0.25", "cnn3@0.25", "mlp@0.25"]
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -58,25 +45,20 @@ def test_a_whole_run_on_what_is_each_clients_own(tmp_path: Path) -> None:
         (("data.augment=flip",), "data.augment = 'flip' is for images of bytes"),
         (("data.image-size=4",), "data.image-size is for images of bytes"),
         (("data.partition=iid", "data.test=own"), "data.test = 'own' is not allowed with"),
+        ((), "/test/1.npz: damaged or no .npz file"),
     ],
 )
 def test_a_mistake_about_owners_is_one_line_before_anything_starts(
     settings: tuple[str, ...], line: str, tmp_path: Path
 ) -> None:
     folder = clients(tmp_path / "mine", 3)
+    if not settings:
+        path = folder / "test" / "1.npz"
+        path.write_bytes(path.read_bytes()[:300])
     own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=3")
     done = run(tmp_path / "out", *own, *settings)
     assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_is_cut_off_is_named_before_anything_starts(tmp_path: Path) -> None:
-    folder = clients(tmp_path / "mine", 3)
-    path = folder / "test" / "1.npz"
-    path.write_bytes(path.read_bytes()[:300])
-    done = run(tmp_path / "out", "data.name=npz", f"data.dir={folder}", "data.partition=natural")
-    assert done.returncode == 1 and f"{path}: damaged or no .npz file" in done.stderr
-    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
@@ -97,8 +79,15 @@ def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
     assert there.weights == here.weights and there.timeless == here.timeless
 
 
-def test_merged_data_are_cut_anew_for_clients_and_server(tmp_path: Path) -> None:
+def test_data_of_owners_stay_theirs_or_are_merged_and_cut_anew(tmp_path: Path) -> None:
     folder = str(clients(tmp_path / "mine", 3))
+    own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=0")
+    done = run(tmp_path / "own", *own, "data.test=own", "node.1.model=cnn3@0.25")
+    assert done.returncode == 0, done.stderr
+    # three owners are three clients, though the fleet has two entries
+    assert scores(tmp_path / "own") == [(24, 9), (25, 10), (26, 11)]
+    models = [client["model"] for client in TinyRun(tmp_path / "own").summary["clients"]]
+    assert models == ["mlp@0.25", "cnn3@0.25", "mlp@0.25"]
     whole: dict[str, Any] = {"data__name": "npz", "data__dir": folder, "clients": 3}
     whole |= {"data__samples": 0, "data__test_samples": 0, "data__partition": "natural"}
     whole |= {"data__test": "merge", "data__test_fraction": 0.25, "method": "fedavg", "rounds": 1}
@@ -111,22 +100,11 @@ def test_merged_data_are_cut_anew_for_clients_and_server(tmp_path: Path) -> None
     assert sum(told) == pytest.approx(hits)
 
 
-def paint(folder: Path, classes: dict[str, int]) -> None:
-    draw = np.random.default_rng(len(classes) + sum(classes.values()))
-    for name, n in classes.items():
-        for part, images in (("train", n), ("test", 2)):
-            place = folder / part / name
-            place.mkdir(parents=True)
-            for i in range(images):
-                pixels = draw.integers(0, 256, (8, 8)).astype(np.uint8)
-                Image.fromarray(pixels).save(place / f"{i}.png")
-
-
 @pytest.fixture
 def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for k, n in enumerate((5, 6)):
-        paint(tmp_path / "hospitals" / str(k), {"ill": n, "well": 5})
-    paint(tmp_path / "hospitals" / "server", {"ill": 2, "well": 2})
+        paint(tmp_path / "hospitals" / str(k), k, ill=n, well=5)
+    paint(tmp_path / "hospitals" / "server", 9, ill=2, well=2)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hospitals"
 
@@ -152,7 +130,7 @@ def test_a_roster_grows_when_a_run_resumes(method: str, hospitals: Path, tmp_pat
     if method == "kt-pfl":
         own |= {"data__public_dir": str(hospitals / "server"), "kt_pfl__first_epochs": 1}
     play(flat(tmp_path / "out", clients=2, rounds=1, **own))
-    paint(hospitals / "2", {"ill": 8, "well": 5})
+    paint(hospitals / "2", 2, ill=8, well=5)
     grown = play(flat(tmp_path / "out", clients=3, rounds=3, resume=True, **own))
     assert [entry["replied"] for entry in grown.journal[1:]] == [[0, 1], [0, 1, 2], [0, 1, 2]]
     (event,) = grown.journal[2]["events"]
@@ -182,33 +160,29 @@ def test_a_roster_grows_when_a_run_resumes(method: str, hospitals: Path, tmp_pat
 def test_what_cannot_be_a_clients_own_is_one_line_before_anything_starts(
     hospitals: Path, tmp_path: Path, settings: tuple[str, ...], line: str
 ) -> None:
-    paint(tmp_path / "other", {"sick": 5, "well": 5})
+    paint(tmp_path / "other", 3, sick=5, well=5)
     done = run(tmp_path / "out", *HOSPITALS, *settings)
     assert done.returncode == 1 and line in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def nodes(**of: dict[str, Value]) -> dict[str, Any]:
-    """[node.K] as keys of ``flat``."""
-    return {
-        f"node__{name[1:]}__{key.replace('-', '_')}": value
-        for name, own in of.items()
-        for key, value in own.items()
-    }
-
-
 def test_a_node_is_the_same_by_the_experiment_and_by_its_machine(tmp_path: Path) -> None:
     state = tmp_path / "state of 1"
-    of_1: dict[str, Value] = {"model": "lenet5", "state-dir": str(state)}
-    told = flat(tmp_path / "told", rounds=1, method="fedorion", **nodes(k1=of_1))
+    told = flat(
+        tmp_path / "told",
+        rounds=1,
+        method="fedorion",
+        node__1__model="lenet5",
+        node__1__state_dir=str(state),
+    )
     by_file = play(told)
     assert any(state.iterdir())
     own = flat(tmp_path / "own", rounds=1, method="fedorion")
-    here = of_1 | {"state-dir": str(tmp_path / "other")}
+    here: dict[str, Value] = {"model": "lenet5", "state-dir": str(tmp_path / "other")}
     by_machine = play(own, Loopback(4, own, workers=0, node_configs={1: here}))
     assert by_file.timeless == by_machine.timeless and by_file.weights == by_machine.weights
     # what the machine says wins
-    both = flat(tmp_path / "both", rounds=1, method="fedorion", **nodes(k1={"model": "resnet8"}))
+    both = flat(tmp_path / "both", rounds=1, method="fedorion", node__1__model="resnet8")
     won = play(both, Loopback(4, both, workers=0, node_configs={1: here}))
     assert won.weights == by_machine.weights
 
@@ -226,9 +200,7 @@ def test_relative_folders_are_absolute_before_anything_starts(
     absolute = {**whole, "data.dir": "/h/{k}"}
     with pytest.raises(ValueError, match=r"node.1.data-dir = 'hospitals/1' is relative"):
         prepared(absolute, False, False)
-
-
-def test_a_nodes_state_folder_outlives_the_run_so_its_name_is_its_own(tmp_path: Path) -> None:
+    # a node's state folder outlives the run, so the experiment's name is the run's own
     for key, names in (("node.1.state-dir=kept", 2), ("node.1.model=mlp", 1)):
         whole = resolve(None, [key, "clients=2"])
         named = {fresh(whole, "loopback", tmp_path / o)[0]["experiment"] for o in "ab"}

@@ -19,10 +19,6 @@ def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> Entry:
     return Entry.model_validate(told)
 
 
-def no_warning(text: str) -> None:
-    raise AssertionError(text)
-
-
 def log() -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, width=60), file
@@ -77,15 +73,12 @@ def test_time_left_is_the_last_rounds_mean_times_the_rounds_to_go() -> None:
     assert progress.left == Left(3.0 * 4 - 2.0, sure=True)
 
 
-def test_where_rounds_grow_longer_the_newest_counts() -> None:
+def test_rounds_that_grow_longer_make_the_estimate_longer_or_a_lower_bound() -> None:
     progress, _, file = watched(10, 5.0, 100.0)
-    assert progress.left == Left(100.0 * 8, sure=True)
+    assert progress.left == Left(100.0 * 8, sure=True), "the newest counts"
     first, second = file.getvalue().splitlines()
     assert first.endswith(", 45 s or more left"), "one round says little about the others"
     assert second.endswith(", 13 min 20 s left")
-
-
-def test_a_round_that_outlasts_all_before_makes_the_estimate_a_lower_bound() -> None:
     progress, now, _ = watched(6, 5.0, 6.0)
     now[0] += 6.0
     assert str(progress.left) == "18 s"
@@ -93,21 +86,15 @@ def test_a_round_that_outlasts_all_before_makes_the_estimate_a_lower_bound() -> 
     assert progress.left == Left(180.0, sure=False) and str(progress.left) == "3 min 00 s or more"
 
 
-def test_the_best_leaves_out_the_census_and_rounds_without_a_score() -> None:
+def test_the_best_is_of_scored_rounds_and_a_round_that_comes_twice_counts_once() -> None:
     progress = Progress(10, log()[0])
     progress.on_round(entry(0, 0.9))
     assert progress.best is None
-    progress.on_round(entry(1, 0.3))
-    progress.on_round(entry(2, None))
-    assert progress.best == 0.3
-
-
-def test_a_round_that_comes_twice_counts_once() -> None:
-    progress = Progress(10, log()[0])
     failure = {"k": 0, "round": 1, "reason": "lost"}
-    for _ in range(2):
-        progress.on_round(entry(1, failures=[failure]))
-    assert progress.failures == 1
+    for accuracy in (0.3, 0.3, None):
+        t = 1 if accuracy else 2
+        progress.on_round(entry(t, accuracy, failures=[failure] if accuracy else []))
+    assert progress.best == 0.3 and progress.failures == 1
 
 
 def test_a_log_gets_a_line_within_a_round_only_after_a_while_without_any() -> None:
@@ -202,15 +189,12 @@ def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
     assert "SHA-256 0123456789abcdef " in text
     assert "on clients: aca  mean 70.0 % (AMP), worst 20.0 % (WLP)" in text
     assert "client 1, round 2: lost�" in text
+    show_summary(Run(tmp_path), Console(file=file, width=100))  # a bare summary is no error
 
 
-def test_a_bare_summary_is_no_error(tmp_path: Path) -> None:
-    file = io.StringIO()
-    show_summary(Run(tmp_path), Console(file=file, width=100))
-    assert "accuracy" in file.getvalue()
-
-
-def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) -> None:
+def test_follow_waits_for_the_file_takes_whole_lines_only_and_reads_a_new_journal_from_its_start(
+    tmp_path: Path,
+) -> None:
     journal = tmp_path / "journal.jsonl"
     seen: list[int] = []
 
@@ -219,51 +203,25 @@ def test_follow_waits_for_the_file_and_takes_whole_lines_only(tmp_path: Path) ->
             file.write(text)
 
     first, rest = journal_line('"round": 1')[:9], journal_line('"round": 1')[9:]
+    console, file = log()
     steps: Iterator[Callable[[], object]] = iter(
         [
             lambda: None,
             lambda: journal.write_text(journal_line('"round": 0') + first),
             lambda: add(rest + "not json\n[]\n" + journal_line('"round": "x"')),
-            lambda: add(journal_line('"round": 2')),
+            lambda: add('{"round": 7}\n{"round": 8}\n' + journal_line('"round": 2')),
+            lambda: journal.write_text(journal_line('"round": 0')),
         ]
     )
     states: list[list[int]] = []
 
     def stop() -> bool:
         states.append(list(seen))
-        step = next(steps, None)
-        if step is not None:
-            step()
-        return len(states) == 4
+        next(steps)()
+        return len(states) == 5
 
-    follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
-    assert states == [[], [], [0], [0, 1]]
-    assert seen == [0, 1, 2]  # the line written before stop() turned true is not lost
-
-
-def test_follow_reads_a_journal_that_was_written_anew_from_its_start(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.jsonl"
-    journal.write_text(journal_line('"round": 0') + journal_line('"round": 1'))
-    seen: list[int] = []
-    turns = [0]
-
-    def stop() -> bool:
-        turns[0] += 1
-        if turns[0] == 2:
-            journal.write_text(journal_line('"round": 0'))
-        return turns[0] == 2
-
-    follow(journal, stop, lambda e: seen.append(e.round), no_warning, poll_s=0.0)
-    assert seen == [0, 1, 0]
-
-
-def test_entries_of_another_release_are_said_once_and_passed_over(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.jsonl"
-    journal.write_text('{"round": 0}\n{"round": 1}\n' + journal_line('"round": 2'))
-    seen: list[int] = []
-    console, file = log()
-    progress = Progress(2, console)
-    follow(journal, lambda: True, lambda e: seen.append(e.round), progress.warn, poll_s=0.0)
-    (line,) = file.getvalue().splitlines()
+    follow(journal, stop, lambda e: seen.append(e.round), Progress(2, console).warn, poll_s=0.0)
+    assert states == [[], [], [0], [0, 1], [0, 1, 2]]
+    assert seen == [0, 1, 2, 0]  # what was written before stop() turned true is not lost
+    (line,) = file.getvalue().splitlines()  # entries of another release are passed over
     assert line.startswith("the journal has version 1, this release reads version ")
-    assert seen == [2]

@@ -53,13 +53,13 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return scene
 
 
-def test_looks_become_rare_without_messages(scene: Scene) -> None:
+def test_looks_become_rare_without_messages_and_a_wait_for_a_reply_adds_a_twentieth_at_most(
+    scene: Scene,
+) -> None:
     supernode.wait(scene.until(15), supernode.LOOK, supernode.LONGEST_LOOK)
     assert scene.waited[:4] == pytest.approx([0.05] * 4) and sorted(scene.waited) == scene.waited
     assert 20 < len(scene.waited) < 40 and scene.waited[-1] == 3
-
-
-def test_the_wait_for_a_reply_adds_a_twentieth_at_most(scene: Scene) -> None:
+    scene.waited.clear()
     supernode.wait(scene.until(50), supernode.REPLY, supernode.LONGEST_REPLY)
     assert scene.waited[:19] == pytest.approx([0.05] * 19) and scene.waited[-1] == 0.5
     passed = [0.0, *itertools.accumulate(scene.waited)]
@@ -161,14 +161,6 @@ def test_nothing_is_left_of_a_message_whose_run_ended_while_it_was_fetched(
     assert node.look(partial(supernode.whole, node.fetch), **faults) is None
     assert not node.state.get_messages() and not node.waiting and not len(node.objects)
     assert node.look(partial(supernode.whole, node.fetch)) == 3  # as every other message
-    assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
-
-
-def test_flowers_own_node_keeps_what_it_gave_up() -> None:
-    """Once this fails, Flower has mended it, and ``whole`` is not needed any more."""
-    node = Node(run_id=3)
-    assert node.look(node.fetch, objects=False) == 3 and not node.state.get_messages()
-    assert node.look(node.fetch, confirmed=False) is None
     assert node.state.get_messages() == [node.message] and node.waiting == ["flwr-clientapp"]
 
 

@@ -104,36 +104,31 @@ def test_who_waits_in_vain_has_not_agreed(address: str, monkeypatch: pytest.Monk
     assert late == [b""]
 
 
-@pytest.mark.parametrize("words", [b"", b"\n", b'{"argv"', b'{"argv": []}\n', b"{}\n?"])
-def test_the_warm_process_forks_only_for_who_has_agreed(
-    words: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [b"", b"\n", b'{"argv"', b'{"argv": []}\n', b"{}\n?", None])
+def test_the_warm_process_forks_once_and_only_for_who_has_agreed(
+    words: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked: list[int] = []
     monkeypatch.setattr(os, "fork", lambda: forked.append(1) or 1)
     opened = len(os.listdir("/proc/self/fd"))
     here, there = socket.socketpair()
     with there, socket.socket(socket.AF_UNIX) as listener:
+
+        def take_over() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                warm._take_over(there, listener, {})
+
         with here:
             socket.send_fds(here, [b"."], [1, 2])
-            here.sendall(words)
-        with contextlib.suppress(OSError, ValueError):
-            warm._take_over(there, listener, {})
-    assert forked == []
+            here.sendall(b'{"argv": []}\n' if words is None else words)
+            if words is None:
+                thread = threading.Thread(target=take_over)
+                thread.start()
+                assert here.recv(1) == warm_client.READY and forked == []
+                here.sendall(warm_client.AGREED)
+                assert here.recv(1) == warm_client.FORKED
+                thread.join()
+        if words is not None:
+            take_over()
+    assert forked == [1] * (words is None)
     assert len(os.listdir("/proc/self/fd")) == opened, "the files that were passed stay open"
-
-
-def test_the_warm_process_forks_once_for_who_has_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    forked: list[int] = []
-    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or 1)
-    here, there = socket.socketpair()
-    with here, there, socket.socket(socket.AF_UNIX) as listener:
-        socket.send_fds(here, [b"."], [1, 2])
-        here.sendall(b'{"argv": []}\n')
-        thread = threading.Thread(target=warm._take_over, args=(there, listener, {}))
-        thread.start()
-        assert here.recv(1) == warm_client.READY
-        assert forked == []
-        here.sendall(warm_client.AGREED)
-        assert here.recv(1) == warm_client.FORKED
-        thread.join()
-    assert forked == [1]

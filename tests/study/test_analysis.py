@@ -11,15 +11,16 @@ import torch
 from common import models
 from common.data import load
 from common.data.batches import normalise
+from common.journal import Entry
 from common.models.classifier import Split
 from common.settings.parse import parse, to_toml
 from common.techniques.cka import alignment, centred_gram
 from common.training.task import Task
 from deploy.study.analyse import analyse, features, mean_pair, overheads, similarity
 from deploy.study.finished import further_round
+from server_app.storage import summary
 from tests.support.tiny import TinyRun, flat, play
 
-Run = Callable[..., TinyRun]
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
@@ -99,39 +100,24 @@ def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path
     assert found.memory_mb > 3 * 4 * found.parameters / 1e6
 
 
-def test_fedavg_sends_nothing_beside_weights(finished: Callable[..., Path]) -> None:
-    folder = finished(method="fedavg", average__across="same", rounds=1)
-    with further_round(folder, 3, 0) as further:
-        found = overheads(further)
-    assert found.further_up == found.further_down == 0 and found.buffers > 0
-
-
 @pytest.mark.full
 def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
-    folders = [finished(rounds=1), finished(rounds=1, method="fedavg", average__across="layerwise")]
-    written, table, _ = analyse(folders, tmp_path / "out", clients=4, images=40, label=1, workers=0)
-    pictures = {f"{run}-{of}.png" for run in ("run0", "run1") for of in ("cka", "tsne")}
-    assert {path.name for path in written} == {"analysis.json", "analysis.md", "cka.png", *pictures}
-    found = json.loads((tmp_path / "out/analysis.json").read_text())
-    assert found["run0"]["clients"] == ["0 cnn2@0.5", "1 cnn3@0.5", "2 cnn4@0.5", "3 cnn2@0.5"]
-    assert list(found["run1"]["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
-    assert 0 < found["run1"]["cka"]["layer1"] <= 1
-    assert len(table.rows) == 2
-
-
-@pytest.mark.full
-def test_networks_with_a_projection_are_seen_before_it(
-    finished: Callable[..., Path], tmp_path: Path
-) -> None:
     layerwise = {"average__across": "layerwise", "rounds": 1}
-    folders = [finished(method=method, **layerwise) for method in ("moon", "fedavg")]
-    _, _, found = analyse(folders, tmp_path / "out", clients=3, images=40, label=1, workers=0)
-    moon, fedavg = (found[folder.name] for folder in folders)
-    assert list(moon["cka"]) == list(fedavg["cka"])  # type: ignore[index]
-    assert 0 < moon["cka"]["layer1"] <= 1  # type: ignore[index]
-    with further_round(folders[0], 3, 0) as further:
-        assert all(isinstance(net, Split) for _, net in further.networks())
-        assert overheads(further).parameters > fedavg["overheads"]["parameters"]  # type: ignore[index]
+    methods = ({"rounds": 1}, {"method": "fedavg", **layerwise}, {"method": "moon", **layerwise})
+    folders = [finished(**changes) for changes in methods]
+    out = tmp_path / "out"
+    written, table, _ = analyse(folders, out, clients=4, images=40, label=1, workers=0)
+    pictures = {f"run{i}-{of}.png" for i in range(3) for of in ("cka", "tsne")}
+    assert {path.name for path in written} == {"analysis.json", "analysis.md", "cka.png", *pictures}
+    fedin, fedavg, moon = json.loads((out / "analysis.json").read_text()).values()
+    assert fedin["clients"] == ["0 cnn2@0.5", "1 cnn3@0.5", "2 cnn4@0.5", "3 cnn2@0.5"]
+    assert list(fedavg["tsne"]["points"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
+    assert len(table.rows) == 3
+    assert list(moon["cka"]) == list(fedavg["cka"]), "moon's networks are seen before a projection"
+    assert 0 < fedavg["cka"]["layer1"] <= 1 and 0 < moon["cka"]["layer1"] <= 1
+    assert moon["overheads"]["parameters"] > fedavg["overheads"]["parameters"]
+    assert fedavg["overheads"]["further_up"] == fedavg["overheads"]["further_down"] == 0
+    assert fedavg["overheads"]["buffers"] > 0
 
 
 @pytest.mark.full
@@ -175,13 +161,13 @@ def test_what_cannot_be_analysed_is_refused(finished: Callable[..., Path], tmp_p
     assert not to.exists() and not missing.exists()
 
 
-def test_the_summary_says_when_the_target_was_reached(run: Run) -> None:
-    reached = run(method="fedavg", rounds=6, score__target=0.6)
-    accuracies = [entry["accuracy"] for entry in reached.journal[1:]]
-    first = next(t for t, a in enumerate(accuracies, 1) if a >= 0.6)
-    means = {t: sum(accuracies[t - 5 : t]) / 5 for t in (5, 6)}
-    mean5 = next((t for t, a in means.items() if a >= 0.6), None)
-    assert reached.summary["rounds_to_target"] == {"target": 0.6, "first": first, "mean5": mean5}
-    assert run(method="fedavg", rounds=1).summary["rounds_to_target"] is None
-    sparse = run(method="fedavg", rounds=6, score__target=0.01, score__every=3)
-    assert sparse.summary["rounds_to_target"] == {"target": 0.01, "first": 3, "mean5": None}
+def test_the_summary_says_when_the_target_was_reached() -> None:
+    def reached(*scores: float | None, target: float = 0.6) -> object:
+        rounds = [Entry(round=t, accuracy=score) for t, score in enumerate(scores, 1)]
+        return summary._rounds_to_target(rounds, target)
+
+    # the mean of rounds 2 to 6 is 0.6, that of rounds 1 to 5 is 0.5
+    assert reached(0.2, 0.7, 0.4, 0.5, 0.7, 0.7) == {"target": 0.6, "first": 2, "mean5": 6}
+    assert reached(None, None, 0.6, None) == {"target": 0.6, "first": 3, "mean5": None}
+    assert reached(0.5) == {"target": 0.6, "first": None, "mean5": None}
+    assert reached(0.5, target=0.0) is None

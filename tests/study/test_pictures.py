@@ -61,12 +61,7 @@ def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "leaderboard --picture",
-        "study regions F --out",
-        "study samples F --out",
-    ],
+    "words", ["leaderboard --picture", "study regions F --out", "study samples F --out"]
 )
 def test_the_path_of_a_picture_is_checked_before_the_work(words: str) -> None:
     option = words.split()[-1]

@@ -98,6 +98,44 @@ def test_a_cell_is_run_once_and_rows_may_share_it(
     assert "(75.50)" in written[0].read_text() and "toy data" in written[0].read_text()
 
 
+def test_rows_with_different_seeds_are_compared_over_those_of_both(
+    filled: tuple[table.TableFile, Path],
+) -> None:
+    file, out = filled
+    longer = file.row[0].model_copy(update={"seeds": [2, 3, 1]})
+    file = file.model_copy(update={"row": [longer, *file.row[1:]]})
+    cell = next(one for one in table.cells(file) if (one.row, one.seed) == ("FedAvg", 3))
+    other = next(iter(records.read(out).values()))
+    records.append(out, other.model_copy(update={"fingerprint": cell.fingerprint, "seed": 3}))
+    comparison = table.collect(file, out)
+    ours, theirs = (comparison.cell(row, "iid").values for row in ("FedProx", "FedAvg"))
+    assert (len(ours), len(theirs)) == (2, 3)
+    mean = (ours[0] - theirs[2] + ours[1] - theirs[0]) / 2
+    assert comparison.notes[0].startswith(f"FedProx less FedAvg, seed by seed: iid: {mean:.2f} ± ")
+
+
+def test_accuracy_stands_against_bytes_and_operations(
+    filled: tuple[table.TableFile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = filled
+    empty = table.collect(file, tmp_path / "nothing")
+    assert empty.cell("FedAvg", "iid").values == (), "what is not run stays empty"
+    assert costs.pictures(empty, file, tmp_path / "nothing", "two") == []
+    drawn: list[costs.Panels] = []
+    real = costs.png
+    monkeypatch.setattr(costs, "png", lambda *told: (drawn.append(told[1]), real(*told)))
+    comparison, known = table.collect(file, out), records.read(out)
+    paths = costs.pictures(comparison, file, out, "two")
+    assert [path.name for path in paths] == ["two-bytes.png", "two-flops.png"]
+    runs = [known[c.fingerprint].summary for c in table.cells(file) if c.row == "FedProx"]
+    sent, spent = (one["iid"]["FedProx"] for one in drawn)
+    assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(comparison.rows)
+    assert sent == pytest.approx(fmean(run["bytes"]["up"] for run in runs) / 4 / 1e6)
+    assert spent == pytest.approx(fmean(run["flops"]["total"] for run in runs) / 1e9)
+    seconds = file.model_copy(update={"measure": "seconds", "row": [file.row[0], file.row[2]]})
+    assert costs.pictures(table.collect(seconds, out), seconds, out, "two") == [], "no accuracy"
+
+
 def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,20 +205,6 @@ def test_every_row_is_checked_before_the_first_cell_runs(
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: row 'last', column 'iid': ") and reason in done.stderr
     assert not done.stdout and not (tmp_path / "out").exists()
-
-
-def test_rows_with_different_seeds_are_compared_over_those_of_both(
-    filled: tuple[table.TableFile, Path],
-) -> None:
-    file, out = filled
-    longer = file.row[0].model_copy(update={"seeds": [2, 3, 1]})
-    file = file.model_copy(update={"row": [longer, *file.row[1:]]})
-    fill(file, out)
-    comparison = table.collect(file, out)
-    ours, theirs = (comparison.cell(row, "iid").values for row in ("FedProx", "FedAvg"))
-    assert (len(ours), len(theirs)) == (2, 3)
-    mean = (ours[0] - theirs[2] + ours[1] - theirs[0]) / 2
-    assert comparison.notes[0].startswith(f"FedProx less FedAvg, seed by seed: iid: {mean:.2f} ± ")
 
 
 def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: Path) -> None:
@@ -266,26 +290,3 @@ def test_cells_that_end_at_the_same_time_are_all_recorded(tmp_path: Path) -> Non
     found = records.read(tmp_path)
     assert [found[str(i)] for i in range(40)] == cells
     assert (tmp_path / records.NAME).read_bytes().count(b"\n") == 40
-
-
-def test_accuracy_stands_against_bytes_and_operations(
-    filled: tuple[table.TableFile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, out = filled
-    empty = table.collect(file, tmp_path / "nothing")
-    assert empty.cell("FedAvg", "iid").values == (), "what is not run stays empty"
-    assert costs.pictures(empty, file, tmp_path / "nothing", "two") == []
-    drawn: list[costs.Panels] = []
-    real = costs.png
-    monkeypatch.setattr(costs, "png", lambda *told: (drawn.append(told[1]), real(*told)))
-    comparison, known = table.collect(file, out), records.read(out)
-    paths = costs.pictures(comparison, file, out, "two")
-    assert [path.name for path in paths] == ["two-bytes.png", "two-flops.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    runs = [known[c.fingerprint].summary for c in table.cells(file) if c.row == "FedProx"]
-    sent, spent = (one["iid"]["FedProx"] for one in drawn)
-    assert drawn[0].keys() == {"iid"} and drawn[0]["iid"].keys() == set(comparison.rows)
-    assert sent == pytest.approx(fmean(run["bytes"]["up"] for run in runs) / 4 / 1e6)
-    assert spent == pytest.approx(fmean(run["flops"]["total"] for run in runs) / 1e9)
-    seconds = file.model_copy(update={"measure": "seconds", "row": [file.row[0], file.row[2]]})
-    assert costs.pictures(table.collect(seconds, out), seconds, out, "two") == [], "no accuracy"

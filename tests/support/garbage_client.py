@@ -44,6 +44,11 @@ def pretender(fields: Any, w: Any, more: Arrays) -> RecordDict:
     return packed(UP, {**fields, "k": 0}, {**more, "float32": Array(w)})
 
 
+def largest(fields: Any, w: Any, more: Arrays) -> RecordDict:
+    w[:] = np.finfo(np.float32).max
+    return packed(UP, fields, {**more, "float32": Array(w)})
+
+
 def unreadable(fields: Any, w: Any, more: Arrays) -> RecordDict:
     """Return a reply that Flower cannot assemble, because its arrays name no chunks."""
     original = Array.deflate
@@ -60,7 +65,8 @@ ROUNDS: dict[str, Callable[[Any, Any, Arrays], RecordDict]] = {
     "2": bomb,
     "3": too_large,
     "4": pretender,
-    "5": unreadable,
+    "5": largest,
+    "6": unreadable,
 }
 
 

@@ -78,7 +78,7 @@ def show(folder: Path, track: str, entries: list[Entry]) -> None:
         pass
 
 
-def test_an_entry_becomes_numbers_by_path() -> None:
+def test_an_entry_becomes_numbers_by_path_and_settings_are_those_that_the_method_reads() -> None:
     found = numbers.scalars(ENTRIES[1])
     assert found["accuracy"] == 0.6 and found["seconds/clients"] == 1.0
     assert found["bytes/down"] == 1000 and found["replied"] == 2 and found["failures"] == 0
@@ -87,10 +87,7 @@ def test_an_entry_becomes_numbers_by_path() -> None:
     odd = entry(3, float("nan"), metrics={"a": float("inf"), "../b": 1.0})
     assert "accuracy" not in numbers.scalars(odd) and "metrics/a" not in numbers.scalars(odd)
     assert numbers.scalars(odd)["metrics/___b"] == 1.0
-
-
-def test_settings_are_those_that_the_method_reads_resolved(tmp_path: Path) -> None:
-    found = numbers.settings(parse(flat(tmp_path, method="fedavg")))
+    found = numbers.settings(parse(flat(Path("x"), method="fedavg")))
     assert found["train.lr"] == 0.05 and found["seed"] == 1
     assert found["average.weights"] == "samples", "auto is resolved"
     assert "noise.epochs" not in found, "fedavg distils nothing"
@@ -117,14 +114,6 @@ def test_a_resumed_run_goes_on_in_the_same_tracked_run(
     assert notes == [("start", ""), 0, False]
     play({**settings, "resume": True})
     assert notes[3:] == [("start", "id-1"), 1, 2, 3, True], "no round comes twice"
-
-
-def test_a_tracker_that_comes_later_or_lost_a_round_is_told_what_it_missed(
-    notes: list[object], tmp_path: Path
-) -> None:
-    show(tmp_path, "seen", ENTRIES[:1])
-    show(tmp_path, "seen", ENTRIES)
-    assert notes == [("start", ""), 0, True, ("start", "id-1"), 1, 2, True]
 
 
 @pytest.mark.parametrize("method", ["start", "entry", "finish"])
@@ -165,8 +154,12 @@ def test_a_tracker_that_hangs_is_left_behind(
     assert progress_of(tmp_path, "seen").failed
 
 
-def test_a_file_is_added_to_the_run_that_was_tracked(notes: list[object], tmp_path: Path) -> None:
+def test_a_tracker_is_told_what_it_missed_and_a_file_is_added_to_the_same_run(
+    notes: list[object], tmp_path: Path
+) -> None:
+    show(tmp_path, "seen", ENTRIES[:1])
     show(tmp_path, "seen", ENTRIES)
+    assert notes == [("start", ""), 0, True, ("start", "id-1"), 1, 2, True]
     notes.clear()
     sink.add_file(tmp_path, "seen,broken", tmp_path / "report.html")
     assert notes == [("start", "id-1"), "report.html", True], "and to none that shows nothing"
@@ -199,11 +192,6 @@ def test_what_is_no_tracker_here_is_refused_before_anything_starts(
         with pytest.raises(ValueError, match=line):
             refused(track)
     assert not (tmp_path / "run/journal.jsonl").exists()
-
-
-def test_what_is_listed_and_is_no_tracker_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(tracker.TRACKERS, "none", ("json:dumps", "json"))
     with pytest.raises(ValueError, match="track = 'none': json:dumps is no Tracker"):
         Sink(tmp_path, "none", {})
