@@ -23,7 +23,7 @@ def is_last(net: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("spec", "memory_format", "last"),
+    ("net", "memory_format", "last"),
     [
         ("resnet8@0.5", "auto", True),
         ("resnet8@0.5", "contiguous", False),
@@ -31,27 +31,22 @@ def is_last(net: nn.Module) -> bool:
         ("resnet8@0.25", "channels-last", False),
         ("resnet18@0.0625", "channels-last", False),
         ("mobilenetv2@0.1", "auto", True),
+        (nn.Conv2d(FEWEST_CHANNELS - 1, 8, 1, 2), "channels-last", False),
+        (nn.Conv2d(FEWEST_CHANNELS, 8, 1, 2), "channels-last", True),
+        (nn.Conv2d(FEWEST_CHANNELS, 8, 1, 2, groups=2), "channels-last", False),
+        (nn.Conv2d(3, 8, 1, 1), "channels-last", True),
+        (nn.Conv2d(3, 8, 3, 2), "channels-last", True),
     ],
+    ids=str,
 )
-def test_a_network_with_few_channels_into_a_strided_convolution_keeps_the_default(
-    spec: str, memory_format: MemoryFormat, last: bool
+def test_a_network_with_few_channels_into_a_strided_1x1_convolution_keeps_the_default(
+    net: str | nn.Module, memory_format: MemoryFormat, last: bool
 ) -> None:
-    assert is_last(arrange(build(spec, (3, 32, 32), 10, seed=0), memory_format)) == last
-
-
-@pytest.mark.parametrize(
-    ("layer", "last"),
-    [
-        (nn.Conv2d(FEWEST_CHANNELS - 1, 8, 1, 2), False),
-        (nn.Conv2d(FEWEST_CHANNELS, 8, 1, 2), True),
-        (nn.Conv2d(FEWEST_CHANNELS, 8, 1, 2, groups=2), False),
-        (nn.Conv2d(3, 8, 1, 1), True),
-        (nn.Conv2d(3, 8, 3, 2), True),
-    ],
-)
-def test_a_1x1_convolution_with_a_stride_needs_eight_channels(layer: nn.Conv2d, last: bool) -> None:
-    seen = nn.Sequential(nn.Conv2d(3, 5, 3), layer)
-    assert is_last(arrange(seen, "channels-last")) == last
+    if isinstance(net, str):
+        net = build(net, (3, 32, 32), 10, seed=0)
+    else:
+        net = nn.Sequential(nn.Conv2d(3, 5, 3), net)
+    assert is_last(arrange(net, memory_format)) == last
 
 
 STEP = """
@@ -120,6 +115,10 @@ def test_logits_are_those_of_train_mode_and_no_buffer_moves(training: bool) -> N
     assert model.training is training
     assert torch.equal(model.train()(noise()), logits)
     assert not same(model, before)  # the ordinary train mode does move them
+    group = build("resnet8-gn16", (3, 8, 8), 10, seed=0).eval()
+    with batch_statistics(group), torch.no_grad():
+        inside = group(noise())
+    assert torch.equal(group(noise()), inside), "GroupNorm is not affected"
 
 
 def test_buffers_stay_the_same_even_for_infinite_inputs_and_in_nested_blocks() -> None:
@@ -166,14 +165,6 @@ def test_modes_are_restored_module_by_module_after_an_exception() -> None:
     with pytest.raises(KeyError), batch_statistics(model):
         raise KeyError
     assert flags == [(m.training, getattr(m, "track_running_stats", None)) for m in model.modules()]
-
-
-def test_groupnorm_networks_are_not_affected() -> None:
-    model = build("resnet8-gn16", (3, 8, 8), 10, seed=0).eval()
-    with batch_statistics(model), torch.no_grad():
-        inside = model(noise())
-    with torch.no_grad():
-        assert torch.equal(model(noise()), inside)
 
 
 def layers() -> nn.Sequential:

@@ -181,13 +181,10 @@ def both(weights: list[float] | None = None, kind: str = "logits") -> Tensor:
     return answer
 
 
-def test_logits_are_averaged_with_weights() -> None:
+def test_logits_or_probabilities_are_averaged_with_weights() -> None:
     assert torch.equal(both(), torch.tensor([[1.0, 0.5]]).expand(3, 2))
     assert torch.equal(both([3.0, 1.0]), torch.tensor([[1.5, 0.25]]).expand(3, 2))
     assert torch.equal(both([0.0, 1.0]), torch.tensor([[0.0, 1.0]]).expand(3, 2))
-
-
-def test_or_probabilities_are() -> None:
     p, q = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))  # of class 0
     found = both(kind="softmax").exp()
     assert found[0].tolist() == pytest.approx([(p + q) / 2, 1 - (p + q) / 2])
