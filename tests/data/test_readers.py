@@ -18,16 +18,13 @@ from common.settings.config import Data
 from tests.support.idx import idx, write
 
 
-def test_mnist_is_read_from_the_layout_of_torchvision(options, tmp_path):
+def test_mnist_is_read_from_the_layout_of_torchvision_or_gzipped_from_the_folder(options, tmp_path):
     images = write(tmp_path / "MNIST" / "raw", "train", "t10k", np.arange(20) % 10)
     dataset = load(options(name="mnist", dir=str(tmp_path)))
     assert dataset.shape == (1, 28, 28) and dataset.num_classes == 10
     assert torch.equal(dataset.x[:, 0], torch.from_numpy(images))
     assert dataset.y_test.tolist() == [*range(10)] * 2
     assert (dataset.mean, dataset.std) == ((0.1307,), (0.3081,))
-
-
-def test_gzipped_files_directly_in_the_folder_are_read_too(options, tmp_path):
     write(tmp_path / "here", "train", "t10k", np.arange(20) % 10, packed=True)
     dataset = load(options(name="fashion-mnist", dir=str(tmp_path / "here"), image_size=32))
     assert dataset.shape == (1, 32, 32) and dataset.classes[9] == "Ankle boot"
@@ -54,10 +51,19 @@ def test_the_debian_package_of_fashion_mnist_is_found_by_itself(options):
     assert float(dataset.x.float().std()) / 255 == pytest.approx(dataset.std[0], abs=1e-4)
 
 
-def test_a_class_without_samples_is_named(options, tmp_path):
-    write(tmp_path / "MNIST" / "raw", "train", "t10k", np.arange(20) % 9)
-    with pytest.raises(ValueError, match="'mnist': class '9' has no samples"):
-        load(options(name="mnist", dir=str(tmp_path)))
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (np.arange(20) % 9, "'mnist': class '9' has no samples"),
+        (np.arange(20), r"labels 0\.\.19, but mnist has 0\.\.9"),
+    ],
+)
+def test_a_class_without_samples_and_labels_out_of_range_are_refused(
+    options, tmp_path, labels, line
+):
+    write(tmp_path / "raw", "train", "t10k", labels)
+    with pytest.raises(ValueError, match=line):
+        load(options(name="mnist", dir=str(tmp_path / "raw")))
 
 
 def test_a_missing_set_says_where_it_was_looked_for_and_how_to_get_it(options, tmp_path):
@@ -66,12 +72,6 @@ def test_a_missing_set_says_where_it_was_looked_for_and_how_to_get_it(options, t
     text = str(refusal.value)
     for part in (str(tmp_path), "data.dir", "data.download", "apt-get install dataset-fashion"):
         assert part in text and "\n" not in text
-
-
-def test_labels_out_of_range_are_refused(options, tmp_path):
-    write(tmp_path / "raw", "train", "t10k", np.arange(20))
-    with pytest.raises(ValueError, match=r"labels 0\.\.19, but mnist has 0\.\.9"):
-        load(options(name="mnist", dir=str(tmp_path / "raw")))
 
 
 @pytest.mark.parametrize(
