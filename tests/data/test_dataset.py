@@ -6,7 +6,7 @@ import torch
 
 from common.data import DATASETS, embedded, load
 from common.data.dataset import channel_statistics, fingerprint, holdout, resize, stratified
-from common.data.embedded import points, toy
+from common.data.embedded import points
 from common.training.seeds import rng
 
 
@@ -35,13 +35,6 @@ def test_digits_are_read_without_importing_scikit_learn_and_are_its_own(monkeypa
     direct = embedded._table()
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     assert direct.shape == (1797, 65) and np.array_equal(direct, embedded._table())
-
-
-def test_toy_is_learnt_by_its_class_means():
-    dataset = toy()
-    means = torch.stack([dataset.x[dataset.y == c].float().mean(0) for c in range(3)])
-    distance = torch.cdist(dataset.x_test.float().flatten(1), means.flatten(1))
-    assert (distance.argmin(1) == dataset.y_test).float().mean() > 0.95
 
 
 def test_points_are_separated_by_their_neighbours_but_not_by_a_line():

@@ -388,12 +388,12 @@ def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
 ) -> None:
     seal = server(keys)
     old, new = (seal.census_requests(HELLO, [1])[1] for _ in range(2))
-    one, two = (letter(new, "query.hello", of) for _ in range(2))
-    for copy in (one, two):
+    copies = [letter(new, "query.hello", of) for _ in range(2)]
+    for copy in copies:
         copy.admit()
-    answers = [copy.answer(PAYLOAD) for copy in (one, two)]
+    answers = [copy.answer(PAYLOAD) for copy in copies]
     shares = {answer.config_records["seal"]["share"] for answer in answers}
-    assert len(shares) == 1 and one.current.keys == two.current.keys
+    assert len(shares) == 1 and copies[0].current.keys == copies[1].current.keys
     file = tmp_path / RUN / "0" / "session.json"
     before = file.read_bytes()
     late = letter(old, "query.hello", of)
@@ -403,19 +403,16 @@ def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
     assert file.read_bytes() == before
     seal.open_census_reply(1, answers[1])
     message(seal, of).admit()
-    again = letter(new, "query.hello", of)
     with pytest.raises(ValueError, match="the session of the ServerApp's offer is in use"):
-        again.admit()
+        letter(new, "query.hello", of).admit()
     message(seal, of).admit()
 
 
 def test_a_late_reply_to_an_old_hello_ends_no_newer_session(
     keys: Certificates, of: Context
 ) -> None:
-    seal = server(keys)
-    contents = [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]
-    replies = []
-    for content in contents:
+    seal, replies = server(keys), []
+    for content in [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]:
         asked = letter(content, "query.hello", of)
         asked.admit()
         replies.append(asked.answer(PAYLOAD))

@@ -70,7 +70,6 @@ KEEPING: dict[str, dict[str, Any]] = {
         for across in ("layerwise", "same")
     },
     "variates": {"method": "scaffold", "average__across": "layerwise", **DEPTHS, **UNEVEN},
-    "sizes": {"method": "inclusivefl", **DEPTHS, "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"},
     "a generator": {"method": "fedkf", "fedkf__generator_at": "server", "fleet": "lenet5@0.5"}
     | {"generator__latent": 8, "generator__width": 4},
 }
