@@ -38,12 +38,9 @@ def augmented(x, augment, **options) -> torch.Tensor:
 
 
 def test_a_given_order_is_that_of_every_epoch():
-    x, y = numbered(9)
-    fixed = batches(x, y, order=torch.arange(9).flip(0), drop_last=True)
-    assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * [
-        [8, 7, 6, 5],
-        [4, 3, 2, 1],
-    ]
+    fixed = batches(*numbered(9), order=torch.arange(9).flip(0), drop_last=True)
+    order = [[8, 7, 6, 5], [4, 3, 2, 1]]
+    assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * order
 
 
 def test_bytes_alone_are_divided_by_255_then_the_mean_and_the_deviation_normalise():
@@ -158,15 +155,12 @@ def test_every_channel_is_cropped_alike_and_every_image_differently():
     assert len({tuple(image.flatten().tolist()) for image in out[:, 0]}) > 8
 
 
-def test_cutout_zeroes_a_square_and_clips_it_at_the_border():
+def test_cutout_zeroes_a_square_of_the_mean_colour_and_clips_it_at_the_border():
     x = torch.ones(2, 1, 6, 6)
     cut_out(x, torch.tensor([[0, 5], [3, 3]]), 4)
     # centre (0, 5): rows -2..1, columns 3..6, of which 2 x 3 lie inside; centre (3, 3): 4 x 4
     assert (x == 0).flatten(1).sum(1).tolist() == [6, 16]
     assert x[0, 0, :2, 3:].abs().sum() == 0 and x[1, 0, 1:5, 1:5].abs().sum() == 0
-
-
-def test_cutout_leaves_a_hole_of_the_mean_colour():
     x = torch.full((8, 3, 32, 32), 200, dtype=torch.uint8)
     holes = (augmented(x, "cutout-only", mean=MEAN) == 0).all(1).flatten(1).sum(1)
     assert bool((holes >= 64).all()) and bool((holes <= 256).all())
@@ -189,11 +183,8 @@ def test_the_gpu_sees_the_same_batches(augment):
         assert torch.equal(la, lb.cpu()) and torch.allclose(a, b.cpu(), atol=1e-6)
 
 
-def test_points_cannot_be_augmented():
-    with pytest.raises(ValueError, match="floats take 'none'"):
-        check_augment("flip", torch.zeros(4, 2, 1, 1))
-
-
-def test_pixels_of_floats_are_cropped_with_black_around():
+def test_floats_are_cropped_with_black_around_if_they_are_pixels():
     images = augmented(torch.full((64, 1, 6, 6), 0.75), "crop-flip")
     assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]
+    with pytest.raises(ValueError, match="floats take 'none'"):
+        check_augment("flip", torch.zeros(4, 2, 1, 1))

@@ -17,11 +17,6 @@ def data(**changes):
     return parse(flat | {f"data.{k.replace('_', '-')}": v for k, v in changes.items()}).data
 
 
-def test_without_a_public_set_the_pool_is_the_whole_data_set():
-    divided = divide(data(), 1)
-    assert divided.pool is load(data()) and divided.public is None
-
-
 @pytest.mark.parametrize("side", [8, 9])
 def test_a_folder_of_its_own_is_public_as_a_whole_if_its_images_fit(side, tmp_path):
     from PIL import Image
@@ -58,6 +53,10 @@ def test_another_data_set_is_brought_to_the_shape_of_the_task():
     assert fingerprint(divide(options, 1).public) == fingerprint(divided.public)
     other = divide(options, 2).public
     assert other is not None and fingerprint(other) != fingerprint(divided.public)
+    same = divide(data(name="digits", public_name="digits"), 1)
+    assert same.labels is not None and torch.equal(same.labels, load(data(name="digits")).y)
+    without = divide(data(), 1)
+    assert without.pool is load(data()) and without.public is None
 
 
 def test_who_only_needs_a_share_does_without_the_other_data_set():
@@ -67,11 +66,6 @@ def test_who_only_needs_a_share_does_without_the_other_data_set():
         divide(options, 1)
     share = data(public=0.8)
     assert pool_of(share, 1) is divide(share, 1).pool
-
-
-def test_the_labels_of_another_set_of_the_same_classes_are_known():
-    divided = divide(data(name="digits", public_name="digits"), 1)
-    assert divided.labels is not None and torch.equal(divided.labels, load(data(name="digits")).y)
 
 
 def test_colour_becomes_grey_and_grey_becomes_colour():

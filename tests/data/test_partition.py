@@ -157,17 +157,13 @@ def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
     assert largest_class_share(1000.0) < 0.15
 
 
-def test_quantity_dirichlet_skews_sizes_but_not_labels():
+def test_quantity_dirichlet_skews_sizes_but_not_labels_and_gives_everybody_six_samples():
     shares = quantity_dirichlet(LABELS, 6, rng(1, "t"), alpha=0.3)
     sizes = np.array([len(share) for share in shares])
     assert sizes.max() > 3 * np.median(sizes)
     largest = np.bincount(LABELS[shares[sizes.argmax()]], minlength=10) / sizes.max()
     assert np.abs(largest - 0.1).max() < 0.03
-
-
-def test_quantity_dirichlet_gives_six_samples_to_a_client_without_any():
-    shares = quantity_dirichlet(LABELS, 30, rng(0, "t"), alpha=0.01)
-    sizes = [len(share) for share in shares]
+    sizes = [len(share) for share in quantity_dirichlet(LABELS, 30, rng(0, "t"), alpha=0.01)]
     assert sum(sizes) == 2000 and min(sizes) > 0 and sizes.count(6) > 10
 
 
@@ -240,17 +236,14 @@ def test_niid3_reproduces_the_three_published_vectors_and_puts_each_class_on_two
     assert np.array_equal(held[:5], held[5:]), "it repeats for ten"
 
 
-def test_niid_adapted_to_four_devices():
+def test_niid_adapted_to_four_devices_and_to_five_as_published():
     labels = np.arange(1200) % 12
     kwargs = {"num_classes": 12, "niid_scale": "adapt", "per_client": 120}
     assert classes_of(niid1(labels, 4, rng(0, "t"), **kwargs), labels)[1] == [3, 4, 5]
     assert classes_of(niid2(labels, 4, rng(0, "t"), **kwargs), labels)[3] == [0, 1, 2, 3, 4, 5, 11]
     # six pairs (0,1) (0,2) (0,3) (1,2) (1,3) (2,3), two classes each; device 2 is in 2nd, 4th, 6th
     assert classes_of(niid3(labels, 4, rng(0, "t"), **kwargs), labels)[2] == [2, 3, 6, 7, 10, 11]
-
-
-def test_niid_adapted_to_five_devices_and_ten_classes_is_the_published_pattern():
-    for rule in (niid1, niid2, niid3):
+    for rule in (niid1, niid2, niid3):  # five devices and ten classes: the published pattern
         plain = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="period5")
         adapted = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="adapt")
         assert all(np.array_equal(a, b) for a, b in zip(plain, adapted, strict=True))
