@@ -61,9 +61,8 @@ def test_it_changes_no_training_and_scores_before_and_after(method: str, tmp_pat
         for key in other.keys() - SCORED:
             assert one[key] == other[key], key
         tuned = {k: v for k, v in one.get("metrics", {}).items() if k.startswith("finetune_")}
-        assert {k: v for k, v in one.get("metrics", {}).items() if k not in tuned} == other.get(
-            "metrics", {}
-        )
+        rest = {k: v for k, v in one.get("metrics", {}).items() if k not in tuned}
+        assert rest == other.get("metrics", {})
         if one["round"]:
             assert tuned.keys() == {"finetune_loss", "finetune_steps"}
             assert tuned["finetune_steps"] == 2 * 2, "epochs times batches"
@@ -109,15 +108,12 @@ def test_the_copy_alone_changes_and_with_the_head_nothing_else(layers: str, tmp_
     p = participant(tmp_path, **ON, finetune__layers=layers, train__weight_decay=0.1)
     net = build("cnn2@0.5", (1, 8, 8), 3, seed=1)
     before = tree.snapshot(net)
-    tuned, _ = fine_tuned(p, 1, net)
-    after, untouched = tree.snapshot(tuned), tree.snapshot(net)
-    assert all(torch.equal(untouched[name], value) for name, value in before.items())
+    after, again, later = (tree.snapshot(fine_tuned(p, t, net)[0]) for t in (1, 1, 2))
+    assert all(torch.equal(tree.snapshot(net)[name], value) for name, value in before.items())
     moved = {name for name in before if not torch.equal(after[name], before[name])}
     assert moved == (before.keys() if layers == "all" else {"head.weight", "head.bias"})
-    again, _ = fine_tuned(p, 1, net)
-    assert all(torch.equal(v, after[n]) for n, v in tree.snapshot(again).items())
-    later, _ = fine_tuned(p, 2, net)
-    assert not torch.equal(tree.snapshot(later)["head.weight"], after["head.weight"])
+    assert all(torch.equal(again[name], value) for name, value in after.items())
+    assert not torch.equal(later["head.weight"], after["head.weight"])
 
 
 @pytest.mark.full
@@ -153,13 +149,12 @@ class Scoring(Loopback):  # type: ignore[misc]
     change: ClassVar[dict[str, Any]] = {}
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(list(message_ids)))
-        for reply in replies:
+        for reply in super().pull_messages(list(message_ids)):
             about = reply.metadata
             if about.src_node_id == 2 and about.message_type == "evaluate":
                 score = FineTunedScoreReply.unpack(reply.content)
                 reply.content = score.model_copy(update=self.change).pack()
-        return replies
+            yield reply
 
 
 @pytest.mark.parametrize(

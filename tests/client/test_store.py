@@ -21,6 +21,18 @@ class Memory(Records):
     w: StateDict
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, "e", 0)
+
+
+def saved(store: Store, *rounds: int) -> Store:
+    """Save the number of each round as its state."""
+    for t in rounds:
+        store.save_state(t, memory(t))
+    return store
+
+
 def memory(value: float) -> Memory:
     return Memory(w={"w": torch.tensor([value])})
 
@@ -30,27 +42,21 @@ def recalled(store: Store, t: int) -> float | None:
     return None if found is None else found.w["w"].item()
 
 
-def test_a_round_reads_the_newest_state_before_it(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0)
+def test_a_round_reads_the_newest_state_before_it(store: Store) -> None:
     assert recalled(store, 1) is None
-    store.save_state(2, memory(2.0))
-    store.save_state(5, memory(5.0))
+    saved(store, 2, 5)
     assert (recalled(store, 2), recalled(store, 5), recalled(store, 9)) == (None, 2.0, 5.0)
     assert [store.newest(t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
 
 
-def test_repeating_the_newest_round_starts_from_the_same_state(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0)
-    for t in (1, 2, 3):
-        store.save_state(t, memory(t))
-    assert recalled(store, 3) == 2.0
+def test_repeating_the_newest_round_starts_from_the_same_state(store: Store) -> None:
+    assert recalled(saved(store, 1, 2, 3), 3) == 2.0
     store.save_state(3, memory(33.0))
     assert (recalled(store, 3), recalled(store, 4)) == (2.0, 33.0)
     assert store.rounds() == [2, 3]
 
 
-def test_a_round_that_is_named_is_kept_beside_the_newest_two(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0)
+def test_a_round_that_is_named_is_kept_beside_the_newest_two(store: Store) -> None:
     for t in (1, 2, 3, 4):
         store.save_state(t, memory(t), also=1)
     assert store.rounds() == [1, 3, 4] and store.load_state_of(1, Memory).w["w"].item() == 1.0
@@ -60,18 +66,16 @@ def test_a_round_that_is_named_is_kept_beside_the_newest_two(tmp_path: Path) -> 
         store.load_state_of(3, Memory)
 
 
-def test_an_earlier_run_under_the_same_name_is_not_remembered(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0)
-    for t in (8, 9):
-        store.save_state(t, memory(t))
-    assert recalled(store, 1) is None
-    store.save_state(1, memory(1.0))
+def test_an_earlier_run_under_the_same_name_is_not_remembered(store: Store) -> None:
+    assert recalled(saved(store, 8, 9), 1) is None
+    saved(store, 1)
     assert store.rounds() == [1] and recalled(store, 2) == 1.0
 
 
-def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0)
-    store.save_state(1, memory(1.0))
+def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(
+    store: Store, tmp_path: Path
+) -> None:
+    saved(store, 1)
     assert recalled(Store(tmp_path, "e", 1), 2) is None
     assert recalled(Store(tmp_path, "f", 0), 2) is None
     (path,) = tmp_path.rglob("*.safetensors")
@@ -83,10 +87,9 @@ def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(tmp_path:
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(tmp_path, "e", 0)
-    store.save_state(1, memory(1.0))
+    saved(store, 1)
     (kept,) = store.folder.glob("1/*")
     before = kept.read_bytes()
 
@@ -100,19 +103,14 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
     assert kept.read_bytes() == before
     assert store.rounds() == [1] and recalled(store, 3) == 1.0
-    store.save_state(2, memory(2.0))
-    assert recalled(store, 3) == 2.0
+    assert recalled(saved(store, 2), 3) == 2.0
 
 
-def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
-    tmp_path: Path,
-) -> None:
-    store = Store(tmp_path, "e", 0)
-    for t in (1, 2):
-        store.save_state(t, memory(t))
+def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(store: Store) -> None:
+    saved(store, 1, 2)
     (store.folder / "3").mkdir()  # as after a kill between making the folder and filling it
     (store.folder / "3" / ".Memory.safetensors.99").write_bytes(b"half")
-    store.save_state(4, memory(4.0))
+    saved(store, 4)
     assert recalled(store, 4) == 2.0 and store.rounds() == [2, 4]
     assert not (store.folder / "3").exists()
 
@@ -120,10 +118,9 @@ def test_a_round_that_was_never_written_does_not_push_out_the_state_before_it(
 @pytest.mark.parametrize("t", [2, 3])
 def test_a_process_that_comes_too_late_changes_nothing(t: int, tmp_path: Path) -> None:
     """One that slept while its successor went on, or that was asked the same round again."""
-    late = Store(tmp_path, "e", 0)
-    late.save_state(1, memory(1.0))
+    late = saved(Store(tmp_path, "e", 0), 1)
     for done in range(2, t + 1):
-        Store(tmp_path, "e", 0).save_state(done, memory(done))
+        saved(Store(tmp_path, "e", 0), done)
     with pytest.raises(ValueError, match="written by another process .* is discarded"):
         late.save_state(2, memory(-1.0))
     assert recalled(Store(tmp_path, "e", 0), 4) == float(t)
@@ -168,8 +165,7 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> 
 def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        store = Store(tmp_path / "state", "e", 0)
-        store.save_state(1, memory(1.0))
+        store = saved(Store(tmp_path / "state", "e", 0), 1)
     finally:
         os.umask(before)
     (kept,) = store.folder.glob("*/*.safetensors")
@@ -178,9 +174,7 @@ def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
 
 
 def test_a_store_keeps_what_a_server_that_goes_back_asks_for(tmp_path: Path) -> None:
-    store = Store(tmp_path, "e", 0, keep=3)
-    for t in (1, 2, 5, 6, 7):
-        store.save_state(t, memory(t))
+    store = saved(Store(tmp_path, "e", 0, keep=3), 1, 2, 5, 6, 7)
     assert store.rounds() == [2, 5, 6, 7]  # back to 4 at most: that reads round 2's
     assert recalled(Store(tmp_path, "e", 0, keep=3), 5) == 2.0
     store.save_state(5, memory(55.0))

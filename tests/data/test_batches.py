@@ -31,26 +31,25 @@ def batches(x, y, **options) -> Batches:
     return Batches(x, y, **settings)
 
 
+def augmented(x, augment, **options) -> torch.Tensor:
+    """All images in one batch."""
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    return next(iter(batches(x, labels, batch_size=len(x), augment=augment, **options)))[0]
+
+
 def test_a_given_order_is_that_of_every_epoch():
-    x, y = numbered(9)
-    fixed = batches(x, y, order=torch.arange(9).flip(0), drop_last=True)
-    assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * [
-        [8, 7, 6, 5],
-        [4, 3, 2, 1],
-    ]
+    fixed = batches(*numbered(9), order=torch.arange(9).flip(0), drop_last=True)
+    order = [[8, 7, 6, 5], [4, 3, 2, 1]]
+    assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * order
 
 
-def test_normalise_divides_by_255_then_subtracts_the_mean_then_divides_by_the_deviation():
+def test_bytes_alone_are_divided_by_255_then_the_mean_and_the_deviation_normalise():
     x = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
     # (0 - .5)/.5 = -1;  (1 - .25)/.25 = 3;  (.2 - 0)/1 = .2
     assert normalise(x, MEAN, STD).flatten().tolist() == pytest.approx([-1.0, 3.0, 0.2])
-    assert x.flatten().tolist() == [0, 255, 51]
-
-
-def test_points_are_not_divided_by_255_nor_changed():
-    x = torch.tensor([[1.0, 3.0]]).view(1, 2, 1, 1)
-    assert normalise(x, (0.5, 1.0), (0.5, 2.0)).flatten().tolist() == [1.0, 1.0]
-    assert x.flatten().tolist() == [1.0, 3.0]
+    points = torch.tensor([[1.0, 3.0]]).view(1, 2, 1, 1)
+    assert normalise(points, (0.5, 1.0), (0.5, 2.0)).flatten().tolist() == [1.0, 1.0]
+    assert (x.flatten().tolist(), points.flatten().tolist()) == ([0, 255, 51], [1.0, 3.0])
 
 
 def test_batch_standardisation_uses_the_batch_and_each_channel_alone():
@@ -81,18 +80,16 @@ def test_two_epochs_have_different_orders_and_a_fresh_stream_repeats_them():
     assert first != epochs(batches(*numbered(10), generator=stream(2, "batches")))
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
-def test_the_same_stream_gives_the_same_augmented_batches(augment):
+def test_a_stream_decides_the_batches_and_its_order_does_not_depend_on_the_augmentation():
     x = torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=stream(0, "x"))
-    runs = [list(batches(x, torch.arange(9), augment=augment)) for _ in range(2)]
-    for (a, la), (b, lb) in zip(*runs, strict=True):
-        assert torch.equal(a, b) and torch.equal(la, lb)
-
-
-def test_the_order_does_not_depend_on_the_augmentation():
-    x, y = numbered(9, side=32)
-    orders = [[t.tolist() for _, t in batches(x, y, augment=augment)] for augment in AUGMENTS]
+    before, orders = torch.random.get_rng_state(), []
+    for augment in AUGMENTS:
+        runs = [list(batches(x, torch.arange(9), augment=augment)) for _ in range(2)]
+        for (a, la), (b, lb) in zip(*runs, strict=True):
+            assert torch.equal(a, b) and torch.equal(la, lb), augment
+        orders.append([labels.tolist() for _, labels in runs[0]])
     assert all(order == orders[0] for order in orders)
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator is left alone"
 
 
 @pytest.mark.parametrize(
@@ -120,23 +117,23 @@ def test_take_goes_round_as_often_as_it_must():
     assert list(batches(*numbered(8)).take(0)) == []
 
 
-def test_crop_moves_the_window_over_black_borders():
+@pytest.mark.parametrize(
+    ("rows", "columns", "border", "cropped"),
+    [
+        # padded by one: 0 0 0 0 / 0 1 2 0 / 0 3 4 0 / 0 0 0 0; the window at row 0, column 1
+        ([0, 1], [1, 2], 1, [[0, 0], [1, 2]]),
+        ([0, 1], [1, 0], 0, [[2, 1], [4, 3]]),  # descending columns: a flip
+    ],
+)
+def test_crop_moves_the_window_over_black_borders(rows, columns, border, cropped):
     image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 1, 2, 2)
-    # padded by one: 0 0 0 0 / 0 1 2 0 / 0 3 4 0 / 0 0 0 0; the window at row 0, column 1
-    out = crop(image, torch.tensor([[0, 1]]), torch.tensor([[1, 2]]), 1)
-    assert out.view(2, 2).tolist() == [[0, 0], [1, 2]]
-
-
-def test_crop_with_descending_columns_is_a_flip():
-    image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).view(1, 1, 2, 2)
-    out = crop(image, torch.tensor([[0, 1]]), torch.tensor([[1, 0]]), 0)
-    assert out.view(2, 2).tolist() == [[2, 1], [4, 3]]
+    out = crop(image, torch.tensor([rows]), torch.tensor([columns]), border)
+    assert out.view(2, 2).tolist() == cropped
 
 
 def test_flip_mirrors_about_half_of_the_images_and_changes_nothing_else():
     x = torch.arange(12, dtype=torch.uint8).view(1, 1, 3, 4).repeat(400, 1, 1, 1)
-    source = batches(x, torch.zeros(400, dtype=torch.int64), batch_size=400, augment="flip")
-    out = (next(iter(source))[0] * 255).round().to(torch.uint8)
+    out = (augmented(x, "flip") * 255).round().to(torch.uint8)
     same = (out == x).flatten(1).all(1)
     mirrored = (out == x.flip(-1)).flatten(1).all(1)
     assert bool((same ^ mirrored).all())
@@ -146,36 +143,26 @@ def test_flip_mirrors_about_half_of_the_images_and_changes_nothing_else():
 def test_crop_flip_shifts_by_four_pixels_at_most_in_all_81_ways():
     x = torch.zeros(4000, 1, 9, 9, dtype=torch.uint8)
     x[:, :, 4, 4] = 255
-    source = batches(x, torch.zeros(4000, dtype=torch.int64), batch_size=4000, augment="crop-flip")
-    out = next(iter(source))[0][:, 0]
+    out = augmented(x, "crop-flip")[:, 0]
     assert out.flatten(1).sum(1).tolist() == [1.0] * 4000  # the centre is never cut off
     assert bool((out.sum(0) > 10).all())
 
 
 def test_every_channel_is_cropped_alike_and_every_image_differently():
     grey = torch.randint(1, 256, (16, 1, 32, 32), dtype=torch.uint8, generator=stream(0, "x"))
-    x = grey[:1].repeat(16, 3, 1, 1)
-    source = batches(x, torch.zeros(16, dtype=torch.int64), batch_size=16, augment="crop-flip")
-    out = next(iter(source))[0]
+    out = augmented(grey[:1].repeat(16, 3, 1, 1), "crop-flip")
     assert torch.equal(out[:, 0], out[:, 1]) and torch.equal(out[:, 0], out[:, 2])
     assert len({tuple(image.flatten().tolist()) for image in out[:, 0]}) > 8
 
 
-def test_cutout_zeroes_a_square_and_clips_it_at_the_border():
+def test_cutout_zeroes_a_square_of_the_mean_colour_and_clips_it_at_the_border():
     x = torch.ones(2, 1, 6, 6)
     cut_out(x, torch.tensor([[0, 5], [3, 3]]), 4)
     # centre (0, 5): rows -2..1, columns 3..6, of which 2 x 3 lie inside; centre (3, 3): 4 x 4
     assert (x == 0).flatten(1).sum(1).tolist() == [6, 16]
     assert x[0, 0, :2, 3:].abs().sum() == 0 and x[1, 0, 1:5, 1:5].abs().sum() == 0
-
-
-def test_cutout_leaves_a_hole_of_the_mean_colour():
     x = torch.full((8, 3, 32, 32), 200, dtype=torch.uint8)
-    source = batches(
-        x, torch.zeros(8, dtype=torch.int64), batch_size=8, augment="cutout-only", mean=MEAN
-    )
-    out = next(iter(source))[0]
-    holes = (out == 0).all(1).flatten(1).sum(1)
+    holes = (augmented(x, "cutout-only", mean=MEAN) == 0).all(1).flatten(1).sum(1)
     assert bool((holes >= 64).all()) and bool((holes <= 256).all())
 
 
@@ -187,12 +174,6 @@ def test_scoring_keeps_the_order_and_leaves_nothing_out():
     assert torch.cat([labels for _, labels in parts]).tolist() == list(range(9))
 
 
-def test_batches_leave_the_global_generator_alone():
-    before = torch.random.get_rng_state()
-    list(batches(*numbered(9, side=32), augment="cutout"))
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_the_gpu_sees_the_same_batches(augment):
@@ -202,14 +183,8 @@ def test_the_gpu_sees_the_same_batches(augment):
         assert torch.equal(la, lb.cpu()) and torch.allclose(a, b.cpu(), atol=1e-6)
 
 
-def test_points_cannot_be_augmented():
+def test_floats_are_cropped_with_black_around_if_they_are_pixels():
+    images = augmented(torch.full((64, 1, 6, 6), 0.75), "crop-flip")
+    assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]
     with pytest.raises(ValueError, match="floats take 'none'"):
         check_augment("flip", torch.zeros(4, 2, 1, 1))
-
-
-def test_pixels_of_floats_are_cropped_with_black_around():
-    x = torch.full((64, 1, 6, 6), 0.75)
-    ((images, _),) = batches(
-        x, torch.zeros(64, dtype=torch.int64), batch_size=64, augment="crop-flip"
-    )
-    assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]

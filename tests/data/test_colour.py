@@ -43,14 +43,6 @@ def test_images_have_their_channels_first(options, monkeypatch, tmp_path, name, 
     assert len(dataset.mean) == 3
 
 
-def test_the_folder_of_the_batches_itself_is_understood(options, monkeypatch, tmp_path):
-    from common.vision import torchvision
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
-    load(options(name="cifar10", dir=str(tmp_path / Stored.base_folder)))
-    assert Stored.roots[-1] == str(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
 def test_a_missing_colour_set_is_refused_in_one_line(options, tmp_path, name):
     with pytest.raises(ValueError, match=f"{name}.*data.dir.*data.download") as refusal:
@@ -75,9 +67,9 @@ def test_cifar_is_read_through_torchvision_once_and_again_when_its_files_change(
     batch = tmp_path / Stored.base_folder / "data_batch_1"
     batch.parent.mkdir()
     batch.write_bytes(b"one")
-    before, wanted = len(Stored.roots), options(name="cifar10", dir=str(tmp_path))
+    before, wanted = len(Stored.roots), options(name="cifar10", dir=str(batch.parent))
     first, second = (DATASETS["cifar10"].load(wanted) for _ in range(2))
-    assert len(Stored.roots) == before + 2, "training and test part, once"
+    assert Stored.roots[before:] == (str(tmp_path),) * 2, "training and test part, once"
     assert second.classes == first.classes == Stored.classes
     assert torch.equal(first.x, second.x) and torch.equal(first.y_test, second.y_test)
     assert second.y.dtype == torch.int64 and second.mean == first.mean
@@ -86,12 +78,16 @@ def test_cifar_is_read_through_torchvision_once_and_again_when_its_files_change(
     assert len(Stored.roots) == before + 4
 
 
-def test_the_area_of_a_bubble_is_proportional_to_its_count():
-    figure = bubbles(np.array([[100, 0], [25, 50]]))
-    dots = figure.axes[0].collections[0]
+def test_the_area_of_a_bubble_is_proportional_to_its_count_also_in_the_key():
+    figure = bubbles(np.array([[1200, 0], [300, 600]]), classes=("cat", "dog"))
+    axes = figure.axes[0]
+    dots, key = axes.collections[:2]
     assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
     areas = dots.get_sizes()
     assert (areas / areas[0]).tolist() == pytest.approx([1.0, 0.25, 0.5])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1,000", "250", "50"]
+    assert key.get_sizes()[0] / areas[0] == pytest.approx(1000 / 1200)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
 
 
 def test_neighbouring_bubbles_do_not_touch_in_a_federation_of_ten():
@@ -101,21 +97,6 @@ def test_neighbouring_bubbles_do_not_touch_in_a_federation_of_ten():
     diameter = axes.collections[0].get_sizes()[0] ** 0.5 * figure.dpi / 72
     (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
     assert diameter < min(x1 - x0, y1 - y0)
-
-
-def test_the_key_shows_bubbles_of_the_same_scale():
-    figure = bubbles(np.array([[1200, 3]]))
-    axes = figure.axes[0]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["1,000", "250", "50"]
-    assert axes.collections[1].get_sizes()[0] / axes.collections[0].get_sizes()[0] == (
-        pytest.approx(1000 / 1200)
-    )
-
-
-def test_class_names_stand_at_their_rows():
-    figure = bubbles(np.array([[1, 2]]), classes=("cat", "dog"))
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (200, 10)])

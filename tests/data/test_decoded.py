@@ -16,6 +16,7 @@ from tests.support.idx import write
 from tests.support.recorded_calls import record_calls
 
 IMAGES = 20
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,7 +45,9 @@ def equal(a: Any, b: Any) -> bool:
     return all(same) and all(kinds)
 
 
-def test_the_kept_copy_holds_the_same_bits(read: Any, decodings: list[str]) -> None:
+def test_the_kept_copy_holds_the_same_bits_until_the_files_change(
+    read: Any, decodings: list[str], tmp_path: Path
+) -> None:
     first, second = read(), read()
     assert decodings == ["mnist"] and len(copies()) == 1
     copies()[0].unlink()
@@ -52,57 +55,48 @@ def test_the_kept_copy_holds_the_same_bits(read: Any, decodings: list[str]) -> N
     assert decodings == ["mnist"] * 2
     assert equal(first, second) and equal(second, third)
     assert second.x[:, 0, 1, 2].tolist() == list(range(1, IMAGES + 1))
-
-
-def test_changed_files_are_decoded_again(read: Any, decodings: list[str], tmp_path: Path) -> None:
-    read()
     images = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
     status = images.stat()
     os.utime(images, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     read()
     read()
-    assert decodings == ["mnist"] * 2 and len(copies()) == 1
+    assert decodings == ["mnist"] * 3 and len(copies()) == 1
 
 
 def test_a_damaged_copy_is_made_anew(read: Any, decodings: list[str]) -> None:
     good = read()
-    half = copies()[0].read_bytes()[:100]
     (path,) = copies()
+    half = path.read_bytes()[:100]
     path.unlink()  # good is mapped from this file, which must not be cut short in place
     path.write_bytes(half)
-    assert equal(read(), good)
-    assert decodings == ["mnist"] * 2
-    assert equal(read(), good)
+    assert equal(read(), good) and equal(read(), good)
     assert decodings == ["mnist"] * 2
 
 
-def test_without_a_place_for_the_copy_every_process_decodes(
-    read: Any, decodings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert equal(read(), read())
-    assert decodings == ["mnist"] * 2
+def no_place(patch: pytest.MonkeyPatch, file: Path) -> None:
+    file.write_text("not a folder")
+    patch.setenv("XDG_CACHE_HOME", str(file))
 
 
-def test_a_full_disk_leaves_no_half_copy(
-    read: Any, decodings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def full_disk(patch: pytest.MonkeyPatch, _: Path) -> None:
     def fails(tensors: Any, path: str, metadata: Any) -> None:
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", fails)
-    assert len(read().y) == IMAGES
-    assert decodings == ["mnist"] and copies() == []
+    patch.setattr("safetensors.torch.save_file", fails)
 
 
-def test_small_files_are_not_kept(
-    read: Any, decodings: list[str], monkeypatch: pytest.MonkeyPatch
+def small_files(patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr(decoded, "SMALL", 2**20)
+
+
+@pytest.mark.parametrize("change", [no_place, full_disk, small_files])
+def test_without_a_copy_every_process_decodes_and_no_half_copy_is_left(
+    change: Any, read: Any, decodings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoded, "SMALL", 2**20)
-    read()
-    assert decodings == ["mnist"] and copies() == []
+    change(monkeypatch, tmp_path / "file")
+    assert equal(read(), read())
+    assert decodings == ["mnist"] * 2 and copies() == []
 
 
 @pytest.mark.full
@@ -125,12 +119,8 @@ def test_only_the_rows_that_are_taken_come_into_memory(tmp_path: Path) -> None:
     )
     if not Path("/proc/self/status").exists():
         pytest.skip("reads /proc")
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 32 * 1024, "kilobytes; the whole data set has 65,536"
 
@@ -149,14 +139,8 @@ def test_processes_that_decode_at_once_all_get_the_data(read: Any, tmp_path: Pat
     )
     source = tmp_path / "source"
     source.write_bytes(bytes(decoded.SMALL))
-    crowd = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(source)],
-            stderr=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-        )
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", script, str(source)]
+    crowd = [subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
     errors = [process.communicate()[1] for process in crowd]
     assert [process.returncode for process in crowd] == [0, 0], errors
     assert [path for path in copies() if path.suffix == ".tmp"] == []

@@ -17,64 +17,31 @@ def data(**changes):
     return parse(flat | {f"data.{k.replace('_', '-')}": v for k, v in changes.items()}).data
 
 
-def test_without_a_public_set_the_pool_is_the_whole_data_set():
-    divided = divide(data(), 1)
-    assert divided.pool is load(data()) and divided.public is None
-
-
-def test_the_labels_of_the_public_set_belong_to_its_images():
-    divided, whole = divide(data(public=0.8), 1), load(data())
-    label = {x.numpy().tobytes(): int(y) for x, y in zip(whole.x, whole.y, strict=True)}
-    assert divided.public is not None and divided.labels is not None
-    assert [label[x.numpy().tobytes()] for x in divided.public] == divided.labels.tolist()
-    assert len(divided.public) == 288 and len(divided.pool.x) == 72
-
-
-def test_one_changed_pixel_changes_the_fingerprint():
-    public = divide(data(public=0.5), 1).public
-    assert public is not None
-    other = public.clone()
-    other[7, 0, 3, 3] ^= 1
-    assert fingerprint(public) == fingerprint(public.clone()) != fingerprint(other)
-
-
-def test_a_folder_of_its_own_is_public_as_a_whole(tmp_path):
+@pytest.mark.parametrize("side", [8, 9])
+def test_a_folder_of_its_own_is_public_as_a_whole_if_its_images_fit(side, tmp_path):
     from PIL import Image
 
-    for side, shade in (("private", 40), ("public", 200)):
+    for part, size, shade in (("private", 8, 40), ("public", side, 200)):
         for name in ("a", "b"):
-            folder = tmp_path / side / name
+            folder = tmp_path / part / name
             folder.mkdir(parents=True)
             for i in range(5):
-                Image.new("L", (8, 8), shade + i).save(folder / f"{i}.png")
+                Image.new("L", (size, size), shade + i).save(folder / f"{i}.png")
     options = data(name="folder", dir=str(tmp_path / "private"))
     away = options.model_copy(update={"public_dir": str(tmp_path / "public")})
+    if side != 8:
+        line = r"public-dir = .* has images 1×9×9, the data set images 1×8"
+        with pytest.raises(ValueError, match=line):
+            divide(away, 1)
+        return
     divided = divide(away, 1)
     assert divided.pool is load(options)
     assert divided.public is not None and int(divided.public.min()) >= 200
 
 
-def test_a_public_set_of_another_shape_is_refused(tmp_path):
-    from PIL import Image
-
-    for side, size in (("private", 8), ("public", 9)):
-        for name in ("a", "b"):
-            folder = tmp_path / side / name
-            folder.mkdir(parents=True)
-            for i in range(5):
-                Image.new("L", (size, size), i).save(folder / f"{i}.png")
-    options = data(name="folder", dir=str(tmp_path / "private"))
-    away = options.model_copy(update={"public_dir": str(tmp_path / "public")})
-    with pytest.raises(
-        ValueError, match=r"public-dir = .* has images 1×9×9, the data set images 1×8"
-    ):
-        divide(away, 1)
-
-
 def test_methods_that_distil_ask_for_a_public_set():
     with pytest.raises(ValueError, match=r"method = 'dl-sh' needs a public set: set data\.public"):
         parse({**defaults(), "method": "dl-sh"})
-    assert torch.is_tensor(divide(data(public_dir="", public=0.2), 3).public)
 
 
 def test_another_data_set_is_brought_to_the_shape_of_the_task():
@@ -86,6 +53,10 @@ def test_another_data_set_is_brought_to_the_shape_of_the_task():
     assert fingerprint(divide(options, 1).public) == fingerprint(divided.public)
     other = divide(options, 2).public
     assert other is not None and fingerprint(other) != fingerprint(divided.public)
+    same = divide(data(name="digits", public_name="digits"), 1)
+    assert same.labels is not None and torch.equal(same.labels, load(data(name="digits")).y)
+    without = divide(data(), 1)
+    assert without.pool is load(data()) and without.public is None
 
 
 def test_who_only_needs_a_share_does_without_the_other_data_set():
@@ -95,11 +66,6 @@ def test_who_only_needs_a_share_does_without_the_other_data_set():
         divide(options, 1)
     share = data(public=0.8)
     assert pool_of(share, 1) is divide(share, 1).pool
-
-
-def test_the_labels_of_another_set_of_the_same_classes_are_known():
-    divided = divide(data(name="digits", public_name="digits"), 1)
-    assert divided.labels is not None and torch.equal(divided.labels, load(data(name="digits")).y)
 
 
 def test_colour_becomes_grey_and_grey_becomes_colour():
@@ -120,6 +86,8 @@ def test_colour_becomes_grey_and_grey_becomes_colour():
         ({"public_name": "digits", "public_samples": 5}, "5 samples cannot hold 10 classes"),
         ({"public_name": "nothing"}, r"unknown data\.public-name 'nothing'"),
         ({"public_name": "folder", "public_dir": "/nowhere"}, r"-dir = '/nowhere' is not a folder"),
+        ({"public": 0.2, "public_name": "digits"}, r"data\.public = 0\.2 is not allowed with data"),
+        ({"public_samples": 9}, r"data\.public-samples = 9 needs data\.public-name or"),
     ],
 )
 def test_another_data_set_that_does_not_fit_is_refused(settings, said):
@@ -127,39 +95,19 @@ def test_another_data_set_that_does_not_fit_is_refused(settings, said):
         divide(data(**settings), 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"public": 0.2, "public_name": "digits"}, r"data\.public = 0\.2 is not allowed with data"),
-        ({"public_samples": 9}, r"data\.public-samples = 9 needs data\.public-name or"),
-    ],
-)
-def test_settings_of_the_public_set_that_do_not_go_together_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        data(**settings)
-
-
-def test_pool_and_public_set_share_the_training_set():
+def test_pool_and_public_set_share_the_training_set_and_keep_its_labels():
     dataset = toy()
-    pool, public, _ = set_aside(dataset, 0.8, seed=1)
-    assert len(public) == 288 and len(pool.x) == len(pool.y) == 72
-    rows = [tuple(image.flatten().tolist()) for image in torch.cat([pool.x, public])]
-    assert sorted(rows) == sorted(tuple(image.flatten().tolist()) for image in dataset.x)
+    pool, public, labels = set_aside(dataset, 0.8, seed=1)
+    assert len(public) == len(labels) == 288 and len(pool.x) == len(pool.y) == 72
+    images = [tuple(image.flatten().tolist()) for image in torch.cat([pool.x, public])]
+    expected = [tuple(image.flatten().tolist()) for image in dataset.x]
+    found = zip(images, torch.cat([pool.y, labels]).tolist(), strict=True)
+    assert sorted(found) == sorted(zip(expected, dataset.y.tolist(), strict=True))
     assert pool.x_test is dataset.x_test
-
-
-def test_pool_labels_stay_with_their_images():
-    dataset = toy()
-    pool, *_ = set_aside(dataset, 0.5, seed=1)
-    label = {tuple(x.flatten().tolist()): int(y) for x, y in zip(dataset.x, dataset.y, strict=True)}
-    found = [label[tuple(image.flatten().tolist())] for image in pool.x]
-    assert found == pool.y.tolist()
-
-
-def test_the_public_set_is_the_same_for_one_seed_and_another_for_the_next():
-    dataset = toy()
-    assert torch.equal(set_aside(dataset, 0.3, 1)[1], set_aside(dataset, 0.3, 1)[1])
-    assert not torch.equal(set_aside(dataset, 0.3, 1)[1], set_aside(dataset, 0.3, 2)[1])
+    assert torch.equal(set_aside(dataset, 0.8, 1)[1], public)
+    assert not torch.equal(set_aside(dataset, 0.8, 2)[1], public)
+    divided = divide(data(public=0.8), 1)
+    assert divided.public.equal(public) and divided.labels.equal(labels)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 0.001])

@@ -51,16 +51,13 @@ def test_class_folders_alone_are_cut_four_to_one(options, tmp_path):
     assert torch.equal(dataset.x, again.x)
 
 
-def test_valid_beside_test_becomes_the_public_set(options, tmp_path):
+def test_valid_beside_test_becomes_the_public_set_and_without_test_the_test_set(options, tmp_path):
     root = tree(tmp_path / "cinic", parts=("train", "test", "valid"))
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert dataset.x_public is not None
     assert dataset.x_public[:, 0, 0, 0].tolist() == [200, 201, 202, 210, 211, 212]
     pool, public, _ = set_aside(dataset, 0.5, seed=1)
     assert len(pool.x) == 6 and len(public) == 3 and int(public.max()) >= 200
-
-
-def test_valid_without_test_is_the_test_set(options, tmp_path):
     root = tree(tmp_path / "pets", parts=("train", "val"))
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert dataset.x_public is None and int(dataset.x_test[0, 0, 0, 0]) == 100
@@ -105,36 +102,25 @@ def test_images_are_decoded_once_and_again_when_the_folder_changes(options, tmp_
     assert int(load_folder(data).x[0, 0, 0, 0]) == 77
     load_folder(options(name="folder", dir=str(root), image_size=4))
     assert calls == [0, 0, 4]
+    (tmp_path / ".pets-0.safetensors").write_bytes(b"half a file")
+    assert len(load_folder(data).x) == 6 and calls == [0, 0, 4, 0]
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".pets-0.safetensors", ".pets-4.safetensors", "pets"]
 
 
-def test_a_damaged_copy_is_made_anew(options, tmp_path):
-    root = tree(tmp_path / "pets")
-    data = options(name="folder", dir=str(root))
-    load_folder(data)
-    (tmp_path / ".pets-0.safetensors").write_bytes(b"half a file")
-    assert len(load_folder(data).x) == 6
-
-
+@pytest.mark.parametrize("anywhere", [True, False])
 def test_the_copy_goes_to_the_users_cache_where_the_folder_cannot_be_written(
-    options, tmp_path, monkeypatch
+    anywhere, options, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = tree(tmp_path / "pets")
     (tmp_path / ".pets-0.safetensors").mkdir()  # stands in the way, also for a superuser
-    load_folder(options(name="folder", dir=str(root)))
-    copies = list((tmp_path / "cache" / "fedmosaic" / "folders").iterdir())
-    assert len(copies) == 1 and copies[0].suffix == ".safetensors"
-    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
-
-
-def test_without_any_place_for_a_copy_the_images_are_still_read(options, tmp_path, monkeypatch):
-    (tmp_path / "cache").write_text("a file, not a folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    root = tree(tmp_path / "pets")
-    (tmp_path / ".pets-0.safetensors").mkdir()
+    if not anywhere:
+        (tmp_path / "cache").write_text("a file, not a folder")
     assert len(load_folder(options(name="folder", dir=str(root))).x) == 6
+    copies = list((tmp_path / "cache").glob("fedmosaic/folders/*"))
+    assert [path.suffix for path in copies] == [".safetensors"] * anywhere
+    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
 
 
 def test_images_of_different_sizes_need_an_image_size(options, tmp_path):
@@ -145,27 +131,11 @@ def test_images_of_different_sizes_need_an_image_size(options, tmp_path):
     assert load(options(name="folder", dir=str(root), image_size=6)).shape == (3, 6, 6)
 
 
-def broken_image(root: Path) -> None:
-    (root / "train" / "cat" / "bad.jpg").write_bytes(b"no image")
-
-
 def truncated_image(root: Path) -> None:
     noise = np.random.Generator(np.random.PCG64(0)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     path = root / "train" / "cat" / "bad.png"
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:120])
-
-
-def deep_image(root: Path) -> None:
-    Image.fromarray(np.zeros((8, 8), dtype=np.uint16)).save(root / "test" / "cat" / "bad.png")
-
-
-def named_pipe(root: Path) -> None:
-    os.mkfifo(root / "train" / "cat" / "pipe.png")
-
-
-def device_behind_a_link(root: Path) -> None:
-    (root / "test" / "dog" / "zero.png").symlink_to("/dev/zero")
 
 
 def listening(root: Path) -> None:
@@ -191,27 +161,22 @@ def annotated_outside(root: Path) -> None:
     (root / "val" / "val_annotations.txt").write_text("../../../secret.png\tcat\n")
 
 
-def foreign_class(root: Path) -> None:
-    picture(root / "test" / "emu" / "0.png")
-
-
-def no_test(root: Path) -> None:
-    (root / "test").rename(root / "exam")
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (broken_image, "bad.jpg: not a readable image"),
+        (lambda r: (r / "train/cat/bad.jpg").write_bytes(b"no image"), "bad.jpg: not a readable"),
         (truncated_image, "bad.png: not a readable image"),
-        (deep_image, "bad.png: not a readable image .more than 8 bits"),
-        (named_pipe, "pipe.png: not a regular file"),
-        (device_behind_a_link, "zero.png: not a regular file"),
+        (
+            lambda r: Image.fromarray(np.zeros((8, 8), np.uint16)).save(r / "test/cat/bad.png"),
+            "bad.png: not a readable image .more than 8 bits",
+        ),
+        (lambda r: os.mkfifo(r / "train/cat/pipe.png"), "pipe.png: not a regular file"),
+        (lambda r: (r / "test/dog/zero.png").symlink_to("/dev/zero"), "zero.png: not a regular"),
         (listening, "socket.png: not a regular file"),
         (annotated_pipe, "0.png: not a regular file"),
         (annotated_outside, "secret.png is outside of .*; only files inside are read"),
-        (foreign_class, "class 'emu' has no training folder"),
-        (no_test, "neither test nor valid"),
+        (lambda r: picture(r / "test/emu/0.png"), "class 'emu' has no training folder"),
+        (lambda r: (r / "test").rename(r / "exam"), "neither test nor valid"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(options, tmp_path, spoil, message):
@@ -235,14 +200,21 @@ def test_a_class_without_images_is_for_a_clients_own_folder_only(options, tmp_pa
         load_folder(options(name="folder", dir=str(root), partition="own"))
 
 
-def test_a_folder_that_is_none_is_refused(options, tmp_path):
-    with pytest.raises(ValueError, match=r"needs data\.dir"):
-        load(options(name="folder"))
-    with pytest.raises(ValueError, match="is not a folder"):
-        load(options(name="folder", dir=str(tmp_path / "nowhere")))
-    (tmp_path / "one").mkdir()
-    with pytest.raises(ValueError, match="1 class folders, at least 2"):
-        load(options(name="folder", dir=str(tmp_path)))
+@pytest.mark.parametrize(
+    ("name", "folder", "line"),
+    [
+        ("folder", "", r"needs data\.dir"),
+        ("folder", "nowhere", "is not a folder"),
+        ("folder", "pets/train", "1 class folders, at least 2"),
+        ("client-folders", "empty", "no client's folder in it"),
+        ("client-folders", "pets", "1 class folders in all, at least 2"),
+    ],
+)
+def test_a_folder_that_is_none_is_refused(options, tmp_path, name, folder, line):
+    (tmp_path / "empty").mkdir()
+    picture(tmp_path / "pets" / "train" / "cat" / "0.png")
+    with pytest.raises(ValueError, match=line):
+        load(options(name=name, dir=str(tmp_path / folder) if folder else ""))
 
 
 Options = Callable[..., Data]
@@ -283,18 +255,6 @@ def test_each_folder_is_an_owners(options: Options, tmp_path: Path) -> None:
     assert left == [".h-clients-0.safetensors", ".h-clients-4.safetensors", "h"]
 
 
-def without_test(root: Path) -> None:
-    (root / "h1" / "test").rename(root / "h1" / "exam")
-
-
-def without_images(root: Path) -> None:
-    (root / "h3" / "cat").mkdir(parents=True)
-
-
-def with_a_foreign_class(root: Path) -> None:
-    paint(root / "h1" / "test" / "gnu", 1, 0)
-
-
 def with_half_an_image(root: Path) -> None:
     path = root / "h10" / "dog" / "0.png"
     path.write_bytes(path.read_bytes()[:40])
@@ -303,9 +263,9 @@ def with_half_an_image(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (without_test, "h1: there is a train folder, but no test folder"),
-        (without_images, "h3: no images"),
-        (with_a_foreign_class, "h1/test/gnu: class 'gnu' has no training folder"),
+        (lambda r: (r / "h1/test").rename(r / "h1/exam"), "h1: there is a train folder, but no"),
+        (lambda r: (r / "h3/cat").mkdir(parents=True), "h3: no images"),
+        (lambda r: paint(r / "h1/test/gnu", 1, 0), "h1/test/gnu: class 'gnu' has no training"),
         (with_half_an_image, "h10/dog/0.png: not a readable image"),
     ],
 )
@@ -316,14 +276,6 @@ def test_what_is_wrong_with_a_clients_folder_is_one_line(
     with pytest.raises(ValueError, match=line) as refused:
         load(options(name="client-folders", dir=str(tmp_path / "h")))
     assert "\n" not in str(refused.value)
-
-
-def test_a_folder_without_clients_is_refused(options: Options, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no client's folder in it"):
-        load(options(name="client-folders", dir=str(tmp_path)))
-    paint(tmp_path / "h1" / "cat", 2, 0)
-    with pytest.raises(ValueError, match="1 class folders in all, at least 2"):
-        load(options(name="client-folders", dir=str(tmp_path)))
 
 
 def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):

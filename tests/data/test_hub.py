@@ -13,29 +13,27 @@ from PIL import Image
 from common.data import Dataset, decoded, load
 from common.settings.config import Data
 
-Options = Callable[..., Data]
+Hub = Callable[..., Dataset]
 datasets: Any = pytest.importorskip("datasets")
 NAMES = ["cat", "dog", "emu"]
 
 
-def table(n: int, *, hospitals: list[str] | None = None, **more: Any) -> Any:
-    """Grey images 0, 1, 2, …, labelled in turn."""
-    columns = {
-        "picture": [Image.new("L", (6, 6), i) for i in range(n)],
-        "animal": [i % 3 for i in range(n)],
-        "row": list(range(n)),
-        **({"hospital": hospitals} if hospitals else {}),
+def table(n: int, *, hospitals: list[str] | None = None, **columns: tuple[Any, Any]) -> Any:
+    """Grey images 0, 1, 2, …, labelled in turn; ``columns``: values and kinds of further ones."""
+    known = {
+        "picture": ([Image.new("L", (6, 6), i) for i in range(n)], datasets.Image()),
+        "animal": ([i % 3 for i in range(n)], datasets.ClassLabel(names=NAMES)),
+        "row": (list(range(n)), datasets.Value("int64")),
+        **({"hospital": (hospitals, datasets.Value("string"))} if hospitals else {}),
+        **columns,
     }
-    kinds = {
-        "picture": datasets.Image(),
-        "animal": datasets.ClassLabel(names=NAMES),
-        "row": datasets.Value("int64"),
-        **({"hospital": datasets.Value("string")} if hospitals else {}),
-    }
-    columns, kinds = (
-        {**known, **more.get(name, {})} for name, known in (("columns", columns), ("kinds", kinds))
-    )
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    return of_columns(known)
+
+
+def of_columns(columns: dict[str, tuple[Any, Any]]) -> Any:
+    content = {name: values for name, (values, _) in columns.items()}
+    features = datasets.Features({name: kind for name, (_, kind) in columns.items()})
+    return datasets.Dataset.from_dict(content, features=features)
 
 
 def saved(folder: Path, **parts: Any) -> Path:
@@ -44,25 +42,25 @@ def saved(folder: Path, **parts: Any) -> Path:
     return folder
 
 
-def hub(options: Options, folder: Path, **changes: Any) -> Dataset:
-    return load(options(name="hub", dir=str(folder), **changes))
+@pytest.fixture
+def hub(options: Callable[..., Data]) -> Hub:
+    """``hub(folder, label_column="x")``: the data set saved in a folder."""
+    return lambda folder, **changes: load(options(name="hub", dir=str(folder), **changes))
 
 
-def test_columns_are_found_by_their_features_and_owners_by_name(
-    options: Options, tmp_path: Path
-) -> None:
+def test_columns_are_found_by_their_features_and_owners_by_name(hub: Hub, tmp_path: Path) -> None:
     train = table(9, hospitals=["h10", "h2", "h2"] * 3)
     folder = saved(tmp_path / "animals", train=train, test=table(6, hospitals=["h2"] * 6))
-    data = hub(options, folder)
+    data = hub(folder)
     assert (data.name, data.classes, data.shape) == ("animals", tuple(NAMES), (1, 6, 6))
     assert data.x[:, 0, 0, 0].tolist() == list(range(9)) and data.x.dtype == torch.uint8
     assert data.y_test.tolist() == [0, 1, 2] * 2 and data.owner is None
-    owned = hub(options, folder, owner_column="hospital")
+    owned = hub(folder, owner_column="hospital")
     assert owned.owner is not None and owned.owner_test is not None
     assert owned.owner.tolist() == [1, 0, 0] * 3 and owned.owner_test.tolist() == [0] * 6
-    assert hub(options, folder, image_size=4).shape == (1, 4, 4)
+    assert hub(folder, image_size=4).shape == (1, 4, 4)
     with pytest.raises(ValueError, match="no column 'clinic' with owners; there are picture"):
-        hub(options, folder, owner_column="clinic")
+        hub(folder, owner_column="clinic")
 
 
 def numbers(n: int, **columns: tuple[Any, Any]) -> Any:
@@ -72,52 +70,48 @@ def numbers(n: int, **columns: tuple[Any, Any]) -> Any:
         "ay": ([10 * i for i in range(n)], datasets.Value("int64")),
         "move": ([i % 3 for i in range(n)], datasets.ClassLabel(names=NAMES)),
         "who": (["b", "a", "a"] * (n // 3), datasets.Value("string")),
-        **columns,
     }
-    content = {name: values for name, (values, _) in known.items()}
-    features = datasets.Features({name: kind for name, (_, kind) in known.items()})
-    return datasets.Dataset.from_dict(content, features=features)
+    return of_columns({**known, **columns})
 
 
-def test_columns_of_numbers_are_a_table(options: Options, tmp_path: Path) -> None:
+def test_columns_of_numbers_are_a_table(hub: Hub, tmp_path: Path) -> None:
     folder = saved(tmp_path / "moves", train=numbers(6), test=numbers(3))
-    data = hub(options, folder, owner_column="who")
+    data = hub(folder, owner_column="who")
     assert data.kind.name == "table" and data.classes == tuple(NAMES)
     assert data.x.tolist() == [[i, 10 * i] for i in range(6)]
     assert data.owner is not None and data.owner.tolist() == [1, 0, 0] * 2
     missing = numbers(6, ay=([None] * 6, datasets.Value("int64")))
     broken = saved(tmp_path / "broken", train=missing, test=numbers(3))
     with pytest.raises(ValueError, match="broken: it holds object, not numbers"):
-        hub(options, broken)
+        hub(broken)
 
 
-def test_a_column_of_lists_is_what_data_kind_says(options: Options, tmp_path: Path) -> None:
+def test_a_column_of_lists_is_what_data_kind_says(hub: Hub, tmp_path: Path) -> None:
     kind = datasets.Array2D((2, 4), "float32")
     parts = [
         numbers(n, signal=([[[i, 1, 2, 3], [4, 5, 6, i]] for i in range(n)], kind)) for n in (6, 3)
     ]
     folder = saved(tmp_path / "signals", train=parts[0], test=parts[1])
-    data = hub(options, folder, kind="signal")
+    data = hub(folder, kind="signal")
     assert data.shape == (2, 4) and data.x[5].tolist() == [[5, 1, 2, 3], [4, 5, 6, 5]]
     with pytest.raises(ValueError, match=r"signals: x has the shape \(6, 2, 4\), .* set data.kind"):
-        hub(options, folder)
+        hub(folder)
 
 
 def test_column_names_decide_the_cached_copy_but_not_its_folder(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = datasets.ClassLabel(names=NAMES)
     other = {name: [2 - i % 3 for i in range(9)] for name in ("animal-hospital", "x/../../../y")}
-    part = table(
-        9, hospitals=["a"] * 9, columns=other, kinds={name: kind for name in other}
-    )  # three columns of classes
+    classes = {name: (values, kind) for name, values in other.items()}
+    part = table(9, hospitals=["a"] * 9, **classes)  # three columns of classes
     folder = saved(tmp_path / "animals", train=part, test=part)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(decoded, "SMALL", 0)
     known = {*tmp_path.rglob("*")}
-    owned = hub(options, folder, label_column="animal", owner_column="hospital")
+    owned = hub(folder, label_column="animal", owner_column="hospital")
     for name in other:
-        assert hub(options, folder, label_column=name).y.tolist() == other[name]
+        assert hub(folder, label_column=name).y.tolist() == other[name]
     assert owned.y.tolist() == [0, 1, 2] * 3
     copies = [path for path in {*tmp_path.rglob("*")} - known if path.is_file()]
     assert {path.parent for path in copies} == {tmp_path / "cache" / "fedmosaic" / "decoded"}
@@ -125,22 +119,22 @@ def test_column_names_decide_the_cached_copy_but_not_its_folder(
 
 
 def test_a_test_of_strangers_is_nobodys_and_a_single_table_is_cut_four_to_one(
-    options: Options, tmp_path: Path
+    hub: Hub, tmp_path: Path
 ) -> None:
     parts = {"train": table(6, hospitals=["a", "b"] * 3), "test": table(3, hospitals=["c"] * 3)}
     folder = saved(tmp_path / "strangers", **parts)
-    data = hub(options, folder, owner_column="hospital")
+    data = hub(folder, owner_column="hospital")
     assert data.owners == 2 and data.owner_test is None
     table(30, hospitals=["a", "b", "c"] * 10).save_to_disk(str(tmp_path / "single"))
-    single = hub(options, tmp_path / "single", owner_column="hospital")
+    single = hub(tmp_path / "single", owner_column="hospital")
     assert torch.bincount(single.y).tolist() == [8] * 3 and len(single.y_test) == 6
     assert single.owner is not None and single.owner.equal(single.y)
 
 
-def test_what_is_ambiguous_missing_or_damaged_is_one_line(options: Options, tmp_path: Path) -> None:
-    coarse = {"columns": {"kind": [0] * 6}, "kinds": {"kind": datasets.ClassLabel(names=["a"])}}
-    two = saved(tmp_path / "two", train=table(6, **coarse), test=table(6, **coarse))
-    assert hub(options, two, label_column="animal").num_classes == 3
+def test_what_is_ambiguous_missing_or_damaged_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    part = table(6, kind=([0] * 6, datasets.ClassLabel(names=["a"])))
+    two = saved(tmp_path / "two", train=part, test=part)
+    assert hub(two, label_column="animal").num_classes == 3
     unnamed = table(6).remove_columns("animal")
     cut = saved(tmp_path / "cut", train=table(6), test=table(6))
     (arrow,) = (cut / "train").glob("*.arrow")
@@ -155,48 +149,43 @@ def test_what_is_ambiguous_missing_or_damaged_is_one_line(options: Options, tmp_
     ]
     for folder, changes, line in cases:
         with pytest.raises(ValueError, match=line) as refused:
-            hub(options, folder, **changes)
+            hub(folder, **changes)
         assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_told(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"datasets is not .*: pip install 'fedmosaic\[hub\]'"):
-        hub(options, tmp_path)
+        hub(tmp_path)
 
 
-def referring(monkeypatch: pytest.MonkeyPatch, folder: Path, paths: list[str], **more: Any) -> Path:
+def referring(
+    patch: pytest.MonkeyPatch, folder: Path, paths: list[str], **columns: tuple[Any, Any]
+) -> Path:
     """A data set whose images are paths instead of bytes, as no ``save_to_disk`` writes it."""
-    monkeypatch.setattr(datasets.Image, "embed_storage", lambda self, stored, **_: stored)
-    monkeypatch.setattr(datasets.Dataset, "_estimate_nbytes", lambda self: 0)
+    patch.setattr(datasets.Image, "embed_storage", lambda self, stored, **_: stored)
+    patch.setattr(datasets.Dataset, "_estimate_nbytes", lambda self: 0)
     stored = [{"bytes": None, "path": path} for path in paths]
-    columns = {"picture": stored, **more.get("columns", {})}
-    n = len(paths)
-    return saved(
-        folder,
-        **{
-            part: table(n, columns=columns, kinds=more.get("kinds", {}))
-            for part in ("train", "test")
-        },
-    )
+    part = table(len(paths), picture=(stored, datasets.Image()), **columns)
+    return saved(folder, train=part, test=part)
 
 
 def test_images_in_files_of_the_folder_are_read(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "named"
     referring(monkeypatch, folder, [f"images/{i}.png" for i in range(6)])
     (folder / "images").mkdir()
     for i in range(6):
         Image.new("L", (6, 6), 10 * i).save(folder / "images" / f"{i}.png")
-    assert hub(options, folder).x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    assert hub(folder).x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
 
 
 @pytest.mark.parametrize("place", ["http", "absolute", "above", "link", "pipe", "device", "none"])
 def test_images_outside_of_the_folder_are_never_opened(
-    place: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("L", (6, 6), 9).save(tmp_path / "secret.png")
     folder = tmp_path / "data"
@@ -211,13 +200,13 @@ def test_images_outside_of_the_folder_are_never_opened(
     opened = []
     monkeypatch.setattr("socket.socket.connect", lambda *to: opened.append(to))
     with pytest.raises(ValueError, match=line.get(place, "is outside of")) as refused:
-        hub(options, folder)
+        hub(folder)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value) and not opened
 
 
 @pytest.mark.parametrize("kind", ["above", "pipe", "split"])
 def test_files_of_the_table_outside_of_the_folder_are_never_opened(
-    kind: str, options: Options, tmp_path: Path
+    kind: str, hub: Hub, tmp_path: Path
 ) -> None:
     folder = saved(tmp_path / "data", train=table(6), test=table(6))
     (arrow,) = (folder / "train").glob("*.arrow")
@@ -233,25 +222,26 @@ def test_files_of_the_table_outside_of_the_folder_are_never_opened(
         (folder / "dataset_dict.json").write_text('{"splits": ["../train", "test"]}')
     line = "not a regular file" if kind == "pipe" else "is outside of"
     with pytest.raises(ValueError, match=line) as refused:
-        hub(options, folder)
+        hub(folder)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
 
 
 def test_other_columns_are_not_decoded(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"kinds": {"row": datasets.Image()}, "columns": {"row": [None] * 6}}
-    folder = referring(monkeypatch, tmp_path / "data", ["x.png"] * 6, **more)
+    row = ([None] * 6, datasets.Image())
+    folder = referring(monkeypatch, tmp_path / "data", ["x.png"] * 6, row=row)
     with pytest.raises(ValueError, match="2 image columns, one is needed"):
-        hub(options, folder)
-    unlike = {"kinds": {"picture": datasets.Value("int64")}, "columns": {"picture": [1] * 6}}
+        hub(folder)
+    unlike = ([1] * 6, datasets.Value("int64"))
+    null = ([0, None] * 3, datasets.ClassLabel(names=NAMES))
     for name, test, line in (
-        ("unlike", table(6, **unlike), "the test split has other columns: picture .Value."),
+        ("unlike", table(6, picture=unlike), "the test split has other columns: picture .Value."),
         ("less", table(6).remove_columns("animal"), "the test split has other columns: picture"),
-        ("null", table(6, columns={"animal": [0, None] * 3}), "sample 1 has no 'animal'"),
-        ("owner", table(6, **more), "the test split has other columns: picture .Image.*row .Ima"),
+        ("null", table(6, animal=null), "sample 1 has no 'animal'"),
+        ("owner", table(6, row=row), "the test split has other columns: picture .Image.*row .Ima"),
     ):
         with pytest.raises(ValueError, match=line):
-            hub(options, saved(tmp_path / name, train=table(6), test=test), owner_column="row")
+            hub(saved(tmp_path / name, train=table(6), test=test), owner_column="row")
     with pytest.raises(ValueError, match="no column 'picture' with owners"):
-        hub(options, saved(tmp_path / "two", train=table(6), test=table(6)), owner_column="picture")
+        hub(saved(tmp_path / "two", train=table(6), test=table(6)), owner_column="picture")

@@ -16,8 +16,8 @@ from common.data.shares import check_public_tests, share
 from common.settings.config import Data
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
-from tests.support.npz import clients, write
-from tests.support.tiny import flat, play
+from tests.support.npz import write
+from tests.support.tiny import flat, play, under
 
 Options = Callable[..., Data]
 SMALL: dict[str, Any] = {"method": "fedmd", "rounds": 1, "train__epochs": 1, "clients": 2}
@@ -73,19 +73,20 @@ def test_single_test_images_of_the_server_and_of_clients_with_own_data(
 ) -> None:
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
+
+    def write_parts(folder: Path, train: np.ndarray, test: np.ndarray) -> None:
+        for part, pixels in (("train", train), ("test", test)):
+            data = {"x": pixels.astype(np.float32) / 255, "y": np.arange(len(pixels)) % 2}
+            write(folder / part / "0.npz", data)
+
     for name, rows in (("server", x[:12]), ("0", x[12:20]), ("1", x[20:28])):
-        for part in ("train", "test"):
-            pixels = 255 - rows if part == "train" else rows
-            data = {"x": pixels.astype(np.float32) / 255, "y": np.arange(len(rows)) % 2}
-            write(tmp_path / "own" / name / part / "0.npz", data)
+        write_parts(tmp_path / "own" / name, 255 - rows, rows)
     own = {"clients": 2, "fleet": "mlp@0.25", "data__dir": str(tmp_path / "own" / "{k}")}
     own |= {"data__name": "npz", "data__partition": "own", "data__test": "own", "method": "fedmd"}
     own |= {"data__samples": 0, "data__test_samples": 0}
 
     def public(name: str, images: np.ndarray) -> dict[str, Any]:
-        for part, pixels in (("train", images), ("test", x[28:])):
-            data = {"x": pixels.astype(np.float32) / 255, "y": np.arange(len(pixels)) % 2}
-            write(tmp_path / name / part / "0.npz", data)
+        write_parts(tmp_path / name, images, x[28:])
         return {**own, "data__public_dir": str(tmp_path / name)}
 
     for images, line in (
@@ -116,25 +117,5 @@ def test_a_share_of_the_training_set_is_disjoint(options: Options, tmp_path: Pat
             (tmp_path / part / name).mkdir(parents=True)
             for i in range(8):
                 Image.new("L", (6, 6), 100 * c).save(tmp_path / part / name / f"{i}.png")
-    same = {"data__name": "folder", "data__dir": str(tmp_path), "data__public": 0.5, "clients": 2}
-    preflight(
-        flat(
-            tmp_path / "out",
-            **SMALL | same | {"data__public_name": ""},
-            data__samples=0,
-            data__test_samples=0,
-        )
-    )
-
-
-def test_another_data_set_passes(tmp_path: Path) -> None:
-    folder = clients(tmp_path / "mine", 2)
-    other = clients(tmp_path / "other", 2, train=30)
-    draw = np.random.default_rng(5)
-    for part in ("train", "test"):
-        for k in range(2):
-            data = {"x": draw.normal(0, 1, (9, 1, 8, 8)).astype(np.float32), "y": np.arange(9) % 3}
-            write(other / part / f"{k}.npz", data)
-    sets = {"data__name": "npz", "data__dir": str(folder), "data__public_dir": str(other)}
-    sets |= {"data__samples": 0, "data__test_samples": 0, "data__public_name": ""}
-    preflight(flat(tmp_path / "out", **SMALL | sets))
+    same = {"name": "folder", "dir": str(tmp_path), "public": 0.5, "public_name": ""}
+    preflight(flat(tmp_path / "out", **SMALL | under("data", **same, samples=0, test_samples=0)))

@@ -139,24 +139,16 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"owner": OWNERS[:300]}, 5, r"owner is int64 \(300,\); .* int64 \(360,\)"),
         ({"owner": OWNERS - 1}, 5, "owner is -1"),
         ({"owner": OWNERS.int()}, 5, "owner is int32"),
-        (
-            {"test": "merge", "partition": "iid_draw", "per_client": 4000},
-            12,
-            "no sample is outside all",
-        ),
+        ({"test": "merge", "partition": "iid_draw", "per_client": 4000}, 12, "no sample is outs"),
+        ({"test": "merge"}, 0, '"merge" needs clients'),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(
     owned: Owned, changes: dict[str, object], clients: int, line: str
 ) -> None:
     with pytest.raises(ValueError, match=line) as refused:
-        rows(owned(**changes), clients)
+        rows(owned(**changes), clients) if clients else for_testing(owned(**changes), 0, 1)
     assert "\n" not in str(refused.value)
-
-
-def test_the_size_of_the_federation_is_needed_where_tests_are_cut_anew(owned: Owned) -> None:
-    with pytest.raises(ValueError, match='"merge" needs clients'):
-        for_testing(owned(test="merge"), 0, 1)
 
 
 def test_the_servers_folder_is_called_server(options: Callable[..., Data], tmp_path) -> None:

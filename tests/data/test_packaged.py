@@ -102,9 +102,8 @@ def test_a_damaged_file_is_one_line_wherever_it_ends_or_differs(tmp_path: Path) 
         with pytest.raises(ValueError, match=r"a\.rda: ") as refused:
             read_frame(path, "Frame")
         assert "\n" not in str(refused.value)
-    for at, value in zip(
-        draw.integers(0, len(whole), 300), draw.integers(0, 256, 300), strict=True
-    ):
+    places = zip(draw.integers(0, len(whole), 300), draw.integers(0, 256, 300), strict=True)
+    for at, value in places:
         path.write_bytes(gzip.compress(whole[:at] + bytes([value]) + whole[at + 1 :]))
         try:
             read_frame(path, "Frame")
@@ -118,13 +117,8 @@ def test_letters_and_satellite_by_hand(
     monkeypatch.setattr(packaged, "LETTERS", 2)
     monkeypatch.setattr(packaged, "SATELLITE", 1)
     rda(tmp_path / "LetterRecognition.rda", "LetterRecognition", lettr=LABEL, a=reals([1, 2, 3]))
-    rda(
-        tmp_path / "Satellite.rda",
-        "Satellite",
-        a=reals([1, 2, 3]),
-        b=reals([4, 5, 6]),
-        classes=LABEL,
-    )
+    columns = {"a": reals([1, 2, 3]), "b": reals([4, 5, 6]), "classes": LABEL}
+    rda(tmp_path / "Satellite.rda", "Satellite", **columns)
     data = letters(options(name="letters", dir=str(tmp_path)))
     assert (data.classes, data.x.tolist(), data.y_test.tolist()) == (("A", "B"), [[1], [2]], [1])
     data = satellite(options(name="satellite", dir=str(tmp_path)))
@@ -165,11 +159,7 @@ def test_a_pickle_that_calls_something_is_refused(options: Options, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [
-        ("smartwatch", "pip install seglearn"),
-        ("letters", "apt-get install r-cran-mlbench"),
-        ("satellite", "apt-get install r-cran-mlbench"),
-    ],
+    [("smartwatch", "pip install seglearn"), ("letters", "apt-get install r-cran-mlbench")],
 )
 def test_a_missing_package_is_named_in_one_line(
     options: Options, tmp_path: Path, name: str, package: str

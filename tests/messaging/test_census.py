@@ -12,6 +12,8 @@ from tests.support.battery import failed
 from tests.support.halves import TASK, info
 from tests.support.tiny import flat, play
 
+WITHOUT_A_NUMBER = {"clients": 0, "wait": 2.5}
+
 
 def test_a_federation_that_fits_is_welcome() -> None:
     check_peers([info(k=1, n=1000, n_test=1000), info()], 2, "e", TASK, 1000)
@@ -45,21 +47,35 @@ def test_a_client_that_does_not_fit_is_named(second: dict[str, Any], reason: str
 
 
 @pytest.mark.parametrize(
-    ("nodes", "reason", "settings"),
+    ("size", "own", "settings", "reason"),
     [
-        (3, r"3 of 4 clients connected within wait = 0.3 s", {"wait": 0.3}),
-        ({2: {"partition-id": 1}}, "2 nodes claim to be client 1", {}),
-        ({3: {"model": "resnet99"}}, "no architecture 'resnet99'", {}),
-        (4, "client 0 claims .* training samples, max-samples = 10", {"max_samples": 10}),
+        (3, {}, {"wait": 0.3}, r"3 of 4 clients connected within wait = 0.3 s"),
+        (4, {2: {"partition-id": 1}}, {}, "2 nodes claim to be client 1"),
+        (
+            *(4, {2: {"partition-id": 7}}, {"wait": 0.3}),
+            "3 of 4 clients connected within wait = 0.3 s; node 3: .* partition-id = 7, but",
+        ),
+        (4, {3: {"model": "resnet99"}}, {}, "no architecture 'resnet99'"),
+        (4, {1: {"device": "cuda:99"}}, {}, 'device = "cuda:99" is not here'),
+        (4, {}, {"max_samples": 10}, "client 0 claims .* training samples, max-samples = 10"),
+        (
+            *(3, {1: {"num-partitions": 4}}, WITHOUT_A_NUMBER),
+            "client 1 expects 4 clients, client 0 3: start all nodes with the same --clients",
+        ),
+        (
+            *(3, {k: {"num-partitions": 4} for k in range(3)}, WITHOUT_A_NUMBER),
+            r"3 of 4 clients connected within",
+        ),
+        (3, {}, {**WITHOUT_A_NUMBER, "per_round": 4}, "per-round = 4 is more than the 3 clients"),
     ],
 )
 def test_a_federation_that_does_not_fit_is_refused(
-    nodes: Any, reason: str, settings: dict[str, Any], tmp_path: Path
+    size: int, own: dict[int, Any], settings: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     config = flat(tmp_path, **settings)
-    size, own = (nodes, {}) if isinstance(nodes, int) else (4, nodes)
-    with pytest.raises(Stopped, match=reason):
+    with pytest.raises(Stopped, match=reason) as error:
         play(config, Loopback(size, config, workers=0, node_configs=own))
+    assert "\n" not in str(error.value)
 
 
 def test_nodes_without_a_place_are_listed_and_ignored(tmp_path: Path) -> None:
@@ -86,42 +102,6 @@ def test_without_a_number_the_connected_nodes_have_it(tmp_path: Path) -> None:
     resumed = flat(tmp_path / "some", clients=0, min_clients=2, rounds=2, resume=True)
     run = play(resumed, Loopback(4, resumed, workers=0))
     assert [(e["k"], e["kind"]) for e in run.journal[2]["events"]] == [(3, "joined")]
-
-
-@pytest.mark.parametrize(
-    ("own", "reason", "settings"),
-    [
-        (
-            {1: {"num-partitions": 4}},
-            "client 1 expects 4 clients, client 0 3: start all nodes with the same --clients",
-            {},
-        ),
-        ({k: {"num-partitions": 4} for k in range(3)}, r"3 of 4 clients connected within", {}),
-        ({}, "per-round = 4 is more than the 3 clients", {"per_round": 4}),
-    ],
-)
-def test_nodes_that_do_not_make_a_federation_are_refused(
-    own: Any, reason: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
-    config = flat(tmp_path, **{"clients": 0, "wait": 2.5, **settings})
-    with pytest.raises(Stopped, match=reason) as error:
-        play(config, Loopback(3, config, workers=0, node_configs=own))
-    assert "\n" not in str(error.value)
-
-
-def test_a_place_that_a_node_without_one_does_not_fill_is_named(tmp_path: Path) -> None:
-    config = flat(tmp_path, wait=0.3)
-    grid = Loopback(4, config, workers=0, node_configs={2: {"partition-id": 7}})
-    reason = "3 of 4 clients connected within wait = 0.3 s; node 3: .* partition-id = 7, but"
-    with pytest.raises(Stopped, match=reason):
-        play(config, grid)
-
-
-def test_a_node_brings_its_own_model(tmp_path: Path) -> None:
-    settings = flat(tmp_path, method="fedorion", rounds=1)
-    result = play(settings, Loopback(4, settings, workers=0, node_configs={1: {"model": "lenet5"}}))
-    models = [client["model"] for client in result.summary["clients"]]
-    assert models == ["mlp@0.25", "lenet5", "mlp@0.25", "cnn2@0.5"]
 
 
 class Flickering(Loopback):  # type: ignore[misc]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import RecordDict
 
 from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict, count_bytes
@@ -79,12 +78,9 @@ def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_bytes(monkeypatch, 0)
-    kept: list[int] = []
-
-    def note_size(content: RecordDict, folder: Path) -> None:
-        kept.append(count_bytes(content))
-
-    monkeypatch.setattr(reply_files, "move_to_file", note_size)
+    kept = record_calls(
+        monkeypatch, reply_files, "move_to_file", lambda _, content, folder: count_bytes(content)
+    )
     with pytest.raises(Stopped, match=r"reply refused: it has .* MB, wire.max-mb = 0.01"):
         play(flat(tmp_path / "run", method="fedavg", wire__max_mb=0.01))
     assert kept and max(kept) <= 10_000

@@ -84,9 +84,8 @@ def test_a_round_that_is_absurd_again_stops_the_run_in_one_line(tmp_path: Path) 
             return super()._changed(reply)
 
     settings = flat(tmp_path, method="fedavg", rounds=1, sanity=0)
-    with pytest.raises(
-        Stopped, match="round 1: the loss of the server's model is .*; client 2 with .* stood out"
-    ):
+    line = "round 1: the loss of the server's model is .*; client 2 with .* stood out"
+    with pytest.raises(Stopped, match=line):
         play(settings, Liars)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"
     again = play({**settings, "resume": True})

@@ -1,6 +1,7 @@
 """Rounds that poisoned updates ruin: whom the server blames, and from which round it repeats."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from server_app.messaging.sanity import suspects
 from server_app.scoring.collapse import collapse
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
 LIAR = 2
 SIX: dict[str, Any] = {"method": "fedavg", "clients": 6, "fleet": "lenet5@0.5", "train__lr": 0.1}
@@ -149,40 +150,29 @@ def test_the_round_after_the_last_sound_one_is_repeated(
     assert (plan().round, plan().suspects) == (4, repeated[1])
 
 
+@pytest.fixture(scope="module")
+def ruined(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """Four rounds with a client that ruins the model over rounds."""
+    return play(flat(tmp_path_factory.mktemp("ruined"), **SIX, rounds=4), Scaled)
+
+
 def test_a_client_that_ruins_the_model_over_rounds_is_left_out_from_the_first(
-    tmp_path: Path,
+    ruined: TinyRun,
 ) -> None:
-    run = play(flat(tmp_path / "a", **SIX, rounds=4), Scaled)
-    (undone,) = run.journal[1]["undone"]
+    (undone,) = ruined.journal[1]["undone"]
     assert undone["suspects"] == [LIAR]
     assert undone["why"].startswith("round 3: the loss of the server's model is")
     assert undone["why"].endswith("in round 1 client 2 with 32 times the median change stood out")
-    assert {f["k"] for e in run.journal for f in e["failures"]} == {LIAR}
-    assert [e["replied"] for e in run.journal[1:]] == [[0, 1, 3, 4, 5]] * 4
-    assert run.summary["status"] == "completed"
+    assert {f["k"] for e in ruined.journal for f in e["failures"]} == {LIAR}
+    assert [e["replied"] for e in ruined.journal[1:]] == [[0, 1, 3, 4, 5]] * 4
+    assert ruined.summary["status"] == "completed"
 
 
 @pytest.mark.full
-def test_a_resumed_run_blames_the_same_client(tmp_path: Path) -> None:
-    straight = play(flat(tmp_path / "a", **SIX, rounds=4), Scaled)
-    play(flat(tmp_path / "b", **SIX, rounds=2), Scaled)
-    resumed = play(flat(tmp_path / "b", **SIX, rounds=4, resume=True), Scaled)
-    assert resumed.timeless == straight.timeless and resumed.weights == straight.weights
-
-
-@pytest.mark.full
-def test_the_default_run_with_one_liar_of_ten_ends_with_a_sound_model(tmp_path: Path) -> None:
-    default: dict[str, Any] = {"method": "fedavg", "fleet": "mlp", "clients": 10, "rounds": 6}
-    default |= {"data__name": "digits", "data__samples": 0, "data__test_samples": 0}
-    default |= {"data__partition": "label_dirichlet", "train__epochs": 5, "train__lr": 0.01}
-    run = play(flat(tmp_path, **default, train__batch_size=32), Seventh)
-    assert run.journal[1]["undone"][0]["suspects"] == [7]
-    assert {f["k"] for e in run.journal for f in e["failures"]} == {7}
-    assert run.summary["accuracy"]["final"] > 0.9
-
-
-class Seventh(Scaled):  # type: ignore[misc]
-    liars = (7,)
+def test_a_resumed_run_blames_the_same_client(ruined: TinyRun, tmp_path: Path) -> None:
+    play(flat(tmp_path, **SIX, rounds=2), Scaled)
+    resumed = play(flat(tmp_path, **SIX, rounds=4, resume=True), Scaled)
+    assert resumed.timeless == ruined.timeless and resumed.weights == ruined.weights
 
 
 def test_a_run_stops_and_blames_nobody_if_nobody_stands_out(tmp_path: Path) -> None:
@@ -219,17 +209,23 @@ def collapsed(out: Path, reaction: str, **changes: Any) -> TinyRun:
     return play(flat(out, **{**QUIET, "score__collapse": reaction, **changes}), Late)
 
 
-def test_a_collapsed_accuracy_is_reported(tmp_path: Path) -> None:
-    run = collapsed(tmp_path, "report", rounds=6)
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``late("undo")``: seven rounds, of which a liar ruins the sixth, played once."""
+    return cache(lambda reaction: collapsed(tmp_path_factory.mktemp("late"), reaction))
+
+
+def test_a_collapsed_accuracy_is_reported(late: Run) -> None:
+    run = late("report")
     (note,) = run.journal[6]["notes"]
     assert note.startswith("round 6: the accuracy collapsed to 0.") and "from 1.0000" in note
     assert "client 2 with" in note and not run.journal[6]["failures"]
-    assert run.summary["warnings"] == [note] and note in read(tmp_path).notes
+    assert run.summary["warnings"] == [note] and note in read(run.folder).notes
     assert run.summary["status"] == "completed"
 
 
-def test_a_collapsed_round_is_repeated_once_without_its_suspects(tmp_path: Path) -> None:
-    run = collapsed(tmp_path, "undo")
+def test_a_collapsed_round_is_repeated_once_without_its_suspects(late: Run) -> None:
+    run = late("undo")
     assert [e["replied"] for e in run.journal[5:]] == [[*range(6)], [0, 1, 3, 4, 5], [*range(6)]]
     (undone,) = run.journal[6]["undone"]
     assert undone["suspects"] == [LIAR] and undone["once"]
@@ -240,10 +236,10 @@ def test_a_collapsed_round_is_repeated_once_without_its_suspects(tmp_path: Path)
 
 @pytest.mark.full
 @pytest.mark.parametrize("reaction", ["report", "undo"])
-def test_a_resumed_run_notices_the_same_collapse(reaction: str, tmp_path: Path) -> None:
-    straight = collapsed(tmp_path / "a", reaction)
-    collapsed(tmp_path / "b", reaction, rounds=5)
-    resumed = collapsed(tmp_path / "b", reaction, resume=True)
+def test_a_resumed_run_notices_the_same_collapse(reaction: str, late: Run, tmp_path: Path) -> None:
+    straight = late(reaction)
+    collapsed(tmp_path, reaction, rounds=5)
+    resumed = collapsed(tmp_path, reaction, resume=True)
     assert resumed.timeless[6:] == straight.timeless[6:] and resumed.weights == straight.weights
 
 

@@ -1,5 +1,7 @@
 """The generator: sizes of FedKF, any image size, pixels normalised as the data are."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,25 +17,29 @@ def small(shape: tuple[int, int, int] = (1, 8, 8), width: int = 8) -> Generator:
         return Generator(10, shape, mean=[0.5] * channels, std=[0.25] * channels, width=width)
 
 
-@pytest.mark.parametrize(
-    ("latent", "channels", "expected"), [(100, 1, 1_049_985), (1000, 3, 8_423_939)]
-)
-def test_parameters_are_those_of_fedkf(latent: int, channels: int, expected: int) -> None:
-    with torch.device("meta"):
-        shape = (channels, 32, 32)
-        generator = Generator(latent, shape, mean=[0.0] * channels, std=[1.0] * channels)
-    assert count(generator) == expected
+DENSE = {"eps": 1e-5, "bias": False}
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"), [((3, 32, 32), 2_328_899), ((1, 28, 28), 1_834_305)]
+    ("latent", "shape", "more", "expected"),
+    [
+        (100, (1, 32, 32), {}, 1_049_985),
+        (1000, (3, 32, 32), {}, 8_423_939),
+        (256, (3, 32, 32), DENSE, 2_328_899),
+        (256, (1, 28, 28), DENSE, 1_834_305),
+    ],
 )
-def test_parameters_are_those_of_dense(shape: tuple[int, int, int], expected: int) -> None:
+def test_parameters_are_those_of_fedkf_and_dense(
+    latent: int, shape: tuple[int, int, int], more: dict[str, Any], expected: int
+) -> None:
     with torch.device("meta"):
         norm = [0.0] * shape[0], [1.0] * shape[0]
-        generator = Generator(256, shape, mean=norm[0], std=norm[1], eps=1e-5, bias=False)
+        generator = Generator(latent, shape, mean=norm[0], std=norm[1], **more)
     assert count(generator) == expected
-    assert {m.eps for m in generator.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {1e-5}
+    norms = [m for m in generator.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert [m.eps for m in norms] == ([1e-5] * 3 if more else [1e-5, 0.8, 0.8])  # DAFL's
+    assert norms[1].momentum == 0.1
+    assert not {"mean", "std"} & set(generator.state_dict()), "its state has no constants"
 
 
 def test_a_generator_drawn_anew_is_that_of_its_stream_whatever_it_was() -> None:
@@ -58,12 +64,16 @@ def test_multiply_adds_are_those_of_fedkf_s_emnist_generator() -> None:
     assert macs(generator, (100,)) / 1e6 == pytest.approx(114.7, rel=0.01)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (2, 5, 9)])
-def test_images_have_the_size_asked_for(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 64, 64), (2, 5, 9)])
+def test_images_have_the_size_asked_for_and_every_weight_learns(
+    shape: tuple[int, int, int],
+) -> None:
     generator = small(shape)
     z = generator.latents(3, seeds.stream(0, "z"))
-    assert z.shape == (3, 10)
-    assert generator(z).shape == (3, *shape)
+    images = generator(z)
+    assert z.shape == (3, 10) and images.shape == (3, *shape)
+    images.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in generator.parameters())
 
 
 def test_images_are_pixels_normalised_by_the_data_s_mean_and_std() -> None:
@@ -79,22 +89,6 @@ def test_the_same_stream_gives_the_same_latents() -> None:
     first = generator.latents(4, seeds.stream(0, "z", 1))
     assert torch.equal(first, generator.latents(4, seeds.stream(0, "z", 1)))
     assert not torch.equal(first, generator.latents(4, seeds.stream(0, "z", 2)))
-
-
-def test_every_weight_learns() -> None:
-    generator = small((3, 8, 8))
-    generator(generator.latents(4, seeds.stream(0, "z"))).square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in generator.parameters())
-
-
-def test_its_inner_norms_have_dafl_s_eps() -> None:
-    generator = small()
-    assert (generator.bn0.eps, generator.bn1.eps, generator.bn2.eps) == (1e-5, 0.8, 0.8)
-    assert generator.bn1.momentum == 0.1
-
-
-def test_its_state_has_no_constants() -> None:
-    assert not {"mean", "std"} & set(small().state_dict())
 
 
 @pytest.mark.parametrize("shape", [(3, 33), (7,)])

@@ -12,14 +12,11 @@ def test_a_byte_holds_255_steps_of_the_range():
     assert quantise.decode(torch.tensor([51], dtype=torch.uint8)).tolist() == pytest.approx([0.2])
 
 
-def test_logits_use_the_whole_byte_between_low_and_high():
+def test_logits_use_the_whole_byte_between_low_and_high_which_may_be_equal():
     x = torch.tensor([-4.0, -1.5, 6.0])
     values = quantise.encode(x, "uint8", -4.0, 6.0)
     assert values.tolist() == [0, 64, 255]
     assert quantise.decode(values, -4.0, 6.0).tolist() == pytest.approx([-4, -1.49, 6], abs=0.001)
-
-
-def test_logits_that_are_all_equal_survive():
     values = quantise.encode(torch.full((3,), 2.5), "uint8", 2.5, 2.5)
     assert quantise.decode(values, 2.5, 2.5).tolist() == [2.5, 2.5, 2.5]
 
@@ -47,22 +44,21 @@ def test_honest_probabilities_of_many_classes_pass(dtype: str):
     quantise.check_rows(quantise.encode(p, dtype), dtype, "theta")
 
 
-def test_rows_that_do_not_sum_to_one_are_refused():
-    p = torch.tensor([[0.5, 0.5], [0.7, 0.4]])
-    with pytest.raises(ValueError, match=r"theta: row 1 sums to 1\.1, not to 1"):
-        quantise.check_rows(p, "float32", "theta")
-
-
-def test_a_row_of_zeros_is_refused_however_coarse_the_wire():
-    with pytest.raises(ValueError, match="row 0 sums to 0, not to 1"):
-        quantise.check_rows(torch.zeros(1, 1000, dtype=torch.uint8), "uint8", "theta")
-
-
-def test_confidences_outside_zero_to_one_are_refused():
-    with pytest.raises(ValueError, match=r"w reaches from -0\.1 to 0\.5, it must stay in \[0, 1\]"):
-        quantise.check_unit(torch.tensor([-0.1, 0.5]), "w")
-
-
-def test_another_dtype_than_agreed_is_refused():
-    with pytest.raises(ValueError, match=r"w is float32\[4\], expected uint8\[4\]"):
-        quantise.check_dtype(torch.zeros(4), (4,), "uint8", "w")
+def test_rows_confidences_and_dtypes_other_than_agreed_are_refused():
+    zeros = torch.zeros(1, 1000, dtype=torch.uint8)
+    for check, given, line in (
+        (
+            quantise.check_rows,
+            (torch.tensor([[0.5, 0.5], [0.7, 0.4]]), "float32"),
+            "row 1 sums to 1.1",
+        ),
+        (quantise.check_rows, (zeros, "uint8"), "row 0 sums to 0, not to 1"),
+        (quantise.check_unit, (torch.tensor([-0.1, 0.5]),), r"reaches from -0\.1 to 0\.5, it must"),
+        (
+            quantise.check_dtype,
+            (torch.zeros(4), (4,), "uint8"),
+            r"is float32\[4\], expected uint8\[4",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^theta.*{line}"):
+            check(*given, "theta")

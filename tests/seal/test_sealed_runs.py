@@ -83,6 +83,10 @@ def timeless(run: TinyRun) -> list[dict[str, Any]]:
     return [{**entry, "bytes": {}, "cost": None, "failures": []} for entry in run.timeless]
 
 
+def same(run: TinyRun, plain: TinyRun) -> bool:
+    return run.weights == plain.weights and timeless(run) == timeless(plain)
+
+
 def failures(run: TinyRun) -> list[tuple[int, int, str]]:
     return [
         (failure["k"], failure["round"], failure["reason"])
@@ -96,13 +100,10 @@ def test_sealed_messages_give_the_same_bits(
 ) -> None:
     relays = record_calls(monkeypatch, Relay, "__init__", lambda _, relay, *given: relay)
     sealed = sealed_run(tmp_path / "out", keys)
-    assert sealed.weights == plain.weights and timeless(sealed) == timeless(plain)
-    assert not failures(sealed)
+    assert same(sealed, plain) and not failures(sealed)
     for message in relays[0].seen:
         hello = message.metadata.message_type == "query.hello"
-        assert set(message.content) == (
-            {"arrays", "fields", "seal"} if hello else {"sealed", "seal"}
-        )
+        assert {*message.content} == {"seal", *(("arrays", "fields") if hello else ("sealed",))}
     more = {
         way: sealed.journal[1]["bytes"][way] - plain.journal[1]["bytes"][way]
         for way in ("down", "up", "arrays_down", "arrays_up")
@@ -156,9 +157,8 @@ class Once(Relay):
         return self.forged("down", message, message)
 
 
-def misread(_: Once, content: RecordDict) -> RecordDict:
-    """No seal of the right form."""
-    about = {**content.config_records["seal"], "wrapped": "text"}
+def with_header(content: RecordDict, **changes: Any) -> RecordDict:
+    about = {**content.config_records["seal"], **changes}
     return RecordDict({**content, "seal": ConfigRecord(about)})
 
 
@@ -167,25 +167,18 @@ def huge(_: Once, content: RecordDict) -> RecordDict:
     return RecordDict({**content, "sealed": ArrayRecord(pieces)})
 
 
-def tampered(_: Once, content: RecordDict) -> RecordDict:
-    return altered(content)
-
-
-def replayed(relay: Once, _: RecordDict) -> RecordDict:
-    """Client 0's own of the round before."""
-    return relay.of_round["1", 1]
-
-
-def others(relay: Once, _: RecordDict) -> RecordDict:
-    """Client 1's of the round before, in client 0's name."""
-    return relay.of_round["1", 2]
-
-
-def reflected(relay: Once, _: RecordDict) -> RecordDict:
-    """The ServerApp's own message comes back as the reply."""
-    return relay.seen[-CLIENTS].content
-
-
+FORGES: dict[str, Forge] = {
+    "tampered": lambda _, content: altered(content),
+    "replayed": lambda relay, _: relay.of_round["1", 1],  # client 0's own
+    "other's": lambda relay, _: relay.of_round["1", 2],  # client 1's, in client 0's name
+    "reflected": lambda relay, _: relay.seen[-CLIENTS].content,  # the ServerApp's own message
+    "misread": lambda _, content: with_header(content, wrapped="text"),
+    "huge": huge,
+    "unsealed reply": lambda *_: packed("protocol.Trained", b"", {}),
+    "unsealed message": lambda *_: packed("protocol.Model", b"", {}),
+    "error": lambda *_: Error(2, "ValueError: I give up"),
+    "unavailable": lambda *_: Error(3, "Message Unavailable"),
+}
 FORGED = "client 0's reply is not authentic: the SuperLink or a registered node ("
 ELSEWHERE = f"{FORGED}it was not sealed for this place by the other side)"
 AT_THE_CLIENT = "NotAuthentic: it was not sealed for this place by the other side"
@@ -195,29 +188,26 @@ NOT_ITS_OWN = "ValueError: this node has a key, but the message is not sealed"
 @pytest.mark.parametrize(
     ("way", "forge", "said"),
     [
-        ("up", tampered, ELSEWHERE),
-        ("up", lambda *_: packed("protocol.Trained", b"", {}), f"{FORGED}it is not sealed)"),
-        ("up", replayed, ELSEWHERE),
-        ("up", others, ELSEWHERE),
-        ("up", reflected, ELSEWHERE),
-        ("up", misread, f"{FORGED}its seal has no wrapped)"),
-        ("up", huge, "reply refused: it has 3.0 MB, wire.max-mb = 2"),
-        ("up", lambda *_: Error(2, "ValueError: I give up"), "ValueError: I give up"),
-        ("up", lambda *_: Error(3, "Message Unavailable"), "no reply within"),
-        ("down", tampered, AT_THE_CLIENT),
-        ("down", replayed, "ValueError: message 1 of the session came after message 1: it was"),
-        ("down", others, "NoSession: this client does not have the session of the message"),
-        ("down", lambda *_: packed("protocol.Model", b"", {}), NOT_ITS_OWN),
+        *(("up", forge, ELSEWHERE) for forge in ("tampered", "replayed", "other's", "reflected")),
+        ("up", "unsealed reply", f"{FORGED}it is not sealed)"),
+        ("up", "misread", f"{FORGED}its seal has no wrapped)"),
+        ("up", "huge", "reply refused: it has 3.0 MB, wire.max-mb = 2"),
+        ("up", "error", "ValueError: I give up"),
+        ("up", "unavailable", "no reply within"),
+        ("down", "tampered", AT_THE_CLIENT),
+        ("down", "replayed", "ValueError: message 1 of the session came after message 1: it was"),
+        ("down", "other's", "NoSession: this client does not have the session of the message"),
+        ("down", "unsealed message", NOT_ITS_OWN),
     ],
 )
 def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
-    tmp_path: Path, keys: Certificates, plain: TinyRun, way: str, forge: Forge, said: str
+    tmp_path: Path, keys: Certificates, plain: TinyRun, way: str, forge: str, said: str
 ) -> None:
-    relay = partial(Once, **{way: forge})
+    relay = partial(Once, **{way: FORGES[forge]})
     run = sealed_run(tmp_path / "out", keys, relay, wire__max_mb=2.0)
     ((k, t, reason),) = failures(run)
     assert (k, t) == (0, 2) and reason.startswith(said), reason
-    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+    assert same(run, plain)
 
 
 class Forgetful(Once):
@@ -241,7 +231,7 @@ def test_a_client_that_lost_its_session_gets_a_new_hello_in_the_same_round(
     assert (k, t) == (0, 2) and reason.startswith("NoSession: this client does not have"), reason
     hellos = [m.metadata for m in relays[0].seen if m.metadata.message_type == "query.hello"]
     assert [about.dst_node_id for about in hellos] == [1, 2, 3, 1]
-    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+    assert same(run, plain)
 
 
 class Returning(Relay):
@@ -266,10 +256,8 @@ def test_a_client_that_returns_as_another_node_gets_a_session_as_rebind_says(
     tmp_path: Path, keys: Certificates, plain: TinyRun, rebind: bool
 ) -> None:
     run = sealed_run(tmp_path / "out", keys, Returning, rebind=rebind)
-    assert [entry["replied"] for entry in run.journal[1:]] == [
-        [0, 1, 2],
-        [0, 1, 2] if rebind else [1, 2],
-    ]
+    second = [0, 1, 2] if rebind else [1, 2]
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2], second]
     if rebind:
         assert not failures(run) and run.weights == plain.weights
     else:
@@ -286,7 +274,7 @@ class Tireless(Once):
 def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
     tmp_path: Path, keys: Certificates
 ) -> None:
-    run = sealed_run(tmp_path / "out", keys, partial(Tireless, up=tampered))
+    run = sealed_run(tmp_path / "out", keys, partial(Tireless, up=FORGES["tampered"]))
     assert [entry["replied"] for entry in run.journal[1:]] == [[1, 2]] * 2
     assert [(k, t) for k, t, _ in failures(run)] == [(0, 1), (0, 1), (0, 2), (0, 2)]
     assert {reason for _, _, reason in failures(run)} == {ELSEWHERE}
@@ -307,13 +295,8 @@ class AtCensus(Relay):
         about = question.metadata
         if about.message_type == "query.hello" and about.dst_node_id == 1 and not self.struck:
             self.struck = True
-            reply.content = altered_census(reply.content)
+            reply.content = with_header(reply.content, k=1)
         return reply
-
-
-def altered_census(content: RecordDict) -> RecordDict:
-    about = {**content.config_records["seal"], "k": 1}
-    return RecordDict({**content, "seal": ConfigRecord(about)})
 
 
 class Impostor(Relay):
@@ -347,7 +330,7 @@ def test_a_forged_answer_to_the_census_is_asked_for_again(
     tmp_path: Path, keys: Certificates, plain: TinyRun
 ) -> None:
     run = sealed_run(tmp_path / "out", keys, AtCensus)
-    assert run.weights == plain.weights and timeless(run) == timeless(plain)
+    assert same(run, plain)
 
 
 @pytest.mark.parametrize(
@@ -410,5 +393,4 @@ def test_a_round_that_is_undone_goes_on_sealed(
     for each in numbers.values():
         assert each == [*range(1, len(each) + 1)], "no message of the repeated round is an old one"
     plain = play(settings(tmp_path / "plain", sanity=0))
-    assert sealed.weights == plain.weights
-    assert timeless(sealed) == timeless(plain)
+    assert same(sealed, plain)

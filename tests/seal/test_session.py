@@ -62,16 +62,48 @@ def server(keys: Certificates) -> SealedChannel:
     return SealedChannel(parse(flat(keys.folder)), RUN, Trust(keys.folder), {"rounds": 2})
 
 
+def hello(seal: SealedChannel, of: Context, node: int = 1) -> SealedMessage:
+    """A client receives the census request of its node."""
+    return letter(seal.census_requests(HELLO, [node])[node], "query.hello", of)
+
+
+def greeted(seal: SealedChannel, of: Context, node: int = 1) -> RecordDict:
+    """The answer of a client that took the census request; the ServerApp took it, too."""
+    asked = hello(seal, of, node)
+    asked.admit()
+    reply = asked.answer(PAYLOAD)
+    seal.open_census_reply(node, reply)
+    return reply
+
+
 def met(keys: Certificates, **changes: str) -> SealedChannel:
     """A ServerApp that has met both clients."""
     seal = server(keys)
     for k in range(2):
-        of = context(keys, k, **changes)
-        asked = letter(seal.census_requests(HELLO, [k])[k], "query.hello", of)
-        asked.admit()
-        seal.open_census_reply(k, asked.answer(PAYLOAD))
+        greeted(seal, context(keys, k, **changes), k)
         seal.check_client(k, k)
     return seal
+
+
+def train(seal: SealedChannel) -> RecordDict:
+    """Client 0's next message."""
+    return seal.wrap(PAYLOAD, 1, "train")(0)
+
+
+def message(seal: SealedChannel, of: Context) -> SealedMessage:
+    return letter(train(seal), "train", of)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    """The node config of clients whose state lies in ``tmp_path``."""
+    return {"state-dir": str(tmp_path)}
+
+
+@pytest.fixture
+def of(keys: Certificates, state: dict[str, str]) -> Context:
+    """Client 0, whose state lies in ``tmp_path``."""
+    return context(keys, **state)
 
 
 def same(a: RecordDict, b: RecordDict) -> bool:
@@ -80,7 +112,7 @@ def same(a: RecordDict, b: RecordDict) -> bool:
 
 def test_a_message_and_its_answer_arrive_as_they_were(keys: Certificates) -> None:
     seal = met(keys)
-    asked = letter(seal.wrap(PAYLOAD, 1, "train")(0), "train", context(keys))
+    asked = message(seal, context(keys))
     assert same(asked.content, PAYLOAD)
     assert same(seal.open(0, asked.answer(PAYLOAD)), PAYLOAD)
     failure = asked.failure("ValueError: no")
@@ -135,9 +167,7 @@ def damaged(content: RecordDict) -> Iterator[tuple[str, RecordDict]]:
 
 def test_whatever_part_of_a_message_is_damaged_it_is_not_authentic() -> None:
     sealed = session.seal(body.encrypt(PAYLOAD), KEYS, PLACE, "up", {})
-    cases = list(damaged(sealed))
-    assert len(cases) > 20
-    for what, content in cases:
+    for what, content in damaged(sealed):
         with pytest.raises(NotAuthentic):
             session.unseal(content, KEYS, PLACE, "up")
             pytest.fail(what)
@@ -168,11 +198,8 @@ def test_what_a_client_seals_and_should_not_have_is_its_own_fault(
 def test_no_key_and_nonce_are_used_twice() -> None:
     one, two = (body.encrypt(PAYLOAD) for _ in range(2))
     assert one.key != two.key and one.pieces["2"].data != two.pieces["2"].data
-    wraps = {
-        session.seal(one, KEYS, PLACE, "down", {}).config_records["seal"]["wrapped"][:12]
-        for _ in range(100)
-    }
-    assert len(wraps) == 100
+    seals = [session.seal(one, KEYS, PLACE, "down", {}) for _ in range(100)]
+    assert len({each.config_records["seal"]["wrapped"][:12] for each in seals}) == 100
 
 
 def test_another_implementation_opens_it() -> None:
@@ -201,13 +228,17 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     keys: Certificates,
 ) -> None:
     seal = server(keys)
-    hello = seal.census_requests(HELLO, [1, 2])
-    honest = letter(hello[1], "query.hello", context(keys)).answer(PAYLOAD)
-    elsewhere = letter(hello[2], "query.hello", context(keys)).answer(PAYLOAD)
-    impostor = context(keys, 0, key=str(keys.key(1)))
+    earlier = seal.census_requests(HELLO, [1])[1]
+    hellos = seal.census_requests(HELLO, [1, 2])
+
+    def answered(content: RecordDict, of: Context) -> RecordDict:
+        return letter(content, "query.hello", of).answer(PAYLOAD)
+
+    honest = answered(hellos[1], context(keys))
     replies = {
-        "signature of its accept": letter(hello[1], "query.hello", impostor).answer(PAYLOAD),
-        "signature of its accept is": elsewhere,
+        "signature of its accept": answered(hellos[1], context(keys, 0, key=str(keys.key(1)))),
+        "signature of its accept is": answered(hellos[2], context(keys)),
+        "the signature of its accept": answered(earlier, context(keys)),
         "it claims to be client 9": with_header(honest, k=9),
         "signature of its": with_header(honest, k=1),
         "signature of": with_header(honest, share=bytes(32)),
@@ -218,6 +249,7 @@ def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_b
     for said, reply in replies.items():
         with pytest.raises(NotAuthentic, match=said):
             seal.open_census_reply(1, reply)
+            pytest.fail(said)
     seal.open_census_reply(1, honest)
     seal.check_client(1, 0)
 
@@ -227,33 +259,22 @@ def with_header(content: RecordDict, **changes: Any) -> RecordDict:
     return RecordDict({**content, "seal": ConfigRecord(about)})
 
 
-def test_an_answer_to_an_earlier_hello_does_not_answer_this_one(keys: Certificates) -> None:
-    seal = server(keys)
-    earlier = seal.census_requests(HELLO, [1])[1]
-    seal.census_requests(HELLO, [1])
-    with pytest.raises(NotAuthentic, match="signature of its accept"):
-        seal.open_census_reply(1, letter(earlier, "query.hello", context(keys)).answer(PAYLOAD))
-
-
 def test_a_client_believes_a_server_app_of_its_authority_only(
     keys: Certificates, tmp_path: Path
 ) -> None:
-    hello = server(keys).census_requests(HELLO, [1])[1]
-    about = hello.config_records["seal"]
-    others = make(tmp_path / "others", [], 1)
-    offer = json.loads(about["offer"])
+    honest = server(keys).census_requests(HELLO, [1])[1]
+    others = server(make(tmp_path / "others", [], 1)).census_requests(HELLO, [1])[1]
+    offer = json.loads(honest.config_records["seal"]["offer"])
+    other_offer = json.dumps({**offer, "experiment": "other"}).encode()
+    other_request = CensusRequest(clients=3).stamped(RUN, 0).pack()
     cases = {
-        "the signature of its offer is invalid": with_header(hello, signature=b"none"),
-        "signature of its offer": with_header(
-            hello, offer=json.dumps({**offer, "experiment": "other"}).encode()
-        ),
-        "its certificate is not one of this node's authority": server(others).census_requests(
-            HELLO, [1]
-        )[1],
-        "its offer is malformed": with_header(hello, offer=b"[]"),
-        "its seal has no offer": with_header(hello, offer="text"),
+        "the signature of its offer is invalid": with_header(honest, signature=b"none"),
+        "signature of its offer": with_header(honest, offer=other_offer),
+        "its certificate is not one of this node's authority": others,
+        "its offer is malformed": with_header(honest, offer=b"[]"),
+        "its seal has no offer": with_header(honest, offer="text"),
         "the census request differs from the one that the ServerApp signed": RecordDict(
-            {**hello, **CensusRequest(clients=3).stamped(RUN, 0).pack()}
+            {**honest, **other_request}
         ),
     }
     for said, content in cases.items():
@@ -273,30 +294,20 @@ def test_the_certificate_of_tls_and_an_old_one_are_not_a_server_apps(keys: Certi
     with pytest.raises(ValueError, match="its certificate is not one of this node's authority"):
         files.server_app_key(der(keys.ca), authority)
     was, now = files.read_certificate(keys.app), datetime.now(UTC)
+    key, days = files.pem_key(keys.app_key).public_key(), [now - timedelta(days=n) for n in (2, 1)]
     builder = x509.CertificateBuilder(
-        was.issuer,
-        was.subject,
-        files.pem_key(keys.app_key).public_key(),
-        was.serial_number,
-        now - timedelta(days=2),
-        now - timedelta(days=1),
-        [*was.extensions],
+        was.issuer, was.subject, key, was.serial_number, *days, [*was.extensions]
     )
     old = builder.sign(files.pem_key(keys.ca_key), hashes.SHA384())
     with pytest.raises(ValueError, match="a certificate has expired"):
         files.server_app_key(old.public_bytes(Encoding.DER), authority)
 
 
-def message(seal: SealedChannel, of: Context) -> SealedMessage:
-    return letter(seal.wrap(PAYLOAD, 1, "train")(0), "train", of)
-
-
 def test_a_client_takes_each_message_once_and_no_older_session(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, tmp_path: Path, state: dict[str, str], of: Context
 ) -> None:
-    state = {"state-dir": str(tmp_path)}
-    first, of = met(keys, **state), context(keys, **state)
-    contents = [first.wrap(PAYLOAD, 1, "train")(0) for _ in range(3)]
+    first = met(keys, **state)
+    contents = [train(first) for _ in range(3)]
     one, two = (letter(content, "train", of) for content in contents[:2])
     two.admit()
     with pytest.raises(ValueError, match="message 1 of the session came after message 2"):
@@ -312,13 +323,13 @@ def test_a_client_takes_each_message_once_and_no_older_session(
 
 
 def test_experiments_on_one_node_have_sessions_of_their_own(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, of: Context
 ) -> None:
-    of, seals = context(keys, **{"state-dir": str(tmp_path)}), [server(keys) for _ in range(2)]
+    seals = [server(keys) for _ in range(2)]
     seals[1].experiment = "other"
     for seal in seals:
-        hello = CensusRequest(clients=2).stamped(seal.experiment, 0).pack()
-        asked = letter(seal.census_requests(hello, [1])[1], "query.hello", of)
+        request = CensusRequest(clients=2).stamped(seal.experiment, 0).pack()
+        asked = letter(seal.census_requests(request, [1])[1], "query.hello", of)
         asked.admit()
         seal.open_census_reply(1, asked.answer(PAYLOAD))
     for seal in (*seals, *seals):
@@ -330,11 +341,11 @@ def test_experiments_on_one_node_have_sessions_of_their_own(
 
 
 def test_each_hello_has_new_shares_and_each_message_new_keys_on_both_sides(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, of: Context
 ) -> None:
-    of, seal, shares, secrets = context(keys, **{"state-dir": str(tmp_path)}), server(keys), [], []
+    seal, shares, secrets = server(keys), [], []
     for _ in range(2):
-        asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", of)
+        asked = hello(seal, of)
         asked.admit()
         reply = asked.answer(PAYLOAD)
         seal.open_census_reply(1, reply)
@@ -348,25 +359,19 @@ def test_each_hello_has_new_shares_and_each_message_new_keys_on_both_sides(
 
 
 def test_keys_and_files_that_are_stolen_later_open_no_earlier_message(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, tmp_path: Path, state: dict[str, str], of: Context
 ) -> None:
     """The thief has both signing keys, all recorded bytes, and the state of both sides."""
-    of, seal = (
-        context(keys, **{"state-dir": str(tmp_path)}),
-        met(keys, **{"state-dir": str(tmp_path)}),
-    )
-    recorded = []
+    seal, recorded = met(keys, **state), []
     for _ in range(3):
-        down = seal.wrap(PAYLOAD, 1, "train")(0)
+        down = train(seal)
         received = letter(down, "train", of)
         received.admit()
         up = received.answer(PAYLOAD)
         assert same(seal.open(0, up), PAYLOAD)
-        place = received.place
-        recorded += [(down, place, "down"), (up, place, "up")]
+        recorded += [(down, received.place, "down"), (up, received.place, "up")]
     seal._requests.clear()  # as after each exchange
-    file = tmp_path / RUN / "0" / "session.json"
-    stolen = client_app.seal.ClientSession.read(file)
+    stolen = client_app.seal.ClientSession.read(tmp_path / RUN / "0" / "session.json")
     assert stolen is not None and stolen.keys.n == 4
     assert not seal._censuses, "the private half of the ServerApp's share is gone"
     for keys_of in (stolen.keys, seal._sessions[0].keys):
@@ -379,16 +384,16 @@ def test_keys_and_files_that_are_stolen_later_open_no_earlier_message(
 
 
 def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, tmp_path: Path, of: Context
 ) -> None:
-    of, seal = context(keys, **{"state-dir": str(tmp_path)}), server(keys)
+    seal = server(keys)
     old, new = (seal.census_requests(HELLO, [1])[1] for _ in range(2))
-    one, two = (letter(new, "query.hello", of) for _ in range(2))
-    for copy in (one, two):
+    copies = [letter(new, "query.hello", of) for _ in range(2)]
+    for copy in copies:
         copy.admit()
-    answers = [copy.answer(PAYLOAD) for copy in (one, two)]
+    answers = [copy.answer(PAYLOAD) for copy in copies]
     shares = {answer.config_records["seal"]["share"] for answer in answers}
-    assert len(shares) == 1 and one.current.keys == two.current.keys
+    assert len(shares) == 1 and copies[0].current.keys == copies[1].current.keys
     file = tmp_path / RUN / "0" / "session.json"
     before = file.read_bytes()
     late = letter(old, "query.hello", of)
@@ -398,19 +403,16 @@ def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
     assert file.read_bytes() == before
     seal.open_census_reply(1, answers[1])
     message(seal, of).admit()
-    again = letter(new, "query.hello", of)
     with pytest.raises(ValueError, match="the session of the ServerApp's offer is in use"):
-        again.admit()
+        letter(new, "query.hello", of).admit()
     message(seal, of).admit()
 
 
 def test_a_late_reply_to_an_old_hello_ends_no_newer_session(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, of: Context
 ) -> None:
-    of, seal = context(keys, **{"state-dir": str(tmp_path)}), server(keys)
-    contents = [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]
-    replies = []
-    for content in contents:
+    seal, replies = server(keys), []
+    for content in [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]:
         asked = letter(content, "query.hello", of)
         asked.admit()
         replies.append(asked.answer(PAYLOAD))
@@ -420,22 +422,21 @@ def test_a_late_reply_to_an_old_hello_ends_no_newer_session(
 
 
 def test_the_date_bounds_a_hello_and_no_later_message(
-    keys: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: Certificates, state: dict[str, str], of: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, now = {"state-dir": str(tmp_path)}, time.time()
-    of, seal = context(keys, **state), met(keys, **state)
-    hello = seal.census_requests(HELLO, [1])[1]
+    seal, now = met(keys, **state), time.time()
+    request = seal.census_requests(HELLO, [1])[1]
     for hours in (-25, 25, 24 * 10_000):  # after all certificates have expired
         monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
         received = message(seal, of)
         received.check_settings({"rounds": 2})
         received.admit()
-        asked = letter(hello, "query.hello", of)
+        asked = letter(request, "query.hello", of)
         with pytest.raises(ValueError, match="UTC: it was replayed, or a clock is wrong by more"):
             asked.check_settings({"rounds": 2})
     for hours in (-23, 23):
         monkeypatch.setattr(time, "time", lambda hours=hours: now + 3600 * hours)
-        letter(hello, "query.hello", of).check_settings({"rounds": 2})
+        letter(request, "query.hello", of).check_settings({"rounds": 2})
 
 
 def test_the_node_alone_decides_where_the_session_lies(
@@ -446,11 +447,9 @@ def test_the_node_alone_decides_where_the_session_lies(
     monkeypatch.delenv("FEDMOSAIC_STATE_DIR", raising=False)
     seal, of = server(keys), context(keys, **{"state-dir": ""})
     of.run_config["state-dir"] = str(tmp_path / "relay")
-    asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", of)
-    asked.admit()
+    greeted(seal, of)
     assert (tmp_path / "home" / "sessions" / RUN / "0" / "session.json").exists()
-    seal.open_census_reply(1, asked.answer(PAYLOAD))
-    content = seal.wrap(PAYLOAD, 1, "train")(0)
+    content = train(seal)
     for name in ("..", "../x", "", "a\n", "a/b"):
         with pytest.raises(NotAuthentic, match="its experiment is no name"):
             letter(with_header(content, experiment=name), "train", of)
@@ -459,13 +458,12 @@ def test_the_node_alone_decides_where_the_session_lies(
 
 
 def test_a_message_without_its_session_and_a_damaged_file_are_a_line(
-    keys: Certificates, tmp_path: Path
+    keys: Certificates, tmp_path: Path, state: dict[str, str], of: Context
 ) -> None:
-    of, seal = context(keys, **{"state-dir": str(tmp_path)}), met(keys)
+    seal = met(keys)
     with pytest.raises(NoSession, match="this client does not have the session of the message"):
         message(seal, of)
-    seal = met(keys, **{"state-dir": str(tmp_path)})
-    content = seal.wrap(PAYLOAD, 1, "train")(0)
+    content = train(met(keys, **state))
     with pytest.raises(NoSession):
         letter(with_header(content, n=client_app.seal.MAX_SKIP + 2), "train", of)
     file = tmp_path / RUN / "0" / "session.json"
@@ -478,10 +476,9 @@ def test_a_message_without_its_session_and_a_damaged_file_are_a_line(
 def test_version_1_is_refused_on_both_sides_in_a_line(keys: Certificates) -> None:
     seal, recorded = met(keys), json.loads((HERE / "version1.json").read_text("utf-8"))
     both = r"it has version 1 of the sealing protocol, this side has version 2: install the same"
-    hello = {k: bytes.fromhex(text) for k, text in recorded["hello"].items()}
-    old_hello = RecordDict({**HELLO, "seal": ConfigRecord(hello)})
-    asked = letter(seal.census_requests(HELLO, [1])[1], "query.hello", context(keys))
-    reply = asked.answer(PAYLOAD)
+    old = {k: bytes.fromhex(text) for k, text in recorded["hello"].items()}
+    old_hello = RecordDict({**HELLO, "seal": ConfigRecord(old)})
+    reply = hello(seal, context(keys)).answer(PAYLOAD)
     old = {k: bytes.fromhex(text) for k, text in recorded["reply"].items()}
     old_reply = RecordDict({**reply, "seal": ConfigRecord({**old, "k": 0})})
     for kind in ("query.hello", "train"):
@@ -489,7 +486,7 @@ def test_version_1_is_refused_on_both_sides_in_a_line(keys: Certificates) -> Non
             letter(old_hello, kind, context(keys))
     with pytest.raises(NotAuthentic, match=both):
         seal.open_census_reply(1, old_reply)
-    seal.wrap(PAYLOAD, 1, "train")(0)
+    train(seal)
     with pytest.raises(NotAuthentic, match=both):
         seal.open(0, old_reply)
     with pytest.raises(NotAuthentic, match="it has version 3 of the sealing protocol, this side"):
@@ -499,7 +496,7 @@ def test_version_1_is_refused_on_both_sides_in_a_line(keys: Certificates) -> Non
 def test_a_run_config_or_a_bundle_that_a_relay_changed_is_found(
     keys: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = letter(server(keys).census_requests(HELLO, [1])[1], "query.hello", context(keys))
+    asked = hello(server(keys), context(keys))
     asked.check_settings({"rounds": 2})
     with pytest.raises(ValueError, match="the received run config differs from the ServerApp's"):
         asked.check_settings({"rounds": 3})
@@ -518,20 +515,15 @@ def test_nothing_that_a_changed_run_config_names_is_imported_or_opened(
     name = module(tmp_path, f"open({str(imported)!r}, 'w')\n")
     importing_from(tmp_path, monkeypatch)
     seal, of = server(keys), context(keys)
-    hello = Message(seal.census_requests(HELLO, [0])[0], NODE, "query.hello")
-    content = hello.content
     if kind == "train":
-        asked = letter(content, "query.hello", of)
-        asked.admit()
-        seal.open_census_reply(0, asked.answer(PAYLOAD))
-        content = seal.wrap(PAYLOAD, 1, kind)(0)
+        greeted(seal, of, 0)
+        content = train(seal)
+    else:
+        content = seal.census_requests(HELLO, [0])[0]
     changed = {**flat(tmp_path), "method": f"{name}:half", "state-dir": str(state)}
     of.run_config = {**changed, "fleet": f"{name}:Net", "data.name": f"{name}:load"}
     reply = answer(Message(content, NODE, kind), of)
-    if kind == "train":
-        opened = seal.open(0, reply.content)
-    else:
-        opened = seal.open_census_reply(0, reply.content)
+    opened = (seal.open if kind == "train" else seal.open_census_reply)(0, reply.content)
     assert "the received run config differs from" in str(session.failed(opened))
     assert not imported.exists() and not state.exists() and name not in sys.modules
 
@@ -542,13 +534,11 @@ def test_a_node_serves_only_the_serverapps_whose_keys_it_names(
     own = files.fingerprint(files.pem_key(keys.app_key).public_key())
     other = files.fingerprint(files.pem_key(make(tmp_path, [], 0).app_key).public_key())
     both = context(keys, **{"server-keys": f"{other},{own}"})
-    seal = server(keys)
-    hello = seal.census_requests(HELLO, [0])[0]
-    seal.open_census_reply(0, letter(hello, "query.hello", both).answer(PAYLOAD))
-    assert same(letter(hello, "query.hello", both).content, HELLO)
+    request = server(keys).census_requests(HELLO, [0])[0]
+    assert same(letter(request, "query.hello", both).content, HELLO)
     line = re.escape(f"key {own} is none of server-keys: ['{other}']")
     with pytest.raises(NotAuthentic, match=line):  # so no session begins
-        letter(hello, "query.hello", context(keys, **{"server-keys": other}))
+        letter(request, "query.hello", context(keys, **{"server-keys": other}))
     without = Context(1, NODE, {"partition-id": 0, "server-keys": own}, RecordDict(), {})
     with pytest.raises(ValueError, match="node config key is missing: sealing needs both"):
         open_message(Message(HELLO, NODE, "query.hello"), without)
@@ -577,7 +567,6 @@ def test_a_bundles_digest_covers_all_its_code(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_files_is_said_in_a_line(keys: Certificates, tmp_path: Path) -> None:
-    hello = server(keys).census_requests(HELLO, [1])[1]
     for said, of in (
         ("node config ca is missing", Context(1, 1, {"key": "a"}, RecordDict(), {})),
         ("/nowhere cannot be read: No such file", context(keys, key="/nowhere")),
@@ -585,7 +574,7 @@ def test_what_is_wrong_with_the_files_is_said_in_a_line(keys: Certificates, tmp_
         ("it holds no OpenSSH key", context(keys, key=str(keys.ca))),
     ):
         with pytest.raises(ValueError, match=said) as refused:
-            letter(hello, "query.hello", of)
+            hello(server(keys), of)
         assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="FEDMOSAIC_TRUST = .*serverapp.key cannot be read"):
         Trust(tmp_path)

@@ -63,16 +63,15 @@ def absolute(run: Path) -> None:
 MOVES: dict[str, Callable[[Path], Path]] = {
     "stays": lambda run: run,
     "moved": lambda run: run.rename(run.parent / "elsewhere"),
-    "renamed parent": lambda run: run.parent.rename(run.parents[1] / "new") / "run",
+    "renamed": lambda run: run.parent.rename(run.parents[1] / "new") / "run",
     "copied": lambda run: shutil.copytree(run, run.parent / "copy"),
 }
 
 
-PAIRS = [(how, release) for how in MOVES for release in ("this", "earlier")]
-OFTEN = [("moved", "this"), ("copied", "earlier")]
+PAIRS = [("moved", "this"), ("copied", "earlier"), ("stays", "earlier"), ("renamed", "earlier")]
 
 
-@pytest.mark.parametrize("move", tiers(PAIRS, OFTEN), ids=" ".join)
+@pytest.mark.parametrize("move", tiers(PAIRS, PAIRS[:2]), ids=" ".join)
 def test_it_goes_on_where_it_lies(move: tuple[str, str], run: Path, whole: TinyRun) -> None:
     how, release = move
     if release == "earlier":
@@ -104,14 +103,13 @@ def test_paths_inside_are_relative_and_others_stay_as_they_are(tmp_path: Path) -
     assert resume(out.rename(tmp_path / "moved")).summary["rounds"] == 3
 
 
-@pytest.mark.parametrize("method", tiers(["fedorion", "fedmd", "moon", "scaffold", "i-dl-mh"]))
+@pytest.mark.parametrize("method", tiers(["fedorion", "fedmd", "scaffold"]))
 def test_missing_state_is_refused(method: str, tmp_path: Path) -> None:
-    public = {"data__public": 0.3} if method in ("fedmd", "i-dl-mh") else {}
+    public = {"data__public": 0.3} if method == "fedmd" else {}
     run = begun(tmp_path / "run", method=method, rounds=1, **public)
     (run / "state").rename(tmp_path / "state")
-    with pytest.raises(
-        Stopped, match=r"census: client 0 \(and 1 more\) has no state of exper.* 'te"
-    ):
+    line = r"census: client 0 \(and 1 more\) has no state of exper.* 'te"
+    with pytest.raises(Stopped, match=line):
         resume(run, 2)
     shutil.copytree(tmp_path / "state", run / "state")
     assert resume(run, 2).summary["rounds"] == 2
@@ -130,22 +128,16 @@ def test_state_of_other_rounds_and_of_another_experiment_is_refused(tmp_path: Pa
         resume(copy, 5)
 
 
-def test_clients_that_keep_nothing_or_were_not_selected_need_nothing(tmp_path: Path) -> None:
+def test_clients_that_keep_nothing_need_nothing(tmp_path: Path) -> None:
     run = begun(tmp_path / "plain", method="fedavg")
     shutil.rmtree(run / "state", ignore_errors=True)
     assert resume(run).summary["rounds"] == 3
-    changes: dict[str, Any] = {"per_round": 1, "rounds": 4}
-    whole = play(flat(tmp_path / "all", **SMALL, **changes))
-    part = begun(tmp_path / "part", **{**changes, "rounds": 1})
-    assert len(list((part / "state/test").glob("*/*/*.safetensors"))) == 1
-    assert resume(part, 4).weights == whole.weights
 
 
 def test_a_client_may_have_newer_state_whose_reply_was_lost() -> None:
     check_kept([info(kept=4), info(k=1)], {0: 3, 2: 5}, 5)
-    with pytest.raises(
-        Stopped, match="client 1 has state of round 2 .* round 5 needs that of round 3"
-    ):
+    line = "client 1 has state of round 2 .* round 5 needs that of round 3"
+    with pytest.raises(Stopped, match=line):
         check_kept([info(), info(k=1, kept=2)], {1: 3}, 5)
 
 

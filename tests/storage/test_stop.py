@@ -68,9 +68,13 @@ def test_without_a_score_it_takes_all_its_rounds(tmp_path: Path) -> None:
     assert run.summary["rounds"] == 2 and run.summary["ended"] == "rounds"
 
 
-def test_resuming_a_run_that_ended_so_does_nothing(tmp_path: Path) -> None:
+def test_resuming_a_run_that_ended_so_does_nothing_and_its_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = fedavg(tmp_path, runtime="loopback", **SURE)
-    play(settings)
+    with caplog.at_level(logging.INFO, "flwr.fedmosaic"):
+        play(settings)
+    assert "the run ends: target 0.1 % is reached" in caplog.text
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     line = r"the run is complete: score.target = 0.001 was reached in round 1; for more: "
     with pytest.raises(Stopped, match=line):
@@ -98,12 +102,6 @@ def test_killed_before_its_summary_it_is_finished_without_another_round(
         mended = play(fedavg(tmp_path, resume=True, **SURE))
     assert mended.timeless == run.timeless and mended.weights == run.weights
     assert mended.summary["ended"] == "target"
-
-
-def test_flowers_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr.fedmosaic"):
-        play(fedavg(tmp_path, **SURE))
-    assert "the run ends: target 0.1 % is reached" in caplog.text
 
 
 def test_a_stop_without_a_target_is_refused() -> None:
