@@ -104,12 +104,7 @@ def test_the_leaf_laid_first_lies_on_top() -> None:
     front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
     depth = torch.arange(2, dtype=torch.uint8)
     _paint(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
-    assert front[0].tolist() == [
-        [9, 9, 9, 9, 9],
-        [9, 0, 0, 1, 9],
-        [9, 0, 0, 1, 9],
-        [9, 9, 9, 9, 9],
-    ]
+    assert front[0].tolist() == [[9, 9, 9, 9, 9], [9, 0, 0, 1, 9], [9, 0, 0, 1, 9], [9, 9, 9, 9, 9]]
 
 
 def test_a_stylegan_s_neighbouring_pixels_are_alike_and_its_images_differ() -> None:

@@ -36,7 +36,7 @@ CLIENTS = 6
 LATE = "no reply within 3600 s; a missing reply counts as a zero update"
 LEAKS = re.compile(
     r"client \d|node \d|diverged|mean loss|refused|not finite|lacks|3e\+?38|17\.25|sanity ="
-    r"|median|times the|bytes|replied\b.*\d|\d+ failures|failed",
+    r"|median|times the|bytes|replied\b.*\d|\d+ failures|failed"
 )
 """Words of unlisted reasons, of clients, and of numbers from single updates."""
 
@@ -111,9 +111,7 @@ def server_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["central", pytest.param("local", marks=pytest.mark.full)])
 def test_a_run_with_faulty_clients_goes_on_and_shows_only_what_is_listed(
-    mode: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = progress.Reporter(logging.getLogger("flwr.fedmosaic").info, 0.0)
     with caplog.at_level(logging.DEBUG), progress.reporting(every):

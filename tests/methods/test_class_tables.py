@@ -321,28 +321,12 @@ def with_number(c: int, value: float) -> Any:
 
 BY_COUNTS = {"fedproto__weights": "counts"}
 LIES: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "no sample": (
-        {},
-        with_count(0, 0),
-        "has a row of class 0, of which it counts no sample",
-    ),
-    "a class of others": (
-        {},
-        with_count(2, 1),
-        "claims class 2, of which it has no sample",
-    ),
-    "a row of others": (
-        {},
-        with_number(2, 1.0),
-        "has a row of class 2, of which it counts no",
-    ),
+    "no sample": ({}, with_count(0, 0), "has a row of class 0, of which it counts no sample"),
+    "a class of others": ({}, with_count(2, 1), "claims class 2, of which it has no sample"),
+    "a row of others": ({}, with_number(2, 1.0), "has a row of class 2, of which it counts no"),
     "counts where none belong": ({}, with_count(0, 5), "counts 5 samples of class 0, at most 1"),
     "a negative count": ({}, with_count(0, -1), "its table counts -1 samples of class 0, at mo"),
-    "more than it has": (
-        BY_COUNTS,
-        with_count(0, 46),
-        "counts 60 samples, in the census it has",
-    ),
+    "more than it has": (BY_COUNTS, with_count(0, 46), "counts 60 samples, in the census it has"),
     "not finite": ({}, with_number(0, math.nan), "'table' has values that are not finite"),
     "infinite": ({}, with_number(0, math.inf), "'table' has values that are not finite"),
     "enormous": ({}, with_number(0, 1e9), "it has the number 1e+09"),
@@ -375,10 +359,7 @@ def test_a_table_that_cannot_be_is_refused_by_name(lie: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (
-            {"fleet": "mlp@0.5,cnn2@0.5"},
-            "mlp@0.5 has 64 and cnn2@0.5 has 32: set feature-dim",
-        ),
+        ({"fleet": "mlp@0.5,cnn2@0.5"}, "mlp@0.5 has 64 and cnn2@0.5 has 32: set feature-dim"),
         ({"fleet": "cnn2-exits1@0.5"}, "needs one head; cnn2-exits1@0.5 has several exits"),
     ],
 )

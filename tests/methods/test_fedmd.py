@@ -193,10 +193,7 @@ def released(folder: Path) -> list[dict[str, Tensor]]:
             name = (k, t) if t else ("first", k, 1)
             own = p.task.batches(*p.train_set, *name)
             descend(
-                classifier[k],
-                own,
-                1 if t else 2,
-                lambda x, y, net=net: F.cross_entropy(net(x), y),
+                classifier[k], own, 1 if t else 2, lambda x, y, net=net: F.cross_entropy(net(x), y)
             )
     return [{n: w.detach().clone() for n, w in net.state_dict().items()} for net in nets]
 

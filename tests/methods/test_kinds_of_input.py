@@ -128,11 +128,7 @@ def arrays(folder: Path, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kind", "other"),
-    [
-        ((3, 32), "signal", (3, 40)),
-        ((3, 32), "signal", (4, 32)),
-        ((5,), "table", (6,)),
-    ],
+    [((3, 32), "signal", (3, 40)), ((3, 32), "signal", (4, 32)), ((5,), "table", (6,))],
 )
 def test_a_client_with_samples_of_another_shape_is_refused_by_name_at_the_census(
     shape: tuple[int, ...], kind: str, other: tuple[int, ...], tmp_path: Path

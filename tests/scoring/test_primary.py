@@ -70,9 +70,7 @@ def test_the_confusion_of_two_parts_is_their_sum() -> None:
     assert pooled(parts) == confusion(y, predicted) == whole
 
 
-def test_without_a_global_model_the_clients_scores_count_in_every_scored_round(
-    played: Run,
-) -> None:
+def test_without_a_global_model_the_clients_scores_count_in_every_scored_round(played: Run) -> None:
     run = played(method="local", rounds=3, score__every=2)
     assert ["personal" in entry for entry in run.journal] == [False, False, True, True]
     assert {entry["primary"] for entry in run.journal} == {"personal"}
