@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from client_app.bases.own_model import ClientState as OwnState
 from client_app.methods.ditto import ClientState
@@ -16,6 +15,7 @@ from common.settings.parse import parse
 from common.training import tree
 from tests.support.scalar import PLAIN, descend, kept, result
 from tests.support.tiny import Run, TinyRun, flat
+from tests.support.weights import same
 
 HAND = {"method": "ditto", "clients": 2, **PLAIN}
 
@@ -23,10 +23,6 @@ HAND = {"method": "ditto", "clients": 2, **PLAIN}
 def personal(run: TinyRun, t: int, k: int) -> StateDict:
     """Return v_k of round t."""
     return ClientState.load(kept(run.folder, t, k, ClientState.kind)).v
-
-
-def same(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +94,3 @@ def test_a_personal_model_starts_from_the_servers_first_weights(tmp_path: Path, 
     played = run(method="ditto", rounds=1, per_round=1)
     scores = played.journal[1]["scores"]
     assert all(s["accuracy"] is not None and s["accuracy_global"] is not None for s in scores)
-
-
-def test_the_personal_model_does_not_leave_the_client(run: Run) -> None:
-    settings = {"rounds": 1, "fleet": "mlp@0.25", "score__clients_every": 0}
-    ditto, fedavg = run(method="ditto", **settings), run(method="fedavg", **settings)
-    for key in ("arrays_up", "arrays_down"):
-        assert ditto.journal[1]["bytes"][key] == fedavg.journal[1]["bytes"][key]

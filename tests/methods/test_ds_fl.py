@@ -88,16 +88,6 @@ def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -
         server().check(halves.client(), Reply(theta=theta))
 
 
-def test_who_does_not_digest_is_alone(run: Run) -> None:
-    settings = {**PUBLIC, "score__clients_every": 1}
-    ours = run(method="ds-fl", public__learn=False, **settings)
-    alone = run(method="local", **settings)
-    for our, their in zip(ours.journal[1:], alone.journal[1:], strict=True):
-        assert our["metrics"]["client_loss"] == their["metrics"]["client_loss"]
-        own, theirs = ([s["accuracy"] for s in e["scores"]] for e in (our, their))
-        assert own == theirs
-
-
 def test_digestion_changes_the_clients_and_the_server(run: Run) -> None:
     settings = {**PUBLIC, "score__clients_every": 1}
     with_it, without = (run(method="ds-fl", public__learn=on, **settings) for on in (True, False))

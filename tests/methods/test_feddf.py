@@ -13,6 +13,7 @@ from common.training import tree
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, under
+from tests.support.weights import moved
 
 PUBLIC: dict[str, Any] = {"data__public": 0.5, "data__samples": 160}
 TINY: dict[str, Any] = {"method": "feddf", **PUBLIC, "public__epochs": 1, "train__epochs": 1}
@@ -35,10 +36,6 @@ def uploads(half: Any, *names: str) -> dict[str, StateDict]:
 
 def received(*states: StateDict) -> Replies[Reply]:
     return Replies.of([(each, Reply(w=w)) for each, w in zip(FLEET, states, strict=False)])
-
-
-def moved(before: StateDict, after: StateDict) -> float:
-    return max(float((before[name] - value).abs().max()) for name, value in after.items())
 
 
 def said(half: Any, spec: str, w: StateDict) -> Tensor:

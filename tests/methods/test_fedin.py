@@ -39,17 +39,6 @@ def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> No
     assert fedin.journal[2]["metrics"]["client_in_loss"] > 0
 
 
-def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run) -> None:
-    plain = run(method="fedavg", fleet="cnn2@0.5")
-    layerwise = run(method="fedavg", fleet="cnn2@0.5", average__across="layerwise")
-    same = run(method="fedavg", fleet="cnn2@0.5", average__across="same")
-    assert plain.weights == layerwise.weights
-    for other in (layerwise, same):
-        for key in ("accuracy", "loss", "metrics", "client_metrics", "scores", "clients"):
-            ours, theirs = ([e.get(key) for e in r.journal] for r in (plain, other))
-            assert ours == theirs, key
-
-
 def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
     for across in ("layerwise", "same"):
         last = run(method="fedavg", average__across=across, **FLEET).journal[-1]
@@ -73,15 +62,6 @@ def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: An
     grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
     with pytest.raises(Stopped, match="no common split"):
         play(settings, grid)
-
-
-@pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential", "phases"])
-def test_every_way_to_combine_gradients_learns_its_own_thing(run: Run, mode: str) -> None:
-    others = {"eq14", "eq13", "sequential", "phases"} - {mode}
-    this = run(method="fedin", fedin__grad_mode=mode, **FLEET)
-    assert this.journal[-1]["metrics"]["client_in_loss"] > 0
-    for other in others:
-        assert this.weights != run(method="fedin", fedin__grad_mode=other, **FLEET).weights
 
 
 def net(spec: str = "cnn3@0.25") -> Split:
@@ -266,12 +246,6 @@ def test_noise_has_its_deviation_and_is_drawn_from_a_stream() -> None:
     first, second = (bounded(s, options, seeds.stream(1, "n")) for _ in range(2))
     assert torch.equal(first, second)
     assert float(first.std()) == pytest.approx(0.5, rel=0.05)
-
-
-def test_clip_and_noise_change_what_others_learn_from(run: Run) -> None:
-    plain = run(method="fedin", **FLEET)
-    for key in ("clip", "noise"):
-        assert run(method="fedin", **{f"fedin__{key}": 0.1}, **FLEET).weights != plain.weights
 
 
 def rows(*values: float) -> torch.Tensor:

@@ -22,6 +22,7 @@ from common.training import tree
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, under
+from tests.support.weights import moved
 
 TINY: dict[str, Any] = {"method": "fedkemf", "data__public": 0.5, "data__samples": 160}
 TINY |= {"public__epochs": 1, "train__epochs": 1}
@@ -104,10 +105,6 @@ def stepped(*names: str, **changes: Any) -> tuple[Any, StateDict, list[StateDict
     replies = [Reply(w=w) for w in copies]
     half.step(1, Replies.of(list(zip(half.clients, replies, strict=True))))
     return half, before, copies
-
-
-def moved(before: StateDict, after: StateDict) -> float:
-    return max(float((before[name] - value).abs().max()) for name, value in after.items())
 
 
 @pytest.mark.parametrize("labels", [False, True])

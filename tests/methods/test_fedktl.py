@@ -10,25 +10,20 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from client_app.bases import own_model
-from client_app.bases.own_model import ClientState
 from client_app.methods.fedktl import FedKTL
 from client_app.participant import Participant
-from client_app.store import Store
-from common.exchange.records import StateDict
 from common.losses.transfer import arcface, mmd
 from common.methods.fedktl import Request
 from common.models import stylegan
-from common.models.classifier import Classifier
 from common.models.simplex import Simplex, simplex
 from common.models.stylegan import StyleGAN
 from common.settings.parse import parse
 from common.techniques.class_table import TableReply
 from common.training import seeds
-from common.training.fit import Loss
 from server_app.method import Replies
 from tests.support.halves import client, server
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, flat
+from tests.support.weights import own_models
 
 KTL: dict[str, Any] = {"method": "fedktl", "fedktl__server_epochs": 5, "train__clip": 5.0}
 
@@ -36,12 +31,6 @@ KTL: dict[str, Any] = {"method": "fedktl", "fedktl__server_epochs": 5, "train__c
 def half(folder: Path, **changes: Any) -> FedKTL:
     settings = flat(folder, **{**KTL, **changes})
     return FedKTL(Participant(parse(settings), {"partition-id": 0}, "test"))
-
-
-def own_weights(run: TinyRun, k: int) -> StateDict:
-    state = Store(run.folder / "state", "test", k).load_state(99, ClientState)
-    assert state is not None
-    return state.local
 
 
 def any_simplex(classes: int) -> Tensor:
@@ -94,29 +83,6 @@ def test_the_class_is_that_of_the_nearest_direction() -> None:
 # The client.
 
 
-def test_without_images_it_is_local_training_on_the_angular_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = play(flat(tmp_path / "ktl", **KTL, fedktl__mu=0.0))
-    other = play(flat(tmp_path / "with", **KTL))
-    with seeds.scope(1, "any"):
-        directions = simplex(3, seeds.stream(1, "init", "simplex"))
-
-    def angular(net: Classifier) -> Loss:
-        return lambda x, y: arcface(
-            F.linear(F.normalize(net.head(net.features(x))), directions), y, 64.0, 0.5
-        )
-
-    monkeypatch.setattr(own_model, "cross_entropy", angular)
-    local = play(flat(tmp_path / "local", method="local", train__clip=5.0))
-    for k in range(4):
-        ours, theirs = own_weights(run, k), own_weights(local, k)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        assert not torch.equal(own_weights(other, k)["head.weight"], theirs["head.weight"])
-    assert run.journal[2]["client_metrics"] == local.journal[2]["client_metrics"]
-    assert run.journal[1]["client_metrics"] == other.journal[1]["client_metrics"]
-
-
 def test_the_loss_of_generated_images_by_hand(tmp_path: Path) -> None:
     ours = half(tmp_path, fedktl__mu=3.0)
     p, net = ours.participant, ours.local(1).eval()
@@ -146,7 +112,7 @@ def test_a_client_scores_by_angle(played: Run) -> None:
     run = played(**KTL)
     for k, (score,) in enumerate(zip(run.journal[-1]["scores"], strict=True)):
         p = Participant(parse(flat(run.folder / "other", **KTL)), {"partition-id": k}, "test")
-        net = p.model(p.spec, own_weights(run, k))
+        net = p.model(p.spec, own_models(run, 2)[k])
         directions = simplex(3, seeds.stream(p.task.seed, "init", "simplex"))
         assert score["accuracy"] == p.accuracy(Simplex(net, directions))
     assert run.summary["accuracy"] is None
@@ -197,14 +163,6 @@ def test_a_row_of_another_length_is_refused() -> None:
     table[1] *= 1.1
     with pytest.raises(ValueError, match=r"its row of class 1 has the length 1\.1, not 1"):
         method.check(sender, good.model_copy(update={"table": table}))
-
-
-def test_what_travels(played: Run) -> None:
-    run = played(**KTL, rounds=3, score__every=3)
-    shape = (1, 8, 8)
-    first, second = run.journal[1]["bytes"], run.journal[2]["bytes"]
-    assert second["arrays_up"] == 4 * (4 * 9 + 8 * 3) and first["arrays_down"] == 0
-    assert second["arrays_down"] == 4 * (3 * math.prod(shape) + 3 * 4 * stylegan.LATENT)
 
 
 # Generators.

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from flwr.app import Message
 from torch import Tensor
 
-from client_app.bases.own_model import ClientState
 from client_app.methods.fedmd import FedMD, Kept
 from client_app.participant import Participant
 from common.exchange.predictions import LARGEST, Predictions, spoken
@@ -23,7 +22,8 @@ from server_app.method import Replies
 from tests.support import battery, halves
 from tests.support.battery import Crash
 from tests.support.recorded_calls import record_calls
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, flat, play
+from tests.support.weights import own_models, same
 
 SMALL: dict[str, Any] = {**battery.PUBLIC, "method": "fedmd", "clients": 3, "train__epochs": 1}
 SMALL |= {"fedmd__first_epochs": 1}
@@ -37,20 +37,6 @@ def replies(*said: Any, probabilities: bool = False) -> Replies[Reply]:
     """What clients 0, 1, … say, each a list of rows."""
     told = [spoken(torch.tensor(x), "float32", probabilities=probabilities) for x in said]
     return Replies.of([(halves.client(k), Reply(**fields)) for k, fields in enumerate(told)])
-
-
-def kept(run: TinyRun, t: int) -> list[dict[str, Tensor]]:
-    """The own models of all clients, as they kept them in round t."""
-    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{ClientState.kind}.safetensors"))
-    return [ClientState.load(file).local for file in files]
-
-
-def same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> bool:
-    assert len(ours) == len(theirs) > 0
-    return all(
-        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-        for a, b in zip(ours, theirs, strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -88,21 +74,6 @@ def test_what_digests_is_what_spoke(run: Run) -> None:
     assert "client_first_loss" in done.journal[1]["metrics"]
     assert "client_first_loss" not in done.journal[2]["metrics"], "before the first round alone"
     assert len(found) == 2 and max(found) < 1e-12
-
-
-@pytest.mark.parametrize("method", ["fedmd", "kt-pfl"])
-def test_without_digestion_every_client_is_alone(run: Run, method: str) -> None:
-    settings = {**SMALL, "score__clients_every": 1, "train__epochs": 2}
-    plain = {"public__learn": False, f"{method}.first-epochs": 0, f"{method}.whole-test": True}
-    plain |= {"kt-pfl.grow": False} if method == "kt-pfl" else {}
-    ours = run(**{**settings, **plain, "method": method})
-    alone = run(**{**settings, "method": "local", "local__whole_test": True})
-    assert same(kept(ours, 2), kept(alone, 2))
-    for our, their in zip(ours.journal[1:], alone.journal[1:], strict=True):
-        assert our["scores"] == their["scores"]
-        for name in ("client_loss", "client_steps", "client_test_accuracy"):
-            assert our["metrics"][name] == their["metrics"][name]
-    assert ours.summary["accuracy"] is None and ours.summary["weights_sha256"] is None
 
 
 def test_who_did_not_hear_the_answer_goes_on_from_its_model(
@@ -147,7 +118,7 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     with pytest.raises(Crash):
         play(cut, LosesRound2)
     again = play(flat(tmp_path / "cut", **settings, resume=True))
-    assert again.timeless == whole.timeless and same(kept(again, 2), kept(whole, 2))
+    assert again.timeless == whole.timeless and same(own_models(again, 2), own_models(whole, 2))
     first, second = (set(entry["selected"]) for entry in whole.journal[1:])
     assert first & second and second - first, "somebody goes on, somebody begins"
 
@@ -159,11 +130,6 @@ LIVING: dict[str, Any] = {
     **{"train__optimizer": "adam", "train__lr": 0.01, "public__lr": 0.02},
 }
 KEPT = {**LIVING, "fedmd__optimizers": "kept"}
-
-
-def after(run: TinyRun, t: int, kind: type[ClientState] | type[Kept]) -> list[dict[str, Tensor]]:
-    files = sorted((run.folder / "state" / "test").glob(f"*/{t}/{kind.kind}.safetensors"))
-    return [kind.load(file).local for file in files]
 
 
 def released(folder: Path) -> list[dict[str, Tensor]]:
@@ -199,8 +165,8 @@ def released(folder: Path) -> list[dict[str, Tensor]]:
 
 
 def test_kept_optimisers_are_those_of_the_released_code(run: Run, tmp_path: Path) -> None:
-    ours, expected = after(run(**KEPT), 2, Kept), released(tmp_path)
-    fresh = after(run(**LIVING), 2, ClientState)
+    ours, expected = own_models(run(**KEPT), 2, Kept), released(tmp_path)
+    fresh = own_models(run(**LIVING), 2)
     assert len(ours) == len(fresh) == 2
     for k in (0, 1):
         for name, value in expected[k].items():
@@ -216,7 +182,7 @@ def test_kept_optimisers_survive_a_resumed_run(optimizer: str, run: Run, tmp_pat
     whole = run(**settings)
     play(flat(tmp_path, **{**settings, "rounds": 1}))
     again = play(flat(tmp_path, **settings, resume=True))
-    assert same(after(again, 2, Kept), after(whole, 2, Kept))
+    assert same(own_models(again, 2, Kept), own_models(whole, 2, Kept))
     if optimizer == "adam":
         files = sorted((tmp_path / "state" / "test").glob(f"*/2/{Kept.kind}.safetensors"))
         assert len(files) == 2

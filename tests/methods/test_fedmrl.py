@@ -18,10 +18,10 @@ from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.models.composite import Matryoshka, Small
 from common.settings.parse import parse
-from common.training.task import check_fleet
 from tests.support.halves import task
 from tests.support.scalar import kept
 from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.weights import same
 
 R = TypeVar("R", bound=Records)
 MRL: dict[str, Any] = {"method": "fedmrl", "global_model": "cnn2@0.25"}
@@ -30,10 +30,6 @@ MRL: dict[str, Any] = {"method": "fedmrl", "global_model": "cnn2@0.25"}
 
 def state(run: TinyRun, k: int, kind: type[R]) -> R:
     return kind.load(kept(run.folder, 2, k, kind.kind))
-
-
-def equal(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 class Scale(Classifier):
@@ -71,33 +67,6 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
         torch.testing.assert_close(grad.flatten(), torch.tensor(value).float().flatten())
     assert net(x).tolist() == [[3.5, 0.0]]
     assert Small(net)(x)[0].tolist() == pytest.approx([0.0, 0.7])
-
-
-def test_with_the_identity_and_no_small_loss_it_is_local(
-    tmp_path: Path, played: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A_k = [0, 1] is held; the copy of w then has no gradient."""
-
-    drawn = FedMRL.compose
-
-    def fixed(self: FedMRL, own: Classifier, shared: Classifier) -> Matryoshka:
-        net = drawn(self, own, shared)
-        weight, bias = net.joint.parameters()
-        K, inputs = weight.shape
-        weight.data, bias.data = torch.eye(inputs)[-K:], torch.zeros(K)
-        net.joint.requires_grad_(False)
-        return net
-
-    local = played(method="local")
-    monkeypatch.setattr(FedMRL, "compose", fixed)
-    run = play(flat(tmp_path, **MRL, fedmrl__weight=0.0))
-    for k in range(4):
-        theirs = state(local, k, ClientState).local
-        for name, value in state(run, k, ClientState).local.items():  # gradients pass a slice
-            torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-5)
-    for one, two in zip(run.journal[1:], local.journal[1:], strict=True):
-        pairs = zip(one["scores"], two["scores"], strict=True)
-        assert all(a["accuracy"] == b["accuracy"] for a, b in pairs)
 
 
 def test_w_is_the_mean_of_the_copies_with_equal_weights(
@@ -142,29 +111,4 @@ def test_before_its_first_round_a_client_scores_its_first_draw(tmp_path: Path) -
     half, w = FedMRL(p), p.model(p.global_spec, part="any").state_dict()
     own, small = (half.to_score(ScoreRequest(w=w, spec="", models={}), part) for part in (w, {}))
     assert p.accuracy(own) is not None and isinstance(small, Small)
-    assert equal(own.state_dict(), half.composite(1, w).state_dict())
-
-
-def test_the_bytes_are_those_of_fedavg_with_the_small_network(played: Run) -> None:
-    quiet = {"rounds": 3, "score__every": 3, "global_model": "cnn2@0.25"}
-    mrl, fedavg = (played(**{**quiet, "method": method}) for method in ("fedmrl", "fedavg"))
-    for key in ("arrays_up", "arrays_down"):
-        assert mrl.journal[2]["bytes"][key] == fedavg.journal[2]["bytes"][key]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"global_model": "mlp@0.5"}, 'method = "fedmrl" needs networks with at least the feat'),
-        ({"fleet": "cnn4-exits2@0.5"}, 'method = "fedmrl" needs one head; cnn4-exits2@0.5 has'),
-        ({"score__bn": "recalibrated"}, 'score.bn = "recalibrated" is not allowed with'),
-        ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with'),
-        ({"average__robust": "fltrust", "data__public": 0.2}, 'average.robust = "fltrust" is not'),
-        ({"privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with'),
-        ({"average__across": "same"}, 'average.across = "same" is not allowed with'),
-    ],
-)
-def test_what_does_not_suit_it_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        check_fleet(task(**{**MRL, **changes}))
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
+    assert same(own.state_dict(), half.composite(1, w).state_dict())

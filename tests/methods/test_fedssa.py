@@ -1,34 +1,23 @@
 """FedSSA: the fusion of head rows and their mean by hand, LG-FedAvg at its edge, what travels."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.bases.own_model import ClientState
 from client_app.participant import Participant
 from common.exchange.protocol import ModelReply
-from common.exchange.records import StateDict
 from common.methods.fedssa import Options, fuse, row, rows
 from common.settings.parse import parse
-from common.training.task import check_fleet
 from server_app.method import Replies
-from tests.support.battery import Changing
-from tests.support.halves import client, server, task
-from tests.support.scalar import kept
-from tests.support.tiny import Run, TinyRun, flat
+from tests.support.halves import client, server
+from tests.support.tiny import Run, flat
+from tests.support.weights import own_models
 
 SSA: dict[str, Any] = {"method": "fedssa", "feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
-
-
-def states(run: TinyRun, t: int) -> list[StateDict]:
-    """Return the clients' models after round t."""
-    clients = range(len(run.journal[0]["clients"]))
-    return [ClientState.load(kept(run.folder, t, k, ClientState.kind)).local for k in clients]
 
 
 def head(*values: list[float]) -> nn.Linear:
@@ -147,21 +136,13 @@ def test_without_own_rows_and_with_all_classes_everywhere_it_is_lg_fedavg(played
     counts = [one["counts"] for one in ours.journal[0]["clients"]]
     assert all(n for held in counts for n in held)
     for t in (1, 2, 3):
-        for own, other in zip(states(ours, t), states(theirs, t), strict=True):
+        for own, other in zip(own_models(ours, t), own_models(theirs, t), strict=True):
             assert all(torch.equal(own[name], other[name]) for name in other)
         assert ours.journal[t]["client_metrics"] == theirs.journal[t]["client_metrics"]
     fused = played(**common, method="fedssa")
-    assert not torch.equal(states(fused, 1)[0]["head.weight"], states(ours, 1)[0]["head.weight"])
-
-
-def test_only_rows_of_held_classes_leave_a_client(played: Run) -> None:
-    """4 (K + 1) C bytes down to each of four clients, 4 (K + 1) for each held class up."""
-    run = played(**SSA, **UNEVEN, rounds=3, score__every=3)
-    held = [sum(n > 0 for n in one["counts"]) for one in run.journal[0]["clients"]]
-    assert min(held) < 3
-    moved = run.journal[2]["bytes"]
-    assert moved["arrays_down"] == 4 * (16 + 1) * 3 * 4
-    assert moved["arrays_up"] == 4 * (16 + 1) * sum(held)
+    assert not torch.equal(
+        own_models(fused, 1)[0]["head.weight"], own_models(ours, 1)[0]["head.weight"]
+    )
 
 
 def test_rows_of_other_classes_stay_as_they_are(played: Run) -> None:
@@ -169,61 +150,9 @@ def test_rows_of_other_classes_stay_as_they_are(played: Run) -> None:
     (k, counts), *_ = ((c["k"], c["counts"]) for c in run.journal[0]["clients"] if 0 in c["counts"])
     config = parse(flat(run.folder / "other", **SSA, **UNEVEN))
     p = Participant(config, {"partition-id": k}, "test")
-    first, after = p.model(p.spec).head.weight, states(run, 1)[k]["head.weight"]
+    first, after = p.model(p.spec).head.weight, own_models(run, 1)[k]["head.weight"]
     for c, n in enumerate(counts):
         assert torch.allclose(first[c], after[c], atol=1e-6) == (n == 0)
 
 
-def test_a_client_scores_its_own_model_after_its_training(run: Run) -> None:
-    played = run(**SSA, rounds=2)
-    scores = played.journal[-1]["scores"]
-    assert all(s["accuracy"] is not None and s["accuracy_global"] is None for s in scores)
-    assert played.summary["accuracy"] is None
-
-
 # Hostile clients, and federations that do not suit it.
-
-
-def put(name: str, value: Tensor) -> Any:
-    return lambda reply: {"w": {**reply.w, name: value}}
-
-
-LIES: dict[str, tuple[Any, str]] = {
-    "a class of others": (put("class 2", torch.ones(17)), "1 unknown entries, first 'class 2'"),
-    "a class of its own left out": (
-        lambda reply: {"w": {"class 0": reply.w["class 0"]}},
-        "head lacks 1 entries, first 'class 1'",
-    ),
-    "a class that does not exist": (put("class 9", torch.ones(17)), "first 'class 9'"),
-    "too wide": (put("class 0", torch.ones(18)), "'class 0' is float32[18], expected float32[17]"),
-    "not finite": (put("class 0", torch.full((17,), math.nan)), "not finite"),
-    "infinite": (put("class 0", torch.full((17,), math.inf)), "not finite"),
-    "float64": (put("class 0", torch.ones(17, dtype=torch.float64)), "is float64[17]"),
-    "enormous": (put("class 0", torch.full((17,), 1e9)), "it has the number 1e+09"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_rows_that_cannot_be_are_refused_by_name(lie: str, tmp_path: Path) -> None:
-    change, reason = LIES[lie]
-    assert reason in Changing.refusal(tmp_path, ModelReply, change, **SSA)
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"fleet": "cnn2@0.5,mlp@0.5"},
-            'method = "fedssa" needs a common number of features, but cnn2@0.5 has 32 and',
-        ),
-        ({"fleet": "cnn4-exits2@0.5"}, 'method = "fedssa" needs one head; cnn4-exits2@0.5 has'),
-        ({**SSA, "average__robust": "krum"}, 'average.robust = "krum" is not allowed with'),
-        ({**SSA, "oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with'),
-        ({**SSA, "privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with'),
-        ({**SSA, "fedssa__mu": -0.1}, "fedssa.mu = -0.1"),
-    ],
-)
-def test_what_does_not_suit_it_is_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        check_fleet(task(**{"method": "fedssa", **changes}))
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

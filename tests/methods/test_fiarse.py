@@ -267,20 +267,6 @@ def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(run: Run) -> No
     assert all(score["accuracy"] == score["accuracy_global"] for score in last["scores"])
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"fiarse__scope": "stage"},
-        {"fiarse__sizes": "1, 0.5"},
-        {"fiarse__server_lr": 0.5},
-        pytest.param({"fiarse__gradient": "mask"}, marks=pytest.mark.full),
-        {"fiarse__running": False, "score__bn": "batch"},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Run) -> None:
-    assert run(**TINY).weights != run(**{**TINY, **switch}).weights
-
-
 def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
     half = server(**TINY, fiarse__running=False, score__bn="batch")
     sent = half.request(1)(client())

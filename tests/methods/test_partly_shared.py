@@ -24,6 +24,7 @@ from server_app.methods.fedper import FedPer
 from tests.support.recorded_calls import record_calls
 from tests.support.scalar import kept
 from tests.support.tiny import Run, TinyRun, flat
+from tests.support.weights import same
 
 HEAD = {"head.weight", "head.bias"}
 METHODS = ("fedper", "fedrep", "fedbn")
@@ -32,10 +33,6 @@ METHODS = ("fedper", "fedrep", "fedbn")
 def private(run: TinyRun, t: int, k: int) -> StateDict:
     """Return what client k kept in round t."""
     return ClientState.load(kept(run.folder, t, k, ClientState.kind)).w
-
-
-def same(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def weights_of(folder: Path, spec: str) -> str:
@@ -179,14 +176,6 @@ def test_without_exchange_it_is_local_training(
         local = OwnState.load(kept(theirs.folder, t, k, OwnState.kind)).local
         assert same({**ours.model, **private(ours, t, k)}, local)
     assert ours.journal[-1]["scores"] == theirs.journal[-1]["scores"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_with_one_architecture_is_one_model(method: str, run: Run) -> None:
-    settings = {"method": method, "fleet": "cnn2@0.5", "rounds": 2, "per_round": 3}
-    one, several = run(**settings), run(**settings, average__across="same")
-    assert same({f"cnn2@0.5/{n}": w for n, w in one.model.items()}, several.model)
-    assert one.journal[-1]["scores"] == several.journal[-1]["scores"]
 
 
 # What travels and what stays.

@@ -88,18 +88,6 @@ DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "data__partition": "quantity_dirichlet"}
 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
-    some = {"fleet": "cnn2@0.5", "per_round": 2, "rounds": 3}
-    alone = run(method="scaffold", **some)
-    apart = run(method="scaffold", average__across=across, **some)
-    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
-    inner = Checkpoint.load(path_in(apart.folder)).state["inner"]
-    assert isinstance(inner, dict)
-    for (_, c), expected in zip(inner["c"].items(), state(alone).c.values(), strict=True):
-        assert torch.equal(c, expected)
-
-
-@pytest.mark.parametrize("across", ["layerwise", "same"])
 def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
     across: str, run: Run
 ) -> None:

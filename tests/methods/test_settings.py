@@ -6,86 +6,70 @@ import pytest
 
 from common.training.task import check_fleet
 from tests.support.halves import task
-from tests.support.tiny import Run
+from tests.support.tiny import Run, overrides
 
-UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
-NOISE = {"noise__epochs": 1, "noise__batches": 6, "noise__batch_size": 16, "noise__lr": 0.05}
-GENERATED = {f"fedftg__{key}": value for key, value in (("iterations", 2), ("generated", 8))}
-GENERATED |= {"generator__latent": 8, "generator__width": 8, "fleet": "cnn2@0.5", "rounds": 1}
-TWO = {"fleet": "cnn2@0.5,cnn3@0.25", **NOISE}
-BASES: dict[str, dict[str, Any]] = {
-    "fedorion": UNEVEN,
-    "lwn": TWO,
-    "hetfedfl": TWO,
-    "fedftg-noise": {"fleet": "cnn2@0.5", **NOISE, **UNEVEN},
-    "fedftg": GENERATED,
+UNEVEN = "data.partition=quantity_dirichlet data.alpha=1.0"
+NOISE = "noise.epochs=1 noise.batches=6 noise.batch-size=16 noise.lr=0.05"
+ON_NOISE = "noise.temperature=3.0 noise.teacher-bn=running noise.lr=0.1"
+SWITCHES: dict[str, tuple[str, str]] = {
+    "fedorion": (
+        UNEVEN,
+        "fedorion.dml=false fedorion.aggregate=false fedorion.distill=false "
+        f"fedorion.selective=false fedorion.kd-weights=uniform {ON_NOISE}",
+    ),
+    "lwn": (
+        f"fleet=cnn2@0.5,cnn3@0.25 {NOISE}",
+        "lwn.init=average noise.max-norm=none noise.max-norm=softmax noise.kind=uniform "
+        "noise.kind=dead_leaves noise.kind=stylegan noise.protect-running-stats=false "
+        f"noise.momentum=0.0 noise.batches=5 {ON_NOISE}",
+    ),
+    "hetfedfl": (
+        f"fleet=cnn2@0.5,cnn3@0.25 {NOISE}",
+        "hetfedfl.transfer=ensemble hetfedfl.transfer=ensemble&noise.max-norm=none "
+        f"hetfedfl.teacher-bn=running noise.kind=dead_leaves {ON_NOISE}",
+    ),
+    "fedftg-noise": (
+        f"fleet=cnn2@0.5 {NOISE} {UNEVEN}",
+        "fedftg-noise.mu=0.5 fedftg-noise.aggregate-lr=0.5 average.weights=samples "
+        f"noise.kind=stylegan {ON_NOISE}",
+    ),
+    "fedftg": (
+        "fedftg.iterations=2 fedftg.generated=8 generator.latent=8 generator.width=8 "
+        "fleet=cnn2@0.5 rounds=1",
+        "fedftg.iterations=3 fedftg.student-steps=1 fedftg.generated=9 fedftg.lambda-cls=0.0 "
+        "fedftg.lambda-dis=0.0 fedftg.kd-teacher-bn=batch fedftg.server-lr=0.1 fedftg.mu=0.5 "
+        "fedftg.draw=iteration fedftg.labels=apportioned fedftg.detach-teacher=true "
+        "generator.latent=4 generator.width=4 generator.lr=0.1",
+    ),
+    "fiarse": (
+        "fleet=cnn2@0.5 fiarse.sizes=1,0.25",
+        "fiarse.scope=stage fiarse.sizes=1,0.5 fiarse.server-lr=0.5 fiarse.gradient=mask "
+        "fiarse.running=false&score.bn=batch",
+    ),
+    "fedin": (
+        "fleet=cnn2@0.5,cnn3@0.5",
+        "fedin.grad-mode=eq13 fedin.grad-mode=sequential fedin.grad-mode=phases fedin.clip=0.1 "
+        "fedin.noise=0.1",
+    ),
+    "pfedmoe": ("feature-dim=16 rounds=1", "pfedmoe.gate-norm=layer"),
 }
-ON_NOISE: list[dict[str, Any]] = [
-    {"noise__temperature": 3.0},
-    {"noise__teacher_bn": "running"},
-    {"noise__lr": 0.1},
-]
-SWITCHES: dict[str, list[dict[str, Any]]] = {
-    "fedorion": [
-        *({f"fedorion__{key}": False} for key in ("dml", "aggregate", "distill", "selective")),
-        {"fedorion__kd_weights": "uniform"},
-        *ON_NOISE,
-    ],
-    "lwn": [
-        {"lwn__init": "average"},
-        *({"noise__max_norm": norm} for norm in ("none", "softmax")),
-        *({"noise__kind": kind} for kind in ("uniform", "dead_leaves", "stylegan")),
-        {"noise__protect_running_stats": False},
-        {"noise__momentum": 0.0},
-        {"noise__batches": 5},
-        *ON_NOISE,
-    ],
-    "hetfedfl": [
-        {"hetfedfl__transfer": "ensemble"},
-        {"hetfedfl__transfer": "ensemble", "noise__max_norm": "none"},
-        {"hetfedfl__teacher_bn": "running"},
-        {"noise__kind": "dead_leaves"},
-        *ON_NOISE,
-    ],
-    "fedftg-noise": [
-        *({f"fedftg_noise__{key}": 0.5} for key in ("mu", "aggregate_lr")),
-        {"average__weights": "samples"},
-        {"noise__kind": "stylegan"},
-        *ON_NOISE,
-    ],
-    "fedftg": [
-        {"fedftg__iterations": 3},
-        {"fedftg__student_steps": 1},
-        {"fedftg__generated": 9},
-        {"fedftg__lambda_cls": 0.0},
-        {"fedftg__lambda_dis": 0.0},
-        {"fedftg__kd_teacher_bn": "batch"},
-        {"fedftg__server_lr": 0.1},
-        {"fedftg__mu": 0.5},
-        {"fedftg__draw": "iteration"},
-        {"fedftg__labels": "apportioned"},
-        {"fedftg__detach_teacher": True},
-        *(
-            {f"generator__{key}": value}
-            for key, value in (("latent", 4), ("width", 4), ("lr", 0.1))
-        ),
-    ],
-}
+"""Settings of a method's run, and changes of them that give other weights."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "switch"), [(method, each) for method, those in SWITCHES.items() for each in those]
+    ("method", "switch"),
+    [(name, one) for name, (_, all_) in SWITCHES.items() for one in all_.split()],
 )
-def test_every_switch_does_something(method: str, switch: dict[str, Any], played: Run) -> None:
-    base = {"method": method, **BASES[method]}
-    assert played(**base).weights != played(**{**base, **switch}).weights
+def test_every_switch_does_something(method: str, switch: str, played: Run) -> None:
+    base = overrides(f"method={method} {SWITCHES[method][0]}")
+    changed = {**base, **overrides(switch.replace("&", " "))}
+    assert played(**base).weights != played(**changed).weights
 
 
 DEPTHS = "cnn4-exits1@0.5,cnn4-exits2@0.5,cnn4-exits3@0.5"
 PUBLIC = {"data__public": 0.5}
 DIGITS = {"data__public_name": "digits"}
-FEDIN = {"fleet": "cnn2@0.5,cnn3@0.5"}
 INCLUSIVE = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 #: method, settings, and the line's beginning
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -146,7 +130,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             ("oca.aggregate", "on"),
         )
     ),
-    ("fiarse", {"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed'),
     ("fiarse", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
     ("fiarse", {"fiarse__sizes": "1, 2"}, "fiarse.sizes = '1, 2' is not allowed"),
     ("fiarse", {"fiarse__sizes": "half"}, "fiarse.sizes = 'half' is not allowed"),
@@ -169,14 +152,54 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedkf", {"oca__aggregate": "off"}, 'oca.aggregate = "off" is not allowed'),
     ("qffl", {"oca__init": "w0"}, 'oca.init = "w0" is not allowed'),
     *(
-        (method, changes, line)
-        for method in ("fedper", "fedrep", "fedbn")
+        (method, {"feature_dim": 16, **changes}, line)
+        for method in ("fedper", "fedrep", "fedbn", "fedmrl", "pfedmoe")
         for changes, line in (
-            ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with method = '),
             ({"average__robust": "fltrust"}, 'average.robust = "fltrust" is not allowed with m'),
             ({"average__across": "width"}, 'average.across = "width" is not allowed with method'),
-            ({"privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with method'),
         )
+    ),
+    ("fedkd", {"average__robust": "fltrust"}, 'average.robust = "fltrust" is not allowed'),
+    *(
+        (method, {"average__robust": "krum"}, 'average.robust = "krum" is not allowed with')
+        for method in ("fedssa", "lg-fedavg")
+    ),
+    *(
+        (method, {"fleet": fleet}, f'method = "{method}" needs {line}')
+        for method in ("fedssa", "lg-fedavg", "pfedmoe", "fedproto")
+        for fleet, line in (
+            ("cnn2@0.5,mlp@0.5", "a common number of features, but "),
+            ("cnn4-exits2@0.5", "one head; cnn4-exits2@0.5 has several exits"),
+        )
+    ),
+    (
+        "fedproto",
+        {"fleet": "mlp@0.5,cnn2@0.5"},
+        'method = "fedproto" needs a common number of features, but mlp@0.5 has 64 and '
+        "cnn2@0.5 has 32: set feature-dim",
+    ),
+    (
+        "fedl2g",
+        {"fedl2g__guide": "features", "fedl2g__warm_up": 1, "fleet": "cnn2@0.5,mlp@0.5"},
+        'method = "fedl2g" needs a c',
+    ),
+    (
+        "fedmrl",
+        {"global_model": "mlp@0.5"},
+        'method = "fedmrl" needs networks with at least the feat',
+    ),
+    (
+        "fedmrl",
+        {"fleet": "cnn4-exits2@0.5"},
+        'method = "fedmrl" needs one head; cnn4-exits2@0.5 has',
+    ),
+    ("fedmrl", {"score__bn": "recalibrated"}, 'score.bn = "recalibrated" is not allowed with'),
+    ("fedssa", {"fedssa__mu": -0.1}, "fedssa.mu = -0.1"),
+    ("pfedmoe", {"pfedmoe__gate_hidden": 0}, "pfedmoe.gate-hidden = 0"),
+    (
+        "inclusivefl",
+        {"average__across": "layerwise"},
+        'average.across = "layerwise" is not allowed',
     ),
     ("ditto", {"average__across": "layerwise"}, 'average.across = "layerwise" is not allowed'),
     ("qffl", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.settings.config import Value
 from common.settings.parse import defaults
 from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import numbers
+from deploy.run.settings import numbers, parse_override
 
 TINY: dict[str, Value] = {
     "clients": 4,
@@ -77,6 +77,11 @@ def flat(out: Path, **changes: Any) -> dict[str, Value]:
 def under(table: str, **values: Any) -> dict[str, Any]:
     """Return settings of one table in the form of ``flat``: ``under("train", lr=0.1)``."""
     return {f"{table}__{key}": value for key, value in values.items()}
+
+
+def overrides(text: str) -> dict[str, Any]:
+    """Return settings in the form of the command line: ``overrides("train.lr=0.1 rounds=2")``."""
+    return dict(parse_override(part) for part in text.split())
 
 
 def play(
