@@ -15,22 +15,16 @@ from common.models.prototypes import Nearest, PrototypeGenerator, distances, lar
 from common.settings.parse import parse
 from common.techniques.class_table import ClassSums, TableReply, class_mean, leave_one_out
 from common.training import seeds
-from common.training.task import evaluate
 from server_app.method import Replies
 from server_app.methods.fedtgp import contrast
 from tests.support.halves import client, server, task
 from tests.support.own_modules import importing_from, package
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat
 from tests.support.weights import own_models, same
 
 WIDE: dict[str, Any] = {"feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
-
-
-# The edges at which a method is local training.
-
-
-# Tables by hand.
 
 
 def test_sums_by_class_become_means() -> None:
@@ -51,13 +45,9 @@ def test_the_servers_mean_and_the_mean_of_the_others() -> None:
     assert first.rows.tolist() == [[2, 3], [1, 1]] and first.present.tolist() == [True, True]
     assert third.rows.tolist() == [[1, 1], [0, 0]] and third.present.tolist() == [True, False]
     counts = [torch.tensor([3, 0]), torch.tensor([1, 0]), torch.tensor([0, 2])]
-    by_counts = class_mean(tables, counts)
-    assert by_counts.rows.tolist() == [[1.5, 0.5], [1, 1]]
-
-
-def test_a_class_that_nobody_sent_has_no_row() -> None:
+    assert class_mean(tables, counts).rows.tolist() == [[1.5, 0.5], [1, 1]]
     rows, present = class_mean([torch.zeros(2, 3)], [torch.tensor([0, 1])])
-    assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True]
+    assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True], "nobody sent it"
 
 
 def test_the_distances_of_the_losses_by_hand() -> None:
@@ -125,8 +115,7 @@ def test_without_epochs_fedtgp_sends_its_first_prototypes() -> None:
     method = server(method="fedtgp", fedtgp__server_epochs=0, **WIDE)
     with seeds.scope(method.task.seed, "init", "prototypes"):
         first = PrototypeGenerator(3, 16)
-    assert method.request(1).rows is None
-    assert method.step(1, replies(*PAIRS)) == {}
+    assert method.request(1).rows is None and method.step(1, replies(*PAIRS)) == {}
     request = method.request(2)
     assert torch.equal(request.rows, first().detach()) and request.present.tolist() == [True] * 3
 
@@ -196,23 +185,24 @@ def test_head_and_prototypes_are_both_scored_whichever_counts(method: str, run: 
     )
     assert same(own_models(by_head, 2), own_models(by_prototype, 2))
     assert by_head.weights == by_prototype.weights
-    scores = [played.journal[-1]["scores"] for played in (by_head, by_prototype)]
-    pairs = list(zip(*scores, strict=True))
+    pairs = [*zip(by_head.journal[-1]["scores"], by_prototype.journal[-1]["scores"], strict=True)]
     for head, prototype in pairs:
         assert head["accuracy"] == prototype["accuracies"]["head"]
         assert head["accuracy_global"] == prototype["accuracy_global"] == prototype["accuracy"]
     assert any(head["accuracy"] != head["accuracy_global"] for head, _ in pairs)
-    p, prototypes = participant(by_head, settings, 1), by_head.model
+    p = participant(by_head, settings, 1)
     net = p.model(p.spec, own_models(by_head, 2)[1])
-    for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **prototypes))):
-        assert pairs[1][0][name] == evaluate(one, *p.test_set, p.task).accuracy
+    for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **by_head.model))):
+        assert pairs[1][0][name] == p.accuracy(one)
 
 
-def test_fedgh_scores_each_client_with_the_newest_head(run: Run) -> None:
-    settings = {"method": "fedgh", "rounds": 2, "fedgh__server_lr": 5.0, **WIDE, **UNEVEN}
-    played = run(**settings, data__test_fraction=0.5)
+@pytest.mark.parametrize("method", ["fedgh", "lg-fedavg"])
+def test_a_client_scores_its_features_with_the_newest_head(method: str, run: Run) -> None:
+    settings = {"method": method, "rounds": 2, **WIDE, **UNEVEN, "data__test_fraction": 0.5}
+    settings |= {"fedgh__server_lr": 5.0} if method == "fedgh" else {}
+    played = run(**settings)
     for k, score in enumerate(played.journal[-1]["scores"]):
-        p = participant(played, {**settings, "data__test_fraction": 0.5}, k)
+        p = participant(played, settings, k)
         net = p.model(p.spec, own_models(played, 2)[k])
         assert not torch.equal(net.head.weight, played.model["weight"])
         net.head.load_state_dict(played.model)
@@ -240,13 +230,9 @@ def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps
 def test_counts_travel_only_where_they_weigh(
     weights: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[TableReply] = []
-    pack = TableReply.pack
-    monkeypatch.setattr(TableReply, "pack", lambda self: seen.append(self) or pack(self))
+    sent = record_calls(monkeypatch, TableReply, "pack", lambda _, reply: reply.counts.tolist())
     settings = {"method": "fedproto", "rounds": 1, **WIDE, **UNEVEN, "fedproto__weights": weights}
-    played = run(**settings)
-    counts = [client["counts"] for client in played.journal[0]["clients"]]
-    sent = [reply.counts.tolist() for reply in seen]
+    counts = [client["counts"] for client in run(**settings).journal[0]["clients"]]
     assert sent == (counts if weights == "counts" else [[min(n, 1) for n in c] for c in counts])
 
 

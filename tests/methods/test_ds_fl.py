@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common.exchange import quantise
 from common.methods.ds_fl import Reply
 from common.techniques.ensemble import entropy_reduced
 from server_app.method import Replies
@@ -88,21 +87,14 @@ def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -
         server().check(halves.client(), Reply(theta=theta))
 
 
-def test_digestion_changes_the_clients_and_the_server(run: Run) -> None:
-    settings = {**PUBLIC, "score__clients_every": 1}
-    with_it, without = (run(method="ds-fl", public__learn=on, **settings) for on in (True, False))
+def test_digestion_changes_the_server_and_is_measured(run: Run) -> None:
+    with_it, without = (run(method="ds-fl", public__learn=on, **PUBLIC) for on in (True, False))
     assert with_it.weights != without.weights
-    first, second = (
-        [e["metrics"]["client_loss"] for e in r.journal[1:]] for r in (with_it, without)
-    )
-    assert first[0] == second[0] and first[1] != second[1], "there is a lesson from round 2 on"
     assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "uint8"])
-def test_predictions_travel_in_fewer_bytes(run: Run, dtype: str) -> None:
-    short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in (dtype, "float32"))
-    saved = (4 - quantise.DTYPES[dtype].itemsize) * 2 * 40 * 3
+def test_predictions_travel_in_fewer_bytes(run: Run) -> None:
+    short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in ("uint8", "float32"))
     for way in ("up", "down"):
         less = full.journal[2]["bytes"][way] - short.journal[2]["bytes"][way]
-        assert less == pytest.approx(saved, abs=40), "two clients, 40 samples of 3 classes"
+        assert less == pytest.approx(3 * 2 * 40 * 3, abs=40), "2 clients, 40 samples of 3 classes"

@@ -12,7 +12,7 @@ from common.methods.feddf import Reply
 from common.training import tree
 from server_app.method import Replies
 from tests.support.halves import client, server
-from tests.support.tiny import Run, under
+from tests.support.tiny import Run, overrides, under
 from tests.support.weights import moved
 
 PUBLIC: dict[str, Any] = {"data__public": 0.5, "data__samples": 160}
@@ -90,26 +90,21 @@ def test_all_teach_whose_client_is_there_and_the_others_stay() -> None:
     assert moved(before["lenet5@0.25"], half.models["lenet5@0.25"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("spec", "switch"),
-    [
-        ("lenet5@0.25", {"feddf__average": "losses"}),
-        ("lenet5@0.25", {"feddf__temperature": 3.0}),
-        ("lenet5@0.25", {"public__anneal": True}),
-        ("lenet5@0.25", {"public__subset": 20}),
-        ("mlp@0.25", {"public__protect_running_stats": True}),
-        ("lenet5@0.25", {"average__weights": "uniform"}),
-    ],
+SWITCHES = (
+    "feddf.average=losses feddf.temperature=3.0 public.anneal=true public.subset=20 "
+    "public.protect-running-stats=true average.weights=uniform"
 )
-def test_every_switch_does_something(spec: str, switch: dict[str, Any]) -> None:
-    found = []
-    for changes in ({}, switch):
-        half = server(**{**ONE_STEP, "fleet": spec, "public__batch_size": 20, **changes})
+
+
+@pytest.mark.parametrize("switch", SWITCHES.split())
+def test_every_switch_does_something(switch: str) -> None:
+    spec, found = "mlp@0.25" if "protect" in switch else "lenet5@0.25", []
+    for changes in ("", switch):
+        settings = {**ONE_STEP, "fleet": spec, "public__batch_size": 20, **overrides(changes)}
+        half = server(**settings)
         half.begin([client(k, 10 * (k + 1), model=spec) for k in range(2)])
         w = [tree.snapshot(half.task.build(spec, name=("init", k))) for k in range(2)]
-        half.step(
-            1, Replies.of(list(zip(half.clients, [Reply(w=each) for each in w], strict=True)))
-        )
+        half.step(1, Replies.of([(c, Reply(w=x)) for c, x in zip(half.clients, w, strict=True)]))
         found.append(half.models[spec])
     assert moved(*found) > 0
 

@@ -43,13 +43,13 @@ def test_the_sum_of_both_losses_by_hand() -> None:
     q, of_mentor, of_mentee = 0.82007, 0.52895, 0.39974  # both CE; both KL over q
     assert float(loss(weight=0.0)) == pytest.approx(q, abs=1e-5)
     # the mean square of (1, 1, 1) − W 0 is 1, in either loss
-    assert float(loss()) == pytest.approx(q + of_mentor + of_mentee + 2 / q, abs=1e-4)
-    halves = (of_mentor + of_mentee) / 2
-    assert float(loss(kl="mean")) == pytest.approx(q + halves + 2 / q, abs=1e-4)
+    for kl, share in (("batchmean", 1.0), ("mean", 0.5)):
+        expected = q + share * (of_mentor + of_mentee) + 2 / q
+        assert float(loss(kl=kl)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
-    own, shared = (z.clone().requires_grad_() for z in (OWN, SHARED))
+    z = own, shared = tuple(x.clone().requires_grad_() for x in (OWN, SHARED))
     log_k, log = F.log_softmax(own, 1), F.log_softmax(shared, 1)
     ce_k, ce = F.cross_entropy(own, Y), F.cross_entropy(shared, Y)
 
@@ -57,25 +57,18 @@ def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
         return (p.exp() * (p - q)).sum()
 
     q = (ce_k + ce).detach()
-    expected = [
-        *torch.autograd.grad(ce_k + kl(log.detach(), log_k) / q, own, retain_graph=True),
-        *torch.autograd.grad(ce + kl(log_k.detach(), log) / q, shared, retain_graph=True),
-    ]
-    for ours, theirs in zip(
-        torch.autograd.grad(loss(own, shared), [own, shared]), expected, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
-    q, mse = ce_k + ce, 1.0
-    both = ce_k + ce + (kl(log, log_k) + kl(log_k, log) + 2 * mse) / q
-    found = torch.autograd.grad(loss(own, shared, detach=False), [own, shared])
-    for ours, theirs in zip(found, torch.autograd.grad(both, [own, shared]), strict=True):
+    each = ce_k + kl(log.detach(), log_k) / q + ce + kl(log_k.detach(), log) / q
+    # the mean square of the features' distance is 1, in either loss
+    both = ce_k + ce + (kl(log, log_k) + kl(log_k, log) + 2 * 1.0) / (ce_k + ce)
+    for expected, detach in ((each, True), (both, False)):
+        ours = torch.autograd.grad(loss(own, shared, detach=detach), z)
+        theirs = torch.autograd.grad(expected, z, retain_graph=True)
         torch.testing.assert_close(ours, theirs)
 
 
 def test_t_rises_linearly_to_the_last_round() -> None:
-    o = Options()
-    assert [o.energy(t, 4) for t in (1, 2, 3, 4)] == pytest.approx([0.95, 0.96, 0.97, 0.98])
-    assert o.energy(1, 1) == 0.95
+    energies = [Options().energy(t, 4) for t in (1, 2, 3, 4)]
+    assert energies == pytest.approx([0.95, 0.96, 0.97, 0.98]) and Options().energy(1, 1) == 0.95
 
 
 def test_without_mutual_terms_mentees_are_fedavgs(played: Run) -> None:
@@ -88,8 +81,11 @@ def test_without_mutual_terms_mentees_are_fedavgs(played: Run) -> None:
 
 
 def test_the_mentee_has_its_own_learning_rate(played: Run) -> None:
-    same, other = (played(**ALONE, fedkd__mentee_lr=lr) for lr in (0.05, 0.02))
-    assert same.weights == played(**ALONE).weights != other.weights
+    usual, same, other = (
+        played(**ALONE, **rate).weights
+        for rate in ({}, *({"fedkd__mentee_lr": lr} for lr in (0.05, 0.02)))
+    )
+    assert same == usual != other
 
 
 # Low-rank factors.
@@ -145,24 +141,23 @@ def test_what_factors_do_not_shorten_is_sent_whole(w: Tensor) -> None:
 # What travels, and what both sides hold.
 
 
-def test_the_bytes_are_those_of_the_factors(tmp_path: Path) -> None:
-    wide = {**FEDKD, "fleet": "mlp"}
-    with pytest.MonkeyPatch.context() as patch:
-        packed = record_calls(patch, Records, "pack", lambda _, payload: payload)
-        run = play(flat(tmp_path, **wide))
+def test_the_bytes_are_those_of_the_factors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = record_calls(monkeypatch, Records, "pack", lambda _, payload: payload)
+    played = run(**{**FEDKD, "fleet": "mlp"})
     updates = [p.update for p in packed if isinstance(p, Reply) and p.t == 2]
-    shapes = {name: value.shape for name, value in run.model.items()}
-    shortened = 0
-    for update in updates:
-        for name, parts in update.items():
-            if len(parts) == 3:
-                (m, n), r = shapes[name], len(parts[1])
-                assert sum(part.numel() for part in parts) == r * (m + n + 1) < m * n
-                shortened += 1
+    shortened = [
+        (played.model[name].shape, parts)
+        for update in updates
+        for name, parts in update.items()
+        if len(parts) == 3
+    ]
+    assert len(shortened) >= 4
+    for (m, n), parts in shortened:
+        numbers = len(parts[1]) * (m + n + 1)
+        assert sum(part.numel() for part in parts) == numbers < m * n
     total = sum(part.nbytes for update in updates for parts in update.values() for part in parts)
-    assert shortened >= 4
     # the request has the mean's factors instead of w
-    last, first = run.journal[2]["bytes"], run.journal[1]["bytes"]
+    last, first = played.journal[2]["bytes"], played.journal[1]["bytes"]
     assert last["arrays_up"] == total and last["arrays_down"] < first["arrays_down"]
 
 

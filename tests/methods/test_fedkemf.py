@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.bases.own_model import ClientState
 from client_app.methods.fedkemf import FedKEMF
 from client_app.participant import Participant
-from client_app.store import Store
 from common.exchange.records import StateDict
 from common.losses.distillation import kl
 from common.methods.fedkemf import Options, Reply
@@ -21,8 +19,8 @@ from common.settings.parse import parse
 from common.training import tree
 from server_app.method import Replies
 from tests.support.halves import client, server
-from tests.support.tiny import Run, flat, under
-from tests.support.weights import moved
+from tests.support.tiny import Run, flat, overrides, under
+from tests.support.weights import moved, own_models, same
 
 TINY: dict[str, Any] = {"method": "fedkemf", "data__public": 0.5, "data__samples": 160}
 TINY |= {"public__epochs": 1, "train__epochs": 1}
@@ -49,15 +47,10 @@ def test_a_pair_by_hand() -> None:
 
 def test_its_clients_learn_what_those_of_lwn_learn(run: Run) -> None:
     given = {**TINY, "rounds": 1, "clients": 2}
-    noise = {"noise__batches": 1}
-    kept = []
-    for one in (run(**given), run(**{**given, **noise, "method": "lwn"})):
-        store = Store(one.folder / "state", "test", 1)
-        memory = store.load_state(9, ClientState)
-        assert memory is not None
-        kept.append((memory.local, one.journal[-1]["bytes"]["arrays_up"]))
-    (ours, reply), (theirs, same) = kept
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items()) and reply == same
+    fedkemf, lwn = run(**given), run(**{**given, "noise__batches": 1, "method": "lwn"})
+    assert same(own_models(fedkemf, 1), own_models(lwn, 1))
+    up = [one.journal[-1]["bytes"]["arrays_up"] for one in (fedkemf, lwn)]
+    assert up[0] == up[1]
 
 
 @pytest.mark.parametrize("order", ["joint", "sequential"])
@@ -141,15 +134,12 @@ def test_without_learning_the_knowledge_network_never_changes() -> None:
     assert moved(before, half.w) == 0
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"fedkemf__ensemble": "max"},
-        {"fedkemf__ensemble": "vote"},
-        {"fedkemf__temperature": 3.0},
-        {"fedkemf__labels": True},
-        {"public__subset": 20},
-    ],
+SWITCHES = (
+    "fedkemf.ensemble=max fedkemf.ensemble=vote fedkemf.temperature=3.0 fedkemf.labels=true "
+    "public.subset=20"
 )
-def test_every_switch_of_the_server_does_something(switch: dict[str, Any]) -> None:
-    assert moved(stepped("a", "b")[0].w, stepped("a", "b", **switch)[0].w) > 0
+
+
+@pytest.mark.parametrize("switch", SWITCHES.split())
+def test_every_switch_of_the_server_does_something(switch: str) -> None:
+    assert moved(stepped("a", "b")[0].w, stepped("a", "b", **overrides(switch))[0].w) > 0

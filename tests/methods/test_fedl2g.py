@@ -14,9 +14,8 @@ from client_app.participant import Participant
 from common.models.classifier import Classifier
 from common.settings.parse import parse
 from common.techniques.class_table import TableReply, TableRequest
-from common.training.task import check_fleet
 from server_app.method import Replies
-from tests.support.halves import client, server, task
+from tests.support.halves import client, server
 from tests.support.tiny import Run, flat
 from tests.support.weights import own_models
 
@@ -34,8 +33,7 @@ class Weights(Classifier):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.head = nn.Parameter(torch.zeros(2)), nn.Linear(1, 2).requires_grad_(False)
-        del self.head
+        self.w = nn.Parameter(torch.zeros(2))
 
     def features(self, x: Tensor) -> Tensor:
         return self.w.expand(len(x), -1)
@@ -126,19 +124,15 @@ def test_the_servers_step_by_hand(clip: float) -> None:
     method = server(**L2G, fedl2g__server_clip=clip)
     method.begin([client(k) for k in range(2)])
     method.rows = torch.zeros(3, 3)
-    tables = [torch.zeros(3, 3) for _ in range(2)]
-    tables[0][0, 0], tables[1][0, 0], tables[1][1, 2] = 2.0, 4.0, -4.0
-    counts = [torch.tensor([1, 0, 0]), torch.tensor([1, 1, 0])]
-    pairs = [
-        (client(k), TableReply(table=x, counts=c))
-        for k, (x, c) in enumerate(zip(tables, counts, strict=True))
+    tables = [[[2.0, 0, 0], [0, 0, 0], [0, 0, 0]], [[4.0, 0, 0], [0, 0, -4.0], [0, 0, 0]]]
+    sent = [
+        TableReply(table=torch.tensor(x), counts=torch.tensor(counts))
+        for x, counts in zip(tables, ([1, 0, 0], [1, 1, 0]), strict=True)
     ]
-    metrics = method.step(1, Replies.of(pairs))
+    metrics = method.step(1, Replies.of([(client(k), reply) for k, reply in enumerate(sent)]))
     assert metrics == {"present": 2.0, "gradient_norm": 5.0}
-    scale = min(1.0, clip / 5.0)
-    expected = torch.zeros(3, 3)
-    expected[0, 0], expected[1, 2] = -0.1 * scale * 3.0, 0.1 * scale * 4.0
-    torch.testing.assert_close(method.rows, expected)
+    step = -0.1 * min(1.0, clip / 5.0) * torch.tensor([[3.0, 0, 0], [0, 0, -4.0], [0, 0, 0]])
+    torch.testing.assert_close(method.rows, step)
 
 
 def test_the_first_vectors_are_normal_and_their_rate_depends_on_the_guide() -> None:
@@ -152,10 +146,8 @@ def test_the_first_vectors_are_normal_and_their_rate_depends_on_the_guide() -> N
     assert server(**L2G, fedl2g__server_lr=7.0).options.rate == 7
 
 
-def test_what_does_not_suit_it_is_one_line(tmp_path: Path) -> None:
+def test_a_client_whose_quiz_set_takes_all_of_its_samples_is_refused(tmp_path: Path) -> None:
     for size in (24, 23):
         with pytest.raises(ValueError, match=f"client 0 has 24 samples: its quiz set takes {size}"):
             half(tmp_path, train__batch_size=size).admit()
     half(tmp_path, train__batch_size=22).admit()
-    with pytest.raises(ValueError, match="needs a common number of features"):
-        check_fleet(task(**{**FEATURES, "feature_dim": 0, "fleet": "cnn2@0.5,mlp@0.5"}))

@@ -183,16 +183,13 @@ def test_kept_optimisers_survive_a_resumed_run(optimizer: str, run: Run, tmp_pat
     play(flat(tmp_path, **{**settings, "rounds": 1}))
     again = play(flat(tmp_path, **settings, resume=True))
     assert same(own_models(again, 2, Kept), own_models(whole, 2, Kept))
-    if optimizer == "adam":
-        files = sorted((tmp_path / "state" / "test").glob(f"*/2/{Kept.kind}.safetensors"))
-        assert len(files) == 2
-        for state in map(Kept.load, files):
-            # 40 images make 3 batches in each of 2 epochs, in 2 rounds
-            assert int(state.digest[0]["step"]) == 3 * 2 * 2
-            assert int(state.train[0]["step"]) % (2 + 2) == 0, "2 first epochs and 2 rounds"
+    if optimizer == "adam":  # 40 images make 3 batches in each of 2 epochs, in 2 rounds
+        digest, train = (own_models(again, 2, Kept, name) for name in ("digest", "train"))
+        assert [int(state[0]["step"]) for state in digest] == [3 * 2 * 2] * 2
+        assert all(int(state[0]["step"]) % (2 + 2) == 0 for state in train), "first epochs, rounds"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float16", "uint8"])
 def test_logits_travel_in_every_dtype_of_the_wire(dtype: str) -> None:
     z = torch.tensor([[-3.0, 0.5, 7.0], [1e6, 0.0, 1.0]])
     fields = spoken(z[:1], dtype, probabilities=False)

@@ -1,35 +1,28 @@
 """FedMRL: the losses by hand, local training and FedAvg's mean at its edges, and the scores."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from client_app.bases.composite import JointState
-from client_app.bases.own_model import ClientState
 from client_app.methods.fedmrl import FedMRL
 from client_app.participant import Participant
 from common.exchange.protocol import ScoreRequest
-from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.models.composite import Matryoshka, Small
 from common.settings.parse import parse
+from common.training import tree
 from tests.support.halves import task
-from tests.support.scalar import kept
-from tests.support.tiny import Run, TinyRun, flat, play
-from tests.support.weights import same
+from tests.support.recorded_calls import record_calls
+from tests.support.tiny import Run, flat
+from tests.support.weights import own_models, same
 
-R = TypeVar("R", bound=Records)
 MRL: dict[str, Any] = {"method": "fedmrl", "global_model": "cnn2@0.25"}
 """16 features of the small network, 32 of those of the fleet."""
-
-
-def state(run: TinyRun, k: int, kind: type[R]) -> R:
-    return kind.load(kept(run.folder, 2, k, kind.kind))
 
 
 class Scale(Classifier):
@@ -70,40 +63,25 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
 
 
 def test_w_is_the_mean_of_the_copies_with_equal_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[StateDict] = []
-    honest: Callable[..., Any] = FedMRL.train
-
-    def train(self: FedMRL, request: Any) -> Any:
-        reply = honest(self, request)
-        sent.append(reply.w)
-        return reply
-
-    monkeypatch.setattr(FedMRL, "train", train)
+    sent = record_calls(monkeypatch, FedMRL, "train", lambda reply, half, request: reply.w)
     uneven = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
-    run = play(flat(tmp_path, **MRL, **uneven, rounds=1))
-    assert len({client["n"] for client in run.journal[0]["clients"]}) > 1
-    for name, value in run.model.items():
-        if value.is_floating_point():
-            mean = torch.stack([w[name].double() for w in sent]).mean(0)
-            torch.testing.assert_close(value, mean.float(), rtol=0, atol=1e-7)
+    played = run(**MRL, **uneven, rounds=1)
+    assert len({client["n"] for client in played.journal[0]["clients"]}) > 1
+    torch.testing.assert_close(played.model, tree.mean(sent, [1] * 4), rtol=0, atol=1e-7)
 
 
 def test_a_client_scores_its_parts_with_the_newest_w(played: Run) -> None:
     run = played(**MRL)
-    drawn = []
-    for k, (score,) in enumerate(zip(run.journal[-1]["scores"], strict=True)):
-        p = Participant(parse(flat(run.folder / "other", **MRL)), {"partition-id": k}, "test")
-        net = FedMRL(p).compose(
-            p.model(p.spec, state(run, k, ClientState).local), p.model(p.global_spec, run.model)
-        )
-        drawn.append(net.joint.state_dict())
-        net.joint.load_state_dict(joint := state(run, k, JointState).joint)
+    kept = zip(own_models(run, 2), own_models(run, 2, JointState, "joint"), strict=True)
+    for score, (own, joint) in zip(run.journal[-1]["scores"], kept, strict=True):
+        p = Participant(parse(flat(run.folder / "o", **MRL)), {"partition-id": score["k"]}, "test")
+        net = FedMRL(p).compose(p.model(p.spec, own), p.model(p.global_spec, run.model))
+        net.joint.load_state_dict(joint)
         assert joint["weight"].shape == (32, 48)
         assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
         assert score["accuracies"] == {"small": p.accuracy(Small(net))}
-    assert run.summary["accuracy"] is None and run.journal[0]["primary"] == "personal"
 
 
 def test_before_its_first_round_a_client_scores_its_first_draw(tmp_path: Path) -> None:

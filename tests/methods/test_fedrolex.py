@@ -16,6 +16,7 @@ from server_app.aggregation.width import Block, average_blocks, counted
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, play
+from tests.support.weights import same
 
 METHOD: dict[str, Any] = {"method": "fedrolex", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 
@@ -30,28 +31,24 @@ def half_with(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("by_width", "expected"), [(False, [4, 2, 2, 4]), (True, [10 / 3, 2, 2, 10 / 3])]
+    ("dims", "by_width", "expected"),
+    [
+        ((1, 1, 1), False, [4, 2, 2, 4]),
+        ((1, 1, 1), True, [10 / 3, 2, 2, 10 / 3]),
+        ((), True, [4, 2, 2, 4]),  # only convolutions are weighed by their channels
+    ],
 )
-def test_the_mean_over_who_took_a_number_by_hand(by_width: bool, expected: list[float]) -> None:
+def test_the_mean_over_who_took_a_number_by_hand(
+    dims: tuple[int, ...], by_width: bool, expected: list[float]
+) -> None:
     """Offset 1, m 4: a of rate 1 sends 2, b of rate ½, with channels 3 and 0, sends 6."""
-    whole = {"w": torch.zeros(4, 1, 1, 1)}
-    a, b = {"w": torch.full((4, 1, 1, 1), 2.0)}, {"w": torch.full((2, 1, 1, 1), 6.0)}
+    whole = {"w": torch.zeros(4, *dims)}
+    a, b = {"w": torch.full((4, *dims), 2.0)}, {"w": torch.full((2, *dims), 6.0)}
     blocks = [Block(w, block(whole, w, Roll(1)), 1.0) for w in (a, b)]
-    half = server(**METHOD, clients=2)
+    half = server(**METHOD, clients=2, fedrolex__count="width" if by_width else "mean")
+    assert half.by_width == by_width
     result = average_blocks(blocks, whole, half.config.average, whole, by_width=by_width)
     assert result["w"].flatten().tolist() == pytest.approx(expected)
-
-
-def test_only_convolutions_are_weighed_by_their_channels() -> None:
-    whole = {"w": torch.zeros(4)}
-    blocks = [
-        Block({"w": torch.full((n,), v)}, block(whole, {"w": torch.zeros(n)}), 1.0)
-        for n, v in ((4, 2.0), (2, 6.0))
-    ]
-    half = server(**METHOD, clients=2, fedrolex__count="width")
-    assert half.by_width
-    result = average_blocks(blocks, whole, half.config.average, whole, by_width=True)
-    assert result["w"].tolist() == [4, 4, 2, 2]
 
 
 def released(w: StateDict, rounds: list[list[tuple[dict[str, Any], StateDict]]]) -> StateDict:
@@ -182,9 +179,8 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     assert second[window].unique().tolist() == [0.5]
 
 
-def test_the_leading_block_stands_for_every_other_width(run: Run) -> None:
+def test_the_leading_block_stands_for_every_other_width() -> None:
     half, _ = half_with()
-    whole = half.models["cnn2@0.5"]
-    part = half.parts(half.models)["cnn2@0.25"]
-    like = half.task.expected("cnn2@0.25")
-    assert all(torch.equal(part[n], w) for n, w in cut(whole, block(whole, like, LEADING)).items())
+    whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
+    leading = cut(whole, block(whole, like, LEADING))
+    assert same(half.parts(half.models)["cnn2@0.25"], leading)

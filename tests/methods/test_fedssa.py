@@ -14,7 +14,7 @@ from common.settings.parse import parse
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat
-from tests.support.weights import own_models
+from tests.support.weights import own_models, same
 
 SSA: dict[str, Any] = {"method": "fedssa", "feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
@@ -30,20 +30,14 @@ def head(*values: list[float]) -> nn.Linear:
 # By hand.
 
 
-@pytest.mark.parametrize(
-    ("T", "weights"),
-    [
+def test_the_weight_of_the_own_rows_falls_to_0_in_t_rounds() -> None:
+    for T, weights in (
         (2, {1: 0.5, 2: 0.353553, 3: 0.0, 4: 0.0}),
         (45, {1: 0.5, 16: 0.433013, 31: 0.25, 46: 0.0}),
         (0, {1: 0.0, 2: 0.0}),
-    ],
-)
-def test_the_weight_of_the_own_rows_falls_to_0_in_t_rounds(
-    T: int, weights: dict[int, float]
-) -> None:
-    options = Options(fusion_rounds=T)
-    for t, expected in weights.items():
-        assert options.mu_at(t) == pytest.approx(expected, abs=1e-6)
+    ):
+        options = Options(fusion_rounds=T)
+        assert {t: options.mu_at(t) for t in weights} == pytest.approx(weights, abs=1e-6)
 
 
 def test_fused_rows_by_hand() -> None:
@@ -60,30 +54,25 @@ def reply(**given: Tensor) -> ModelReply:
     return ModelReply(w={name.replace("_", " "): value for name, value in given.items()})
 
 
-def test_the_servers_rows_are_means_over_the_holders() -> None:
-    method = server(**SSA)
-    first = method.head["class 2"]
-    one = torch.ones(17)
+def stepped(*sent: tuple[int, dict[int, float]], **settings: Any) -> list[float]:
+    """Return a number of each row after a step with clients' (samples, number by class)."""
+    method = server(**SSA, **settings)
+    method.head = {row(c): torch.zeros(17) for c in range(3)}
+    clients = [client(k, n=n, classes=[*rows]) for k, (n, rows) in enumerate(sent)]
     replies = [
-        (client(0, n=30, classes=[0, 1]), reply(class_0=one, class_1=5 * one)),
-        (client(1, n=10, classes=[0]), reply(class_0=3 * one)),
+        ModelReply(w={row(c): torch.full((17,), x) for c, x in rows.items()}) for _, rows in sent
     ]
-    method.step(1, Replies.of(replies))
-    assert torch.equal(method.head["class 0"], 2 * one), "equal weights"
-    assert torch.equal(method.head["class 1"], 5 * one)
-    assert torch.equal(method.head["class 2"], first)
+    method.step(1, Replies.of(list(zip(clients, replies, strict=True))))
+    assert all(len(value.unique()) == 1 for value in method.head.values())
+    return [float(value[0]) for value in method.head.values()]
 
 
-def test_the_mean_by_samples_and_the_median_are_settings() -> None:
-    sent = [reply(class_0=value * torch.ones(17)) for value in (1.0, 3.0, 9.0)]
-    for changes, expected in (
-        ({"average__weights": "samples"}, (30 + 3 * 10 + 9 * 20) / 60),
-        ({"average__robust": "median"}, 3.0),
-    ):
-        method = server(**SSA, **changes)
-        clients = [client(k, n=n, classes=[0]) for k, n in enumerate((30, 10, 20))]
-        method.step(1, Replies.of(list(zip(clients, sent, strict=True))))
-        assert method.head["class 0"].tolist() == pytest.approx([expected] * 17)
+def test_the_servers_rows_are_means_over_the_holders() -> None:
+    assert stepped((30, {0: 1.0, 1: 5.0}), (10, {0: 3.0})) == [2.0, 5.0, 0.0], "equal weights"
+    three = [(30, {0: 1.0}), (10, {0: 3.0}), (20, {0: 9.0})]
+    by_samples = stepped(*three, average__weights="samples")[0]
+    assert by_samples == pytest.approx((30 + 3 * 10 + 9 * 20) / 60)
+    assert stepped(*three, average__robust="median")[0] == 3.0
 
 
 def test_the_change_of_each_sent_row_is_measured() -> None:
@@ -133,16 +122,12 @@ def test_without_own_rows_and_with_all_classes_everywhere_it_is_lg_fedavg(played
     common = {"feature_dim": 16, "rounds": 3}
     ours = played(**common, method="fedssa", fedssa__mu=0.0)
     theirs = played(**common, method="lg-fedavg", average__weights="uniform")
-    counts = [one["counts"] for one in ours.journal[0]["clients"]]
-    assert all(n for held in counts for n in held)
+    assert all(n for one in ours.journal[0]["clients"] for n in one["counts"])
     for t in (1, 2, 3):
-        for own, other in zip(own_models(ours, t), own_models(theirs, t), strict=True):
-            assert all(torch.equal(own[name], other[name]) for name in other)
+        assert same(own_models(ours, t), own_models(theirs, t))
         assert ours.journal[t]["client_metrics"] == theirs.journal[t]["client_metrics"]
     fused = played(**common, method="fedssa")
-    assert not torch.equal(
-        own_models(fused, 1)[0]["head.weight"], own_models(ours, 1)[0]["head.weight"]
-    )
+    assert not same(own_models(fused, 1), own_models(ours, 1))
 
 
 def test_rows_of_other_classes_stay_as_they_are(played: Run) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.methods.heterofl import divided_by
+from client_app.methods import heterofl
+from client_app.methods.heterofl import HeteroFL, divided_by
 from client_app.participant import Participant
 from common.exchange import protocol
 from common.exchange.protocol import ModelReply
@@ -19,11 +20,11 @@ from common.techniques.widths import block, cut
 from common.training import tree
 from server_app.method import Replies
 from tests.support.halves import client, server, task
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run
 
 METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
-SAME = {"train__clip": 1.0, "average__weights": "uniform"}
 
 
 def half_with(*specs: str, classes: tuple[list[int], ...] = (), **changes: Any) -> Any:
@@ -35,11 +36,12 @@ def half_with(*specs: str, classes: tuple[list[int], ...] = (), **changes: Any) 
     return half, members
 
 
-def test_without_mask_and_scaler_it_is_the_mean_across_widths_bit_for_bit(run: Run) -> None:
-    plain = {"heterofl__mask": "none", "heterofl__scaler": False}
-    fedavg = {**METHOD, "method": "fedavg", "average__across": "width"}
-    assert run(**METHOD, **plain, **SAME).weights == run(**fedavg, **SAME).weights
-    assert run(**METHOD, heterofl__mask="none", **SAME).weights != run(**fedavg, **SAME).weights
+def test_without_mask_and_scaler_it_is_the_mean_across_widths_bit_for_bit(played: Run) -> None:
+    same = {**METHOD, "train__clip": 1.0, "average__weights": "uniform"}
+    fedavg = played(**{**same, "method": "fedavg", "average__across": "width"})
+    scaled = played(**same, heterofl__mask="none")
+    assert played(**same, heterofl__mask="none", heterofl__scaler=False).weights == fedavg.weights
+    assert scaled.weights != fedavg.weights
 
 
 def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
@@ -86,13 +88,9 @@ def test_the_scaler_divides_in_training_alone() -> None:
 
 
 def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    from client_app.methods import heterofl
-
-    seen = []
-    monkeypatch.setattr(heterofl, "divided_by", lambda rate: seen.append(rate) or divided_by(rate))
-    ours = task(**METHOD)
-    participant = Participant(ours.config, {"partition-id": 0, "num-partitions": 4}, "e")
-    handler = heterofl.HeteroFL(participant)
+    seen = record_calls(monkeypatch, heterofl, "divided_by", lambda _, rate: rate)
+    participant = Participant(task(**METHOD).config, {"partition-id": 0}, "e")
+    handler = HeteroFL(participant)
     for spec, rate in (("cnn2@0.5", 1.0), ("cnn2@0.25", 0.5)):
         net = participant.model(spec)
         handler.loss(Request(w={}, spec=spec, rate=rate), net)
@@ -102,11 +100,8 @@ def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.Monke
 
 def test_the_rate_is_over_the_widest() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
-    request = half.request(1)
-    assert [(request(m).spec, request(m).rate) for m in members] == [
-        ("cnn2@0.5", 1),
-        ("cnn2@0.25", 0.5),
-    ]
+    requests = [half.request(1)(member) for member in members]
+    assert [(r.spec, r.rate) for r in requests] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
 
 
 def test_rates_are_drawn_anew_in_each_round_by_their_shares() -> None:
@@ -132,44 +127,36 @@ def test_an_upload_is_checked_against_the_rate_that_was_sent() -> None:
         half.check(members[0], ModelReply(t=t, w=own))
 
 
-def test_a_client_refuses_a_rate_that_is_not_configured() -> None:
-    from client_app.methods.heterofl import HeteroFL
-
-    participant = Participant(task(**METHOD).config, {"partition-id": 0, "num-partitions": 4}, "e")
+def test_a_client_refuses_a_rate_that_is_not_configured_or_that_its_node_does_not_have() -> None:
+    node = {"partition-id": 0, "num-partitions": 4}
+    handler = HeteroFL(Participant(task(**METHOD).config, node, "e"))
     with pytest.raises(ValueError, match=r"cnn2@0.125 is not configured; allowed: cnn2@0.25, cnn"):
-        HeteroFL(participant).train(Request(w={}, spec="cnn2@0.125", rate=0.25))
+        handler.train(Request(w={}, spec="cnn2@0.125", rate=0.25))
+    handler = HeteroFL(Participant(task(**REDRAWN).config, {**node, "model": "cnn2@0.25"}, "e"))
+    with pytest.raises(ValueError, match=r'sets model = cnn2@0.25, but rates = "redrawn"'):
+        handler.hello(protocol.CensusRequest(clients=4))
 
 
 def test_the_widest_is_the_runs_model_and_a_clients_own_figure_knows_its_classes(run: Run) -> None:
     skewed = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 5}
     zero = run(**METHOD, **skewed, rounds=3)
-    last = zero.journal[-1]
-    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"}
+    last, members = zero.journal[-1], zero.journal[0]["clients"]
     assert last["accuracy"] == last["accuracies"]["cnn2@0.5"]
-    members = zero.journal[0]["clients"]
-    assert any(len(member["classes"]) < 3 for member in members)
-    scored = {score["k"]: score for score in last["scores"]}
-    better = [s["accuracy"] - s["accuracy_global"] for s in scored.values()]
-    assert any(gain != 0 for gain in better)
-    for member in members:
-        if len(member["classes"]) == 1 and scored[member["k"]]["n"]:
-            # two logits are 0, the third is this client's
-            assert scored[member["k"]]["accuracy"] >= scored[member["k"]]["accuracy_global"]
+    gains = {s["k"]: s["accuracy"] - s["accuracy_global"] for s in last["scores"] if s["n"]}
+    assert any(gains.values())
+    single = [m["k"] for m in members if len(m["classes"]) == 1 and m["k"] in gains]
+    assert all(gains[k] >= 0 for k in single), "two logits are 0, the third is this client's"
     unmasked = run(**METHOD, **skewed, heterofl__mask="none").journal[-1]["scores"]
     assert all(score["accuracy"] == score["accuracy_global"] for score in unmasked)
 
 
 def test_bytes_are_those_of_the_rates_that_were_sent(run: Run) -> None:
     played = run(**REDRAWN, rounds=4, score__clients_every=0)
-    settings = task(**REDRAWN)
     half, members = half_with(*("cnn2@0.5", "cnn2@0.25") * 2, **REDRAWN)
-    sizes = {
-        spec: sum(v.numel() * v.element_size() for v in settings.expected(spec).values())
-        for spec in ("cnn2@0.5", "cnn2@0.25")
-    }
     for entry in played.journal[1:]:
         specs = [half.request(entry["round"])(member).spec for member in members]
-        assert entry["bytes"]["arrays_up"] == sum(sizes[spec] for spec in specs)
+        sizes = [sum(v.nbytes for v in half.task.expected(spec).values()) for spec in specs]
+        assert entry["bytes"]["arrays_up"] == sum(sizes)
 
 
 def test_defaults_are_the_methods_own() -> None:
@@ -188,12 +175,3 @@ def test_all_clients_measure_every_width(run: Run) -> None:
     assert last["accuracy_bn"]["batch"] == batch.journal[-1]["accuracy"], "the same training"
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
     assert half.measured_by("cnn2@0.5") == half.measured_by("cnn2@0.25") == members
-
-
-def test_a_node_with_a_model_of_its_own_cannot_be_given_others() -> None:
-    from client_app.methods.heterofl import HeteroFL
-
-    node = {"partition-id": 0, "num-partitions": 4, "model": "cnn2@0.25"}
-    handler = HeteroFL(Participant(task(**REDRAWN).config, node, "e"))
-    with pytest.raises(ValueError, match=r'sets model = cnn2@0.25, but rates = "redrawn"'):
-        handler.hello(protocol.CensusRequest(clients=4))

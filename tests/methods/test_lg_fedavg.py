@@ -41,20 +41,6 @@ def test_it_is_fedavg_if_all_layers_are_shared(
     assert same(everything.model, fedavg.model)
 
 
-def test_a_client_scores_its_features_with_the_newest_head(played: Run) -> None:
-    run = played(**LG)
-    for k, (score,) in enumerate(zip(run.journal[-1]["scores"], strict=True)):
-        config = parse(flat(run.folder / "other", **LG))
-        p = Participant(config, {"partition-id": k}, "test")
-        net = p.model(p.spec, own_models(run, 2)[k])
-        trained = p.accuracy(net)
-        net.head.load_state_dict(run.model)
-        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
-        assert not torch.same(own_models(run, 2)[k]["head.weight"], run.model["weight"])
-        assert trained is not None
-    assert run.summary["accuracy"] is None
-
-
 def test_the_head_is_the_mean_by_samples(played: Run) -> None:
     run = played(**LG, **UNEVEN)
     sizes = [client["n"] for client in run.journal[0]["clients"]]

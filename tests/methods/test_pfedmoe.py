@@ -16,8 +16,7 @@ from common.models.classifier import Classifier
 from common.models.composite import Gate, Gated
 from common.settings.parse import parse
 from tests.support.halves import server
-from tests.support.scalar import kept
-from tests.support.tiny import Run, flat
+from tests.support.tiny import Run, TinyRun, flat
 from tests.support.weights import own_models, same
 
 MOE: dict[str, Any] = {"method": "pfedmoe", "feature_dim": 16}
@@ -80,22 +79,21 @@ def test_the_gate_reads_each_image() -> None:
 # Reductions.
 
 
-def fixed_gate(monkeypatch: pytest.MonkeyPatch, *logits: float) -> None:
-    monkeypatch.setattr(Gate, "forward", lambda self, x: torch.tensor(logits).expand(len(x), 2))
-
-
 def test_with_the_shared_extractor_alone_it_is_fedper(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"fleet": "cnn2@0.5", "feature_dim": 16, "rounds": 3, "per_round": 3}
     settings |= {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
     fedper = run(**settings, method="fedper")
-    fixed_gate(monkeypatch, 0.0, -math.inf)
+    gate = torch.tensor([0.0, -math.inf])
+    monkeypatch.setattr(Gate, "forward", lambda self, x: gate.expand(len(x), 2))
     mixture = run(**settings, method="pfedmoe")
     assert same(mixture.model, fedper.model)
-    for k in mixture.journal[-1]["replied"]:
-        head = PrivatePart.load(kept(fedper.folder, 3, k, PrivatePart.kind)).w
-        assert same({name: own_models(mixture, 3)[k][name] for name in head}, head)
+    heads = [
+        {name: w for name, w in own.items() if name.startswith("head.")}
+        for own in own_models(mixture, 3)
+    ]
+    assert same(heads, own_models(fedper, 3, PrivatePart, "w"))
     scores = [[s["accuracy"] for s in one.journal[-1]["scores"]] for one in (mixture, fedper)]
     assert scores[0] == scores[1]
 
@@ -103,22 +101,25 @@ def test_with_the_shared_extractor_alone_it_is_fedper(
 # What travels, what stays, and what is scored.
 
 
+def half(run: TinyRun, k: int) -> PFedMoE:
+    """Return client k's half with the state that it kept."""
+    node = {"partition-id": k, "state-dir": str(run.folder / "state")}
+    return PFedMoE(Participant(parse(flat(run.folder, **MOE)), node, "test"))
+
+
 def test_a_client_scores_the_mixture_with_the_newest_w(played: Run) -> None:
     run = played(**MOE)
     for k, score in enumerate(run.journal[-1]["scores"]):
-        node = {"partition-id": k, "state-dir": str(run.folder / "state")}
-        p = Participant(parse(flat(run.folder, **MOE)), node, "test")
-        net = PFedMoE(p).composite(3, run.model)
-        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
+        mixture = half(run, k)
+        net = mixture.composite(3, run.model)
+        accuracy = mixture.participant.accuracy(net)
+        assert score["accuracy"] == score["accuracy_global"] == accuracy
         assert all(torch.equal(net.shared.state_dict()[n], w) for n, w in run.model.items())
-    assert run.summary["accuracy"] is None
 
 
 def test_own_network_gate_and_w_all_learn_and_the_gate_is_kept(played: Run) -> None:
     run = played(**MOE)
-    node = {"partition-id": 0, "state-dir": str(run.folder / "state")}
-    half = PFedMoE(Participant(parse(flat(run.folder, **MOE)), node, "test"))
-    nets = [half.composite(t, run.model).state_dict() for t in (1, 2, 3)]
+    nets = [half(run, 0).composite(t, run.model).state_dict() for t in (1, 2, 3)]
     for name in ("own.head.weight", "joint.2.weight", "joint.4.weight"):
         assert not any(torch.equal(a[name], b[name]) for a, b in itertools.pairwise(nets))
     assert not same(run.model, server(**MOE).w)
