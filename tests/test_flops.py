@@ -14,7 +14,7 @@ from deploy.report.pages import write_report
 from deploy.report.table import operations, size
 from deploy.run.loopback import Loopback
 from server_app.tracking import numbers
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play
 
 MEASURED = {"flops": True, "memory": True}
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
@@ -38,12 +38,6 @@ def test_backward_counts_the_weights_gradient_and_where_it_is_needed_the_inputs(
         with counting(True) as spent:
             linear(torch.ones(7, 10, requires_grad=needed)).sum().backward()
         assert spent.total == times * 2 * 7 * 10 * 5
-
-
-def test_nothing_is_counted_unless_it_is_asked_for() -> None:
-    with counting(False) as spent:
-        nn.Linear(2, 2)(torch.ones(1, 2))
-    assert spent.total == 0
 
 
 def by_hand(run: TinyRun, samples: int) -> int:
@@ -70,32 +64,25 @@ def test_a_run_counts_what_its_clients_compute_and_gives_the_same_bits(
 
 
 @pytest.mark.full
-def test_the_server_is_counted_apart(tmp_path: Path) -> None:
-    once = play(flat(tmp_path / "once", method="fedorion", flops=True)).summary["flops"]
-    twice = play(flat(tmp_path / "twice", method="fedorion", flops=True, noise__batches=8))
-    server = 2 * once["server"]
-    told = {"clients": once["clients"], "server": server, "total": once["clients"] + server}
-    assert twice.summary["flops"] == told and server > 0
+def test_the_server_is_counted_apart(run: Run) -> None:
+    given = {"method": "fedorion", "flops": True}
+    once, twice = (run(**given, noise__batches=n).summary["flops"] for n in (4, 8))
+    clients, server = once["clients"], 2 * once["server"]
+    assert twice == {"clients": clients, "server": server, "total": clients + server}
+    assert server > 0
 
 
 @pytest.mark.full
-def test_the_second_exchange_of_a_round_is_counted(tmp_path: Path) -> None:
-    settings = PUBLIC | {"method": "i-dl-mh", "flops": True}
-    short, long = (
-        play(flat(tmp_path / str(n), **settings, i_dl_mh__incentive_epochs=n)).summary["flops"]
-        for n in (1, 3)
-    )
-    assert long["clients"] > short["clients"] > 0
-    assert long["server"] == short["server"] > 0
+def test_the_second_exchange_of_a_round_is_counted(run: Run) -> None:
+    given = PUBLIC | {"method": "i-dl-mh", "flops": True}
+    short, long = (run(**given, i_dl_mh__incentive_epochs=n).summary["flops"] for n in (1, 3))
+    assert long["clients"] > short["clients"] > 0 and long["server"] == short["server"] > 0
 
 
 @pytest.mark.full
 def test_training_that_is_shared_with_another_run_is_done_and_measured(tmp_path: Path) -> None:
     settings, learnt = {**ONE, "method": "local", **MEASURED}, tmp_path / "learnt"
-    first, again = (
-        play(flat(tmp_path / name, **settings), learnt=learnt).summary
-        for name in ("first", "again")
-    )
+    first, again = (play(flat(tmp_path / n, **settings), learnt=learnt).summary for n in "ab")
     for measured in MEASURED:
         assert again[measured] == first[measured] and again[measured]["clients"] > 0
 

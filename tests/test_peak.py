@@ -12,7 +12,7 @@ from common.exchange.protocol import Request
 from common.journal import PeakMemory
 from common.training.costs import counting, following
 from deploy.run.loopback import Loopback
-from tests.support.tiny import flat, play
+from tests.support.tiny import Run, flat, play
 
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0, "train__steps": 3}
 
@@ -48,17 +48,14 @@ def test_what_autograd_keeps_is_held_until_the_gradients_are_there() -> None:
         assert peak.most > 2 * 400 + 4
 
 
-def test_nothing_is_followed_unless_it_is_asked_for() -> None:
-    with following(False) as peak:
-        torch.ones(10)
-    assert peak.most == 0
-
-
-def test_operations_and_memory_are_measured_together() -> None:
+def test_operations_and_memory_are_measured_together_and_only_if_asked_for() -> None:
     with counting(True) as spent, following(True) as peak:
         nn.Linear(10, 5)(torch.ones(7, 10))
     assert spent.total == 2 * 7 * 10 * 5
     assert peak.most >= 4 * (7 * 10 + 10 * 5 + 5 + 7 * 5)
+    with counting(False) as spent, following(False) as peak:
+        nn.Linear(10, 5)(torch.ones(7, 10))
+    assert (spent.total, peak.most) == (0, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -77,30 +74,17 @@ def test_a_run_measures_what_its_clients_hold_and_gives_the_same_bits(
     assert run.weights == plain.weights and "memory" not in plain.summary
 
 
-def test_adam_takes_two_networks_more_than_sgd(tmp_path: Path) -> None:
+def test_adam_takes_two_networks_more_than_sgd(run: Run) -> None:
     one = ONE | {"fleet": "mlp@2", "method": "fedavg"}  # beside whose weights a batch is little
-    one |= {"train__momentum": 0.0, "train__batch_size": 2}
-    sgd, adam = (
-        play(flat(tmp_path / name, **one, memory=True, train__optimizer=name))
-        for name in ("sgd", "adam")
-    )
-    weights = sgd.model.values()
+    one |= {"train__momentum": 0.0, "train__batch_size": 2, "memory": True}
+    sgd, adam = (run(**one, train__optimizer=name) for name in ("sgd", "adam"))
     more = adam.summary["memory"]["clients"] - sgd.summary["memory"]["clients"]
-    assert more == pytest.approx(2 * sum(w.nbytes for w in weights), rel=0.05)
-
-
-def test_the_largest_client_is_told_apart(tmp_path: Path) -> None:
-    fleet = {"fleet": "mlp@0.25,mlp@2", "method": "local", "memory": True}
-    memory = play(flat(tmp_path / "run", **(ONE | fleet))).summary["memory"]
-    assert memory["largest"] > memory["clients"] > 0
+    assert more == pytest.approx(2 * sum(w.nbytes for w in sgd.model.values()), rel=0.05)
 
 
 def test_a_clients_most_is_that_of_its_hungriest_round() -> None:
-    rounds = [
-        PeakMemory(clients={0: 1.0, 1: 5.0}, server=2.0),
-        PeakMemory(clients={0: 3.0, 2: 4.0}),
-    ]
-    most = PeakMemory.most(rounds)
+    first = PeakMemory(clients={0: 1.0, 1: 5.0}, server=2.0)
+    most = PeakMemory.most([first, PeakMemory(clients={0: 3.0, 2: 4.0})])
     assert most == PeakMemory(clients={0: 3.0, 1: 5.0, 2: 4.0}, server=2.0)
     assert most.as_dict() == {"clients": 4.0, "largest": 5.0, "server": 2.0}
     assert PeakMemory.most([]).as_dict() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
