@@ -128,6 +128,22 @@ def test_across_depths_each_entry_is_combined_among_its_owners() -> None:
     assert float(close["a"]) <= 1.0
 
 
+HONEST = [[1.0, 2.0], [1.1, 2.1], [0.9, 1.9], [1.05, 2.05]]
+
+
+@pytest.mark.parametrize("poison", [[1e6, 2e6], [-1e6, -2e6]])
+def test_one_poisoned_client_of_five_moves_the_mean_and_no_robust_one(poison: list[float]) -> None:
+    honest = torch.tensor(HONEST).mean(0)
+
+    def off(robust: str) -> float:
+        found = torch.tensor(of(states(*HONEST, poison), robust, clip_norm=3.0))
+        return float((found - honest).norm())
+
+    assert off("none") > 1e5
+    assert off("median") < 0.2 and off("trimmed") < 0.2
+    assert off("clip") <= 2 * 3.0 / 5 + 1e-5  # its step counts a fifth, and so does one left out
+
+
 class Poisoning(Tampering):
     """Client 1 answers every round with its weights times −10⁴."""
 

@@ -28,8 +28,9 @@ from server_app.methods.fedgkd import FedGKD
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
-from tests.support.scalar import PLAIN, descend, kept, result
+from tests.support.scalar import PLAIN, descend, result
 from tests.support.tiny import Run, flat, play
+from tests.support.weights import own_models, same
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -147,13 +148,11 @@ def test_the_past_is_what_the_client_left_in_its_last_round(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalled = record_calls(
-        monkeypatch, Participant, "load_state", lambda found, p, t, _: (p.k, t, found)
+        monkeypatch, Participant, "load_state", lambda found, p, *_: (p.k, found)
     )
-    played = run(method="moon", rounds=2)
-    (first, nothing), (second, past) = (call[1:] for call in recalled if call[0] == 0)
-    assert (first, nothing, second) == (1, None, 2)
-    held = ClientState.load(kept(played.folder, 1, 0, ClientState.kind)).w
-    assert all(torch.equal(past.w[name], held[name]) for name in held)
+    held = own_models(run(method="moon", rounds=2), 1, ClientState, "w")
+    nothing, past = (found for k, found in recalled if k == 0)
+    assert nothing is None and same(past.w, held[0])
 
 
 def test_a_projection_is_part_of_the_network() -> None:
@@ -275,28 +274,24 @@ def test_steps_that_a_client_claims_are_not_believed(tmp_path: Path) -> None:
 def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
     settings = {**PLAIN_SGD, "fleet": "cnn2@0.5,cnn3@0.5", "average__across": "layerwise"}
     fednova = server(method="fednova", average__weights="uniform", **settings)
-    clients = [
-        client(k, n, model=model)
-        for k, (n, model) in enumerate([(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")])
-    ]
+    sizes = [(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")]
+    clients = [client(k, n, model=model) for k, (n, model) in enumerate(sizes)]
     fednova.begin(clients)
     (before,) = fednova.models.values()
-    before = {name: torch.zeros_like(value) for name, value in before.items()}
-    fednova.models = {"cnn3@0.5": before}
-    told = [
-        (fednova.task.expected(c.architecture), w)
-        for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+    fednova.models = {"cnn3@0.5": {name: torch.zeros_like(w) for name, w in before.items()}}
+    owned = [fednova.task.expected(c.architecture) for c in clients]
+    sent = [
+        {name: torch.full(like.shape, w) for name, like in own.items()}
+        for own, w in zip(owned, (1.0, 6.0, 4.0), strict=True)
     ]
-    sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
     fednova.step(1, Replies.of([(c, Reply(w=w)) for c, w in zip(clients, sent, strict=True)]))
     (after,) = fednova.models.values()
     parameters = parameters_only(fednova.build("cnn3@0.5"))
-    shared, deep = parameters & sent[0].keys(), parameters - sent[0].keys()
-    assert shared and deep
-    for name in shared:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
-        assert torch.allclose(after[name], torch.tensor(10 / 3)), name
-    for name in deep:  # τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
-        assert torch.allclose(after[name], torch.tensor(5.0)), name
+    assert parameters & sent[0].keys() and parameters - sent[0].keys()
+    for name in parameters:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
+        # of the deep layers τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
+        expected = torch.tensor(10 / 3 if name in sent[0] else 5.0)
+        assert torch.allclose(after[name], expected), name
 
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
@@ -310,10 +305,10 @@ def test_every_size_has_a_head_of_its_own(run: Run) -> None:
 
 def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
     given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 1, "train__lr_decay": 0.5}
-    plain = run(**given)
-    slow = run(**given, inclusivefl__lr_factors="cnn3@0.5=0.5, cnn2@0.5=1")
-    metrics = [each.journal[1]["client_metrics"] for each in (plain, slow)]
-    assert [metrics[0][k] == metrics[1][k] for k in "0123"] == [True, False, True, True]
-    # a run in which everybody goes half as far
-    half = run(**given | {"train__lr": 0.025})
-    assert half.journal[1]["client_metrics"]["1"] == metrics[1]["1"]
+    factors = {"inclusivefl__lr_factors": "cnn3@0.5=0.5, cnn2@0.5=1"}
+    plain, slow, half = (  # in the last run everybody goes half as far
+        run(**given | changes).journal[1]["client_metrics"]
+        for changes in ({}, factors, {"train__lr": 0.025})
+    )
+    assert [plain[k] == slow[k] for k in "0123"] == [True, False, True, True]
+    assert half["1"] == slow["1"]

@@ -132,23 +132,18 @@ def check_sum(run: TinyRun, rounds: list[int]) -> None:
 
 def test_a_lost_reply_and_a_restart_do_not_part_the_server_from_its_clients(tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "depthfl", **FLEET, "clients": 3, "min_replies": 0.5}
-    settings = flat(tmp_path, **given, rounds=2)
-    played = play(settings, Losing)
-    assert state(played).accepted == {0: 2, 1: 1, 2: 2}
-    check_sum(played, [2, 1, 2])
-    settings = flat(tmp_path, **given, rounds=4, resume=True)
-    played = play(settings, Losing)
-    assert state(played).accepted == {0: 4, 1: 4, 2: 4}
-    check_sum(played, [4, 4, 4])
+    for rounds, accepted in ((2, [2, 1, 2]), (4, [4, 4, 4])):
+        played = play(flat(tmp_path, **given, rounds=rounds, resume=rounds > 2), Losing)
+        assert state(played).accepted == dict(enumerate(accepted))
+        check_sum(played, accepted)
 
 
 def test_a_client_keeps_minus_alpha_times_its_way(run: Run) -> None:
-    given = {"method": "depthfl", **FLEET, "clients": 3, "depthfl__alpha": 0.5}
-    played = run(**given, rounds=1)
+    given = {"method": "depthfl", **FLEET, "clients": 3, "depthfl__alpha": 0.5, "rounds": 1}
+    played, plain = run(**given), run(**given, depthfl__feddyn=False)
     # one round: h = −α/N Σ (w_k − w), so a mean over all that have it, less h/α, goes twice as far
     check_sum(played, [1, 1, 1])
     assert all(bool(g.any()) for g in held(played, 1, 0).values())
-    plain = run(**given, rounds=1, depthfl__feddyn=False)
     assert plain.journal[1]["client_metrics"] != played.journal[1]["client_metrics"]
     assert not kept(plain.folder, 1, 0, ClientState.kind).exists()
 

@@ -135,48 +135,46 @@ def test_in_m_rounds_each_channel_is_taken_n_times(m: int, n: int) -> None:
 def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
     half, members = half_with()
     whole = half.models["cnn2@0.5"]
+    stem = whole["stem.conv.weight"]
     for t, rows in ((1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [14, 15, 0, 1, 2, 3, 4, 5])):
         sent = half.request(t)(members[1]).w
-        stem = whole["stem.conv.weight"]
         assert torch.equal(sent["stem.conv.weight"].sort(0).values, stem[rows].sort(0).values)
     replies = Replies.of([(members[1], ModelReply(t=3, w={n: w + 1 for n, w in sent.items()}))])
     half.step(3, replies)
-    moved = (half.models["cnn2@0.5"]["stem.conv.weight"] != stem).flatten(1).any(1)
-    assert moved.nonzero().flatten().tolist() == sorted(rows)
-    conv = (half.models["cnn2@0.5"]["layer1.0.conv.weight"] != whole["layer1.0.conv.weight"]).any(
-        -1
-    )
-    assert conv.any(-1).any(0).nonzero().flatten().tolist() == sorted(rows), "its inputs are these"
-    assert conv.any(-1).any(1).nonzero().flatten().tolist() == [*range(14), 30, 31]
+
+    def changed(name: str, axis: int) -> list[int]:
+        """Return the places along an axis in which a number has changed."""
+        moved = (half.models["cnn2@0.5"][name] != whole[name]).movedim(axis, 0)
+        places: list[int] = moved.flatten(1).any(1).nonzero().flatten().tolist()
+        return places
+
+    assert changed("stem.conv.weight", 0) == sorted(rows)
+    assert changed("layer1.0.conv.weight", 1) == sorted(rows), "its inputs are these"
+    assert changed("layer1.0.conv.weight", 0) == [*range(14), 30, 31]
 
 
 def test_random_windows_are_each_clients_and_rounds_own() -> None:
     half, members = half_with(fedrolex__windows="random")
     third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
-    windows = {
-        (c.k, t): half.taken(c, t).window(16, 8) for c in (members[1], third) for t in (1, 2)
-    }
-    assert len({tuple(w.tolist()) for w in windows.values()}) == 4
-    assert all(len(set(w.tolist())) == 8 for w in windows.values())
+    windows = [half.taken(c, t).window(16, 8).tolist() for c in (members[1], third) for t in (1, 2)]
+    assert len(set(map(tuple, windows))) == 4 and all(len(set(w)) == 8 for w in windows)
 
 
 @pytest.mark.parametrize("windows", ["roll", "random"])
 def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     """A client's upload of round 1 lies, in round 2, where it was in round 1."""
     half, members = half_with(fedrolex__windows=windows, oca__aggregate="on")
-    before: StateDict = {n: torch.zeros_like(w) for n, w in half.models["cnn2@0.5"].items()}
-    half.models = half.overall = {"cnn2@0.5": before}
-    ones = {n: torch.ones_like(w) for n, w in half.task.expected("cnn2@0.25").items()}
-    ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in ones.items()}
+    zeros: StateDict = {n: torch.zeros_like(w) for n, w in half.models["cnn2@0.5"].items()}
+    half.models = half.overall = {"cnn2@0.5": zeros}
+    small = half.task.expected("cnn2@0.25").items()
+    ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in small}
     half.step(1, Replies.of([(members[1], ModelReply(t=1, w=ones))]))
-    first = half.overall["cnn2@0.5"]["stem.bn.weight"]
     window = half.taken(members[1], 1).window(16, 8)
-    assert first.nonzero().flatten().tolist() == sorted(window.tolist())
-    zeros = {n: torch.zeros_like(w) for n, w in before.items()}
-    half.step(2, Replies.of([(members[0], ModelReply(t=2, w=zeros))]))
-    second = half.overall["cnn2@0.5"]["stem.bn.weight"]
-    assert second.nonzero().flatten().tolist() == sorted(window.tolist())
-    assert second[window].unique().tolist() == [0.5]
+    for t in (1, 2):
+        overall = half.overall["cnn2@0.5"]["stem.bn.weight"]
+        assert overall.nonzero().flatten().tolist() == sorted(window.tolist())
+        assert overall[window].unique().tolist() == [1.0 / t]
+        half.step(2, Replies.of([(members[0], ModelReply(t=2, w=dict(zeros)))]))
 
 
 def test_the_leading_block_stands_for_every_other_width() -> None:

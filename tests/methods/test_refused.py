@@ -40,10 +40,6 @@ def only(name: str) -> Change:
     return lambda reply: {"w": {name: reply.w[name]}}
 
 
-def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    return lambda reply: put(name, change(reply.w[name]))(reply)
-
-
 def other_rate(reply: ModelReply) -> dict[str, Any]:
     wide = len(reply.w["stem.bn.weight"]) > 8
     return put("stem.bn.weight", torch.ones(8 if wide else 16))(reply)
@@ -194,7 +190,6 @@ GROUPS: dict[str, Group] = {
         [
             (lambda r: {"delta": torch.cat([r.delta, r.delta[:1]])}, "the mask of size 0.25 ke"),
             (lambda r: {"delta": r.delta[:-1]}, "the mask of size 0.25 keeps"),
-            (lambda r: {"delta": r.delta * torch.nan}, "not finite"),
             (lambda r: {"rest": {}}, "rest lacks"),
             (lambda r: {"rest": {n: -x - 1 for n, x in r.rest.items()}}, "negative variances"),
         ],
@@ -230,9 +225,6 @@ GROUPS: dict[str, Group] = {
         ModelReply,
         [
             (put("weight", torch.ones(3, 17)), r"'weight' is float32\[3, 17\], expected float32"),
-            (put("weight", torch.full((3, 16), torch.inf)), "not finite"),
-            (put("features", torch.ones(1)), "head has 1 unknown entries"),
-            (without("bias"), "head lacks 1 entries, first 'bias'"),
         ],
     ),
     "FedSSA": (
@@ -241,11 +233,7 @@ GROUPS: dict[str, Group] = {
         [
             (put("class 2", torch.ones(17)), "1 unknown entries, first 'class 2'"),
             (only("class 0"), "head lacks 1 entries, first 'class 1'"),
-            (put("class 9", torch.ones(17)), "first 'class 9'"),
             (put("class 0", torch.ones(18)), r"'class 0' is float32\[18\], expected float32\[17"),
-            (put("class 0", torch.full((17,), torch.inf)), "not finite"),
-            (put("class 0", torch.ones(17, dtype=torch.float64)), r"is float64\[17\]"),
-            (put("class 0", torch.full((17,), 1e9)), r"it has the number 1e\+09"),
         ],
     ),
     "pFedMoE": (
@@ -254,9 +242,6 @@ GROUPS: dict[str, Group] = {
         [
             (put("head.weight", torch.ones(3, 16)), "w has 1 unknown entries, first 'head.weig"),
             (only(FIRST), "w lacks "),
-            (put(FIRST, torch.ones(2, 2)), r"is float32\[2, 2\], expected float32\["),
-            (changed(FIRST, lambda w: w + torch.inf), "not finite"),
-            (changed(FIRST, lambda w: w + 1e5), "times the median of 4"),
         ],
     ),
     "FedProto": (
@@ -268,8 +253,6 @@ GROUPS: dict[str, Group] = {
             (table(table=at([2, 0], 1.0)), "has a row of class 2, of which it counts no"),
             (table(counts=at([0], 5)), "counts 5 samples of class 0, at most 1"),
             (table(counts=at([0], -1)), "its table counts -1 samples of class 0, at mo"),
-            (table(table=at([0, 0], torch.inf)), "'table' has values that are not finite"),
-            (table(table=at([0, 0], 1e9)), r"it has the number 1e\+09"),
             (table(table=lambda x: F.pad(x, (0, 1))), r"the shape \(3, 17\), expected \(3, 16\)"),
             (
                 table(table=lambda x: x[:2], counts=lambda x: x[:2]),
