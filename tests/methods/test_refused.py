@@ -223,9 +223,7 @@ GROUPS: dict[str, Group] = {
     "LG-FedAvg": (
         {"method": "lg-fedavg", **WIDE},
         ModelReply,
-        [
-            (put("weight", torch.ones(3, 17)), r"'weight' is float32\[3, 17\], expected float32"),
-        ],
+        [(put("weight", torch.ones(3, 17)), r"'weight' is float32\[3, 17\], expected float32")],
     ),
     "FedSSA": (
         {"method": "fedssa", **WIDE, **UNEVEN},
