@@ -1,9 +1,11 @@
 """Configuration: every wrong key, type or bound is one line before anything starts."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,13 +93,6 @@ def test_a_resolved_config_survives_its_file(tmp_path: Path) -> None:
     assert text.index("[node.2]") < text.index("[node.10]")
 
 
-def test_a_missing_key_is_named() -> None:
-    incomplete = settings.defaults()
-    del incomplete["train.lr"]
-    with pytest.raises(ValueError, match="key 'train.lr' is missing"):
-        parse(incomplete)
-
-
 def test_an_override_has_the_type_of_its_key() -> None:
     assert settings.parse_override("train.lr=1") == ("train.lr", 1.0)
     assert settings.parse_override("fedorion.dml = False") == ("fedorion.dml", False)
@@ -107,50 +102,45 @@ def test_an_override_has_the_type_of_its_key() -> None:
             settings.parse_override(text)
 
 
-def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "dated.toml"
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         ("out = 2020-01-01", "out = 2020-01-01 is not allowed"),
         ("[data]\nname = ['a', 'b']", "data.name = ['a', 'b'] is not allowed; it should be text"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError) as refused:
-            settings.resolve(path)
-        assert said in str(refused.value)
-
-
-def knob(config: Config, key: str) -> Value:
-    """The value of one of the shared knobs."""
-    table, leaf = key.split(".") if "." in key else ("run", key)
-    found: Value = getattr(getattr(config, table), leaf.replace("-", "_"))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("method", "key", "resolved", "chosen"),
-    [
-        ("fedavg", "average.weights", "samples", "uniform"),
-        ("fedin", "average.weights", "uniform", "samples"),
-        ("fedavg", "average.across", "none", "same"),
-        ("fedin", "average.across", "layerwise", "same"),
-        ("fedavg", "oca.aggregate", "off", "on"),
-        ("fedkf", "oca.aggregate", "on", "on"),
-        ("fedkf", "generator.lr", 0.001, 0.5),
-        ("fedgen", "generator.lr", 0.0001, 0.5),
-        ("fedftg", "generator.adversarial", "off", "on"),
-        ("fedkf", "generator.adversarial", "cifar", "off"),
-        ("moon", "projection", "on", "off"),
-        ("fedavg", "projection", "off", "on"),
-        ("scaffold", "average.weights", "uniform", "samples"),
     ],
 )
-def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(
-    method: str, key: str, resolved: Value, chosen: Value
+def test_a_value_of_a_kind_that_no_key_has_is_refused_with_its_key(
+    text: str, said: str, tmp_path: Path
 ) -> None:
-    flat = values(method=method)
-    assert flat[key] in ("auto", 0.0)
-    assert knob(parse(flat), key) == resolved
-    assert knob(parse({**flat, key: chosen}), key) == chosen
+    (path := tmp_path / "dated.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        settings.resolve(path)
+
+
+def knob(config: Config, key: str) -> Any:
+    """The value of one of the shared knobs."""
+    table, leaf = key.split(".") if "." in key else ("run", key)
+    return getattr(getattr(config, table), leaf.replace("-", "_"))
+
+
+AUTO: dict[str, dict[str, tuple[Value, Value]]] = {
+    "average.weights": {"fedavg": ("samples", "uniform"), "fedin": ("uniform", "samples")},
+    "average.across": {"fedavg": ("none", "same"), "fedin": ("layerwise", "same")},
+    "oca.aggregate": {"fedavg": ("off", "on"), "fedkf": ("on", "on")},
+    "generator.lr": {"fedkf": (0.001, 0.5), "fedgen": (0.0001, 0.5)},
+    "generator.adversarial": {"fedftg": ("off", "on"), "fedkf": ("cifar", "off")},
+    "projection": {"moon": ("on", "off"), "fedavg": ("off", "on")},
+}
+"""By key and method: the resolved value, and another one that may be given."""
+
+
+@pytest.mark.parametrize("key", AUTO)
+def test_auto_is_what_the_methods_contract_says_unless_a_value_is_given(key: str) -> None:
+    for method, (resolved, chosen) in AUTO[key].items():
+        flat = values(method=method)
+        assert flat[key] in ("auto", 0.0)
+        assert knob(parse(flat), key) == resolved
+        assert knob(parse({**flat, key: chosen}), key) == chosen
 
 
 @pytest.mark.parametrize("method", methods.names())
@@ -213,11 +203,10 @@ def test_an_app_reads_its_own_methods_table_and_the_launcher_every_one(
 ) -> None:
     flat = {**values(method="fedavg"), key: value}
     assert parse(flat) == parse(values(method="fedavg"))
-    with pytest.raises(ValueError) as refused:
-        parse(flat, every=True)
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match=line[:12]):
-        parse({**flat, "method": key.partition(".")[0]})
+    for method, every in (("fedavg", True), (key.partition(".")[0], False)):
+        with pytest.raises(ValueError) as refused:
+            parse({**flat, "method": method}, every=every)
+        assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
 def test_an_app_imports_one_method() -> None:
@@ -231,9 +220,11 @@ def test_an_app_imports_one_method() -> None:
     assert done.stdout.split() == ["common.methods.fedavg"], done.stderr
 
 
-def test_a_missing_key_of_another_method_is_the_launchers_business() -> None:
-    flat = values(method="fedavg")
-    del flat["fedprox.mu"]
-    parse(flat)
-    with pytest.raises(ValueError, match=r"key 'fedprox\.mu' is missing"):
-        parse(flat, every=True)
+def test_a_missing_key_is_named_and_that_of_another_method_by_the_launcher() -> None:
+    for key, every in (("train.lr", False), ("fedprox.mu", True)):
+        flat = values(method="fedavg")
+        del flat[key]
+        if every:
+            parse(flat)
+        with pytest.raises(ValueError, match=f"key '{key}' is missing"):
+            parse(flat, every=every)

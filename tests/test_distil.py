@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from common.data.embedded import toy
 from common.losses.distillation import kl
@@ -14,39 +15,45 @@ from common.techniques.public_set import digest, subset
 from common.training import optimise, tree
 from common.training.fit import fit
 from common.training.task import Task
-from tests.support import halves
 from tests.support.halves import task
+from tests.support.tiny import under
+from tests.support.weights import same
 
 
 def test_everybody_draws_the_same_subset_and_another_in_each_round():
-    first, again = (subset(halves.task(public__subset=20), 1, 100) for _ in range(2))
+    first, again, other = (subset(task(public__subset=20), t, 100) for t in (1, 1, 2))
     assert torch.equal(first, again) and len(first) == 20 == len(first.unique())
-    assert torch.equal(first, first.sort().values)
-    assert not torch.equal(first, subset(halves.task(public__subset=20), 2, 100))
+    assert torch.equal(first, first.sort().values) and not torch.equal(first, other)
+    for n in (0, 100, 5000):
+        assert torch.equal(subset(task(public__subset=n), 3, 100), torch.arange(100))
 
 
-@pytest.mark.parametrize("n", [0, 100, 5000])
-def test_all_are_taken_where_no_fewer_are_asked_for(n):
-    assert torch.equal(subset(halves.task(public__subset=n), 3, 100), torch.arange(100))
+def digested(y: torch.Tensor, loss: Any = F.cross_entropy, **settings: Any) -> tuple[Any, ...]:
+    """Return a task, 32 images, the mean loss of learning ``y`` on them, and w before and after."""
+    ours = task(**under("public", **settings))
+    net = ours.build("cnn2", name=("init",))
+    before = tree.snapshot(net)
+    x = torch.randint(0, 256, (len(y), *ours.shape), dtype=torch.uint8)
+    return ours, x, digest(ours, 1, net, x, y, loss, "digest"), before, net
 
 
 def test_what_is_learnt_is_what_the_targets_say():
-    task = halves.task(public__epochs=40, public__lr=0.1, public__batch_size=16)
-    net = task.build("cnn2", name=("init",))
-    x = torch.randint(0, 256, (32, *task.shape), dtype=torch.uint8)
-    targets = torch.zeros(32, task.num_classes)
+    targets = torch.zeros(32, 3)
     targets[:, 1] = 8.0
-    before = float(kl(targets, task.logits(net, x)))
-    first = digest(task, 1, net, x, targets, lambda z, y: kl(y, z), "digest")
-    assert float(kl(targets, task.logits(net, x))) < 0.2 * before and 0 < first < before
+    ours, x, first, before, net = digested(
+        targets, lambda z, y: kl(y, z), epochs=40, lr=0.1, batch_size=16
+    )
+    start = ours.build("cnn2", name=("init",))
+    start.load_state_dict(before)
+    was, now = (float(kl(targets, ours.logits(one, x))) for one in (start, net))
+    assert now < 0.2 * was and 0 < first < was
 
 
 @pytest.mark.parametrize("anneal", [False, True])
 def test_the_rate_falls_over_the_steps_of_a_round_if_asked(
     anneal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = halves.task(public__anneal=anneal, public__epochs=2, public__lr=0.1)
-    net, rates, made = task.build("mlp@0.25", name=("init",)), list[float](), optimise.of
+    rates, made = list[float](), optimise.of
 
     def watched(*args: Any) -> torch.optim.Optimizer:
         optimizer = made(*args)
@@ -54,43 +61,32 @@ def test_the_rate_falls_over_the_steps_of_a_round_if_asked(
         return optimizer
 
     monkeypatch.setattr(optimise, "of", watched)
-    x, y = torch.zeros(256, *task.shape, dtype=torch.uint8), torch.zeros(256).long()
-    digest(task, 1, net, x, y, torch.nn.functional.cross_entropy, "digest")
+    digested(torch.zeros(256).long(), anneal=anneal, epochs=2, lr=0.1)
     # cos² of 0, 1/8, 2/8, 3/8 of π, of four steps
     falling = [0.1, 0.0853553, 0.05, 0.0146447]
     assert rates == pytest.approx(falling if anneal else [0.1] * 4, abs=1e-6)
 
 
 def test_nothing_is_learnt_where_nothing_shall_be():
-    task = halves.task(public__learn=False)
-    net = task.build("cnn2", name=("init",))
-    before = tree.snapshot(net)
-    x = torch.zeros(8, *task.shape, dtype=torch.uint8)
-    assert digest(task, 1, net, x, torch.zeros(8), lambda z, y: z.sum(), "digest") == 0.0
-    assert all(torch.equal(value, before[name]) for name, value in tree.snapshot(net).items())
+    _, _, loss, before, net = digested(torch.zeros(8).long(), learn=False)
+    assert loss == 0.0 and same(before, tree.snapshot(net))
 
 
 @pytest.mark.parametrize("protect", [False, True])
 def test_public_images_leave_running_statistics_alone_if_asked(protect):
-    task = halves.task(public__protect_running_stats=protect, public__epochs=1)
-    net = task.build("cnn2", name=("init",))
-    before = tree.snapshot(net)
-    x = torch.randint(0, 256, (32, *task.shape), dtype=torch.uint8)
-    digest(task, 1, net, x, torch.zeros(32).long(), torch.nn.functional.cross_entropy, "digest")
-    same = {n: torch.equal(value, before[n]) for n, value in tree.snapshot(net).items()}
-    assert {same[n] for n in same if "running_" in n} == {protect}
-    assert not any(same[n] for n in same if n.endswith("weight"))
+    given = {"protect_running_stats": protect, "epochs": 1}
+    *_, before, net = digested(torch.zeros(32).long(), **given)
+    equal = {n: torch.equal(value, before[n]) for n, value in tree.snapshot(net).items()}
+    assert {equal[n] for n in equal if "running_" in n} == {protect}
+    assert not any(equal[n] for n in equal if n.endswith("weight"))
 
 
 def imagining(data: str = "toy", **changes: Any) -> Task:
     """A task with these settings of [generator]."""
-    values: dict[str, Any] = {
-        "lambda_oh": 0.1, "lambda_a": 0.0, "adversarial": "off", "ie_norm": True,
-        "act_reduction": "mean", "update_order": "student", "lr": 0.02,
-        "latent": 8, "width": 8,
-    }  # fmt: skip
-    given = {f"generator__{key}": value for key, value in {**values, **changes}.items()}
-    return task(method="fedkf", data__name=data, **given)
+    values = {"lambda_oh": 0.1, "lambda_a": 0.0, "adversarial": "off", "ie_norm": True}
+    values |= {"act_reduction": "mean", "update_order": "student", "lr": 0.02}
+    given = {**values, "latent": 8, "width": 8, **changes}
+    return task(method="fedkf", data__name=data, **under("generator", **given))
 
 
 def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
@@ -103,8 +99,8 @@ def work(changes: dict[str, Any], adversarial: bool = False) -> DataFree:
     return DataFree(chosen, generator, *nets, optimizer, "latents", gamma=1.0, size=16)
 
 
-def distil(datafree: DataFree, steps: int) -> dict[str, float]:
-    optimizer = optimise.make(datafree.student.parameters(), "sgd", 0.05)
+def distil(datafree: DataFree, steps: int, lr: float = 0.05) -> dict[str, float]:
+    optimizer = optimise.make(datafree.student.parameters(), "sgd", lr)
     nothing: list[tuple[torch.Tensor, ...]] = [()] * steps
     return fit(optimizer, datafree.batches(nothing), datafree.distance, precision="fp32")
 
@@ -113,43 +109,31 @@ def test_the_generator_learns_and_the_teacher_does_not() -> None:
     datafree = work({})
     before = tree.snapshot(datafree.teacher)
     distil(datafree, 30)
-    after = tree.snapshot(datafree.teacher)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(before, tree.snapshot(datafree.teacher)) and len(datafree.losses) == 30
     assert sum(datafree.losses[-5:]) < sum(datafree.losses[:5])
-    assert len(datafree.losses) == 30
 
 
 def test_the_adversarial_term_looks_for_disagreement() -> None:
-    friendly, hostile = work({"lambda_oh": 0.0}), work({"lambda_oh": 0.0}, adversarial=True)
-    for datafree in (friendly, hostile):  # the generator alone learns: the student's steps are nil
-        frozen = optimise.make(datafree.student.parameters(), "sgd", 1e-12)
-        nothing: list[tuple[torch.Tensor, ...]] = [()] * 40
-        found = fit(frozen, datafree.batches(nothing), datafree.distance, precision="fp32")
-        datafree.apart = found["loss"]  # type: ignore[attr-defined]
-    assert hostile.apart > friendly.apart  # type: ignore[attr-defined]
-    assert all(p.requires_grad for p in hostile.student.parameters())
-    assert all(p.grad is None for p in hostile.student.parameters())
+    apart = []
+    for adversarial in (False, True):  # the generator alone learns: the student's steps are nil
+        datafree = work({"lambda_oh": 0.0}, adversarial=adversarial)
+        apart.append(distil(datafree, 40, lr=1e-12)["loss"])
+        assert all(p.requires_grad and p.grad is None for p in datafree.student.parameters())
+    assert apart[1] > apart[0]
 
 
 def test_the_order_of_updates_is_a_choice() -> None:
-    results = [
-        distil(work({"update_order": order}), 3)["loss"] for order in ("student", "generator")
-    ]
-    assert results[0] != results[1]
+    student, generator = (distil(work({"update_order": o}), 3) for o in ("student", "generator"))
+    assert student["loss"] != generator["loss"]
 
 
 @pytest.mark.parametrize("adversarial", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("normalised", "reduction"), [(False, "mean"), (True, "sum")])
 def test_the_generators_loss_is_the_weighted_sum_of_its_terms(
     normalised: bool, reduction: str, adversarial: bool
 ) -> None:
-    changes = {
-        "lambda_oh": 0.3,
-        "lambda_a": 0.07,
-        "ie_norm": normalised,
-        "act_reduction": reduction,
-    }
+    changes = {"lambda_oh": 0.3, "lambda_a": 0.07}
+    changes |= {"ie_norm": normalised, "act_reduction": reduction}
     datafree = work(changes, adversarial)
     images, teacher = next(iter(datafree.batches([()])))
     with torch.no_grad():
@@ -168,22 +152,15 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_terms(
     assert datafree.losses == [pytest.approx(expected.item(), rel=1e-5)]
 
 
-@pytest.mark.parametrize(
-    ("choice", "dataset", "expected"),
-    [
-        ("auto", "cifar10", True),
-        ("auto", "cifar100", True),
-        ("auto", "emnist-letters", False),
-        ("cifar", "cifar10", True),
-        ("cifar", "emnist-letters", False),
-        ("on", "toy", True),
-        ("off", "cifar10", False),
-    ],
-)
-def test_the_adversarial_term_is_for_cifar_unless_told(
-    choice: str, dataset: str, expected: bool
-) -> None:
-    assert is_adversarial(imagining(dataset, adversarial=choice)) is expected
+def test_the_adversarial_term_is_for_cifar_unless_told() -> None:
+    for choice, datasets in {
+        "auto": {"cifar10": True, "cifar100": True, "emnist-letters": False},
+        "cifar": {"cifar10": True, "emnist-letters": False},
+        "on": {"toy": True},
+        "off": {"cifar10": False},
+    }.items():
+        found = {name: is_adversarial(imagining(name, adversarial=choice)) for name in datasets}
+        assert found == datasets, choice
 
 
 def test_the_generators_weights_are_drawn_as_in_the_released_code() -> None:

@@ -22,38 +22,26 @@ from common.techniques.ensemble import (
 )
 
 
-def test_weights_are_a_softmax_over_clients_of_w_over_t():
-    w = torch.tensor([[0.9, 0.5], [0.7, 0.5]])
-    W = client_weights(w, T=0.1)
-    first = 1 / (1 + math.exp(-2))  # (0.9 − 0.7) / 0.1 = 2
-    assert W.flatten().tolist() == pytest.approx([first, 0.5, 1 - first, 0.5], abs=1e-6)
+@pytest.mark.parametrize(
+    ("w", "T", "space", "expected"),
+    [
+        ([[0.9, 0.5], [0.7, 0.5]], 0.1, "prob", [[0.880797, 0.5], [0.119203, 0.5]]),  # 1/(1 + e⁻²)
+        ([[1.0], [0.0]], 1.0, "prob", [[0.731059], [0.268941]]),  # e : 1
+        ([[0.8], [0.5]], 1.0, "logit", [[0.8], [0.2]]),  # odds 4 : 1
+        ([[1.0], [0.0]], 1.0, "logit", [[1.0], [0.0]]),  # finite
+    ],
+)
+def test_weights_are_a_softmax_over_clients_of_w_over_t(w, T: float, space: str, expected):
+    W = client_weights(torch.tensor(w), T, space)
+    torch.testing.assert_close(W, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
-def test_at_t_one_the_surest_client_weighs_at_most_e_times_the_least_sure():
-    W = client_weights(torch.tensor([[1.0], [0.0]]), T=1.0)
-    assert float(W[0] / W[1]) == pytest.approx(math.e, rel=1e-6)
-
-
-def test_in_logit_space_at_t_one_weights_are_proportional_to_the_odds():
-    W = client_weights(torch.tensor([[0.8], [0.5]]), T=1.0, space="logit")
-    assert W.flatten().tolist() == pytest.approx([4 / 5, 1 / 5], abs=1e-6)  # odds 4 : 1
-
-
-def test_the_logit_of_a_certain_client_stays_finite():
-    assert torch.isfinite(client_weights(torch.tensor([[1.0], [0.0]]), 1.0, "logit")).all()
-
-
-def test_the_weighted_sum_is_equation_1():
+def test_the_weighted_sum_is_equation_1_and_the_literal_product_ignores_the_confidences():
     a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
     y = weighted_sum([a, b], torch.tensor([[0.75], [0.25]]))
     assert y.tolist() == [[0.875, 0.125]]
-
-
-def test_the_literal_product_ignores_the_confidences():
-    a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
-    one = literal_product([a, b], torch.tensor([[0.9], [0.1]]))
-    two = literal_product([a, b], torch.tensor([[0.2], [0.8]]))
-    assert one.tolist() == two.tolist() == [[0.375, 0.125]]  # mean [.75, .25] times 1/2
+    for weights in ([[0.9], [0.1]], [[0.2], [0.8]]):  # mean [.75, .25] times 1/2
+        assert literal_product([a, b], torch.tensor(weights)).tolist() == [[0.375, 0.125]]
 
 
 def linear() -> nn.Module:
@@ -64,21 +52,13 @@ def linear() -> nn.Module:
     return net.eval()
 
 
-def test_the_step_makes_the_largest_softmax_larger():
-    x = torch.tensor([[[[0.5]]], [[[-0.5]]]])
+def test_the_step_makes_the_largest_softmax_larger_and_leaves_no_gradient():
+    net, x = linear(), torch.tensor([[[[0.5]]], [[[-0.5]]]])
     # The pixel moves away from 0 by ε/std = 0.1: softmax of (0.6, −0.6)/2 is 1/(1 + e^−0.6).
-    score = odin_score(linear(), x, T=2.0, epsilon=0.05, std=(0.5,))
+    score = odin_score(net, x, T=2.0, epsilon=0.05, std=(0.5,))
     assert score.tolist() == pytest.approx([1 / (1 + math.exp(-0.6))] * 2)
-
-
-def test_without_a_step_it_is_the_largest_softmax_at_t():
-    score = odin_score(linear(), torch.tensor([[[[0.5]]]]), T=1.0, epsilon=0.0, std=(1.0,))
-    assert score.tolist() == pytest.approx([1 / (1 + math.exp(-1.0))])
-
-
-def test_it_leaves_no_gradient_behind():
-    net = linear()
-    odin_score(net, torch.tensor([[[[0.5]]]]), T=1.0, epsilon=0.1, std=(1.0,))
+    score = odin_score(net, x[:1], T=1.0, epsilon=0.0, std=(1.0,))
+    assert score.tolist() == pytest.approx([1 / (1 + math.exp(-1.0))]), "without a step"
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -91,32 +71,18 @@ def test_scores_that_nearly_agree_are_stretched():
 
 def test_figure_4_client_1_maps_classes_0_3_4_7_to_0_1_2_3():
     assert to_local(torch.tensor([7, 0, 4, 3]), [0, 3, 4, 7]).tolist() == [3, 0, 2, 1]
-
-
-def test_predictions_land_in_the_columns_of_their_classes():
     theta = torch.tensor([[0.2, 0.5, 0.3]])
     assert scatter(theta, [4, 0, 2], 5).tolist() == [pytest.approx([0.5, 0, 0.3, 0, 0.2])]
-
-
-def test_masked_rows_still_sum_to_one():
-    theta = torch.softmax(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), 1)
-    assert scatter(theta, [1, 5, 6], 8).sum(1).tolist() == pytest.approx([1.0] * 20)
 
 
 def test_the_nearest_class_is_the_best_among_the_clients_own():
     theta = torch.tensor([[0.6, 0.1, 0.3], [0.1, 0.5, 0.4]])
     assert nearest_class(theta, [1, 2]).tolist() == [1, 0]
-
-
-def test_a_client_without_class_0_gets_no_label_for_it():
     # Algorithm 5 as printed starts from θ[k][0] = 0.9: max − θ = 0, which no own class undercuts,
     # so it would keep d[0] = 1 although class 2 is nearer.
     assert nearest_class(torch.tensor([[0.9, 0.02, 0.08]]), [1, 2]).tolist() == [1]
-
-
-def test_with_all_classes_the_nearest_is_the_argmax():
-    theta = torch.rand(50, 6, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(nearest_class(theta, range(6)), theta.argmax(1))
+    every = torch.rand(50, 6, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(nearest_class(every, range(6)), every.argmax(1))
 
 
 @pytest.mark.parametrize(
@@ -133,23 +99,23 @@ def test_a_schema_that_cannot_be_is_refused(d: list[int], message: str):
         check_schema(d, 10)
 
 
-def test_a_widened_head_keeps_the_clients_rows_and_narrows_back():
+@pytest.mark.parametrize(
+    ("classes", "weight", "bias"),
+    [
+        ([1, 3], [0, 1, 0, 2], [0, 3, 0, 4]),
+        ([2], [0, 0, 1, 0], [0, 0, 3, 0]),  # the head of a single class has two rows, one counts
+    ],
+)
+def test_a_widened_head_keeps_the_clients_rows_and_narrows_back(classes, weight, bias):
     own = {"head.weight": torch.tensor([[1.0], [2.0]]), "head.bias": torch.tensor([3.0, 4.0])}
     own["conv.weight"] = torch.tensor([9.0])
     fresh = {"head.weight": torch.zeros(4, 1), "head.bias": torch.zeros(4)}
-    wide = widened(own, fresh, [1, 3])
-    assert wide["head.weight"].flatten().tolist() == [0, 1, 0, 2]
-    assert wide["head.bias"].tolist() == [0, 3, 0, 4]
-    again = narrowed(wide, [1, 3])
-    assert all(torch.equal(again[name], own[name]) for name in own)
-
-
-def test_the_head_of_a_single_class_has_two_rows_and_one_counts():
-    own = {"head.weight": torch.tensor([[1.0], [2.0]]), "head.bias": torch.tensor([3.0, 4.0])}
-    fresh = {"head.weight": torch.zeros(3, 1), "head.bias": torch.zeros(3)}
-    wide = widened(own, fresh, [2])
-    assert wide["head.bias"].tolist() == [0, 0, 3]
-    assert narrowed(wide, [2])["head.bias"].tolist() == [3, 3]
+    wide = widened(own, fresh, classes)
+    assert wide["head.weight"].flatten().tolist() == weight and wide["head.bias"].tolist() == bias
+    again = narrowed(wide, classes)
+    expected = own if len(classes) > 1 else {**own, "head.bias": torch.tensor([3.0, 3.0])}
+    for name in ("head.bias", "conv.weight"):
+        assert torch.equal(again[name], expected[name])
 
 
 Q = torch.tensor([[0.5, 0.2, 0.2, 0.1]])
@@ -162,14 +128,13 @@ def parts(q: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     return own / own.sum(2, keepdim=True)
 
 
-def test_cross_entropy_recovers_the_whole_from_overlapping_parts():
-    q = by_cross_entropy(parts(Q, OVERLAPPING), OVERLAPPING, steps=3000, lr=1.0)
-    assert q[0].tolist() == pytest.approx(Q[0].tolist(), abs=1e-3)
-
-
-def test_the_factorisation_recovers_the_whole_from_overlapping_parts():
-    q = by_factorisation(parts(Q, OVERLAPPING), OVERLAPPING, steps=200)
-    assert q[0].tolist() == pytest.approx(Q[0].tolist(), abs=1e-4)
+def test_the_whole_is_recovered_from_overlapping_parts():
+    told = parts(Q, OVERLAPPING)
+    for q in (
+        by_cross_entropy(told, OVERLAPPING, steps=3000, lr=1.0),
+        by_factorisation(told, OVERLAPPING, steps=200),
+    ):
+        assert q[0].tolist() == pytest.approx(Q[0].tolist(), abs=1e-3)
 
 
 def test_one_step_of_cross_entropy_by_hand():
@@ -185,13 +150,8 @@ def test_without_a_shared_class_the_factorisation_gives_each_client_the_same_mas
     p = torch.tensor([[[0.9, 0.1, 0, 0]], [[0, 0, 0.5, 0.5]]])
     q = by_factorisation(p, held, steps=50)
     assert q[0].tolist() == pytest.approx([0.45, 0.05, 0.25, 0.25])
-
-
-def test_without_a_shared_class_cross_entropy_prefers_whoever_is_more_peaked():
-    held = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    p = torch.tensor([[[0.9, 0.1, 0, 0]], [[0, 0, 0.5, 0.5]]])
-    q = by_cross_entropy(p, held, steps=50, lr=1.0)
-    assert float(q[0, :2].sum()) > 0.6
+    peaked = by_cross_entropy(p, held, steps=50, lr=1.0)
+    assert float(peaked[0, :2].sum()) > 0.6, "cross-entropy prefers the more peaked client"
 
 
 def test_a_class_that_nobody_holds_gets_nothing():

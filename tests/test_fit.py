@@ -26,14 +26,10 @@ fit = partial(loop.fit, precision="fp32")
 def test_one_step_of_gradient_descent_by_hand() -> None:
     w = nn.Parameter(torch.tensor([2.0]))
     # loss = (w·x − y)², x = 3, y = 4: gradient 2·3·(6 − 4) = 12; w ← 2 − 0.1·12 = 0.8
-    optimizer = make([w], "sgd", 0.1)
-    result = fit(
-        optimizer,
-        [(torch.tensor([3.0]), torch.tensor([4.0]))],
-        lambda x, y: (w * x - y).square().sum(),
-    )
+    batch = torch.tensor([3.0]), torch.tensor([4.0])
+    found = fit(make([w], "sgd", 0.1), [batch], lambda x, y: (w * x - y).square().sum())
     assert w.item() == pytest.approx(0.8)
-    assert result == {"loss": pytest.approx(4.0), "steps": 1.0}
+    assert found == {"loss": pytest.approx(4.0), "steps": 1.0}
 
 
 def test_momentum_by_hand() -> None:
@@ -57,15 +53,12 @@ def test_two_learning_rates_in_one_loop() -> None:
     assert (a.item(), b.item()) == pytest.approx((-0.1, -0.2))
 
 
-def test_nothing_to_train_on_is_an_error() -> None:
+def test_nothing_to_train_on_and_a_diverged_model_are_errors() -> None:
+    sgd = make([w := nn.Parameter(torch.tensor([1.0]))], "sgd", 1.0)
     with pytest.raises(ValueError, match="no batch to train on"):
-        fit(make([nn.Parameter(torch.zeros(1))], "sgd", 1.0), [], lambda: torch.zeros(()))
-
-
-def test_a_diverged_model_is_an_error() -> None:
-    w = nn.Parameter(torch.tensor([1.0]))
+        fit(sgd, [], lambda: torch.zeros(()))
     with pytest.raises(FloatingPointError, match="diverged"):
-        fit(make([w], "sgd", 1.0), [(torch.tensor([float("nan")]),)], lambda x: (w * x).sum())
+        fit(sgd, [(torch.tensor([float("nan")]),)], lambda x: (w * x).sum())
 
 
 def test_a_name_is_a_stream_of_its_own() -> None:
@@ -91,15 +84,11 @@ def test_a_scope_repeats_and_leaves_no_trace() -> None:
 
 
 def test_a_weighted_mean_by_hand() -> None:
-    states = [{"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])}]
-    # (1·1 + 3·3)/4 = 2.5 and (1·4 + 3·0)/4 = 1
-    assert tree.mean(states, [1, 3])["w"].tolist() == [2.5, 1.0]
-
-
-def test_counters_keep_the_largest_and_stay_integers() -> None:
-    states = [{"n": torch.tensor(3)}, {"n": torch.tensor(8)}]
-    assert tree.mean(states, [1, 1])["n"].item() == 8
-    assert tree.mean(states, [1, 1])["n"].dtype == torch.int64
+    states = [{"w": torch.tensor([1.0, 4.0]), "n": torch.tensor(3)}]
+    states += [{"w": torch.tensor([3.0, 0.0]), "n": torch.tensor(8)}]
+    mean = tree.mean(states, [1, 3])
+    assert mean["w"].tolist() == [2.5, 1.0]  # (1·1 + 3·3)/4 and (1·4 + 3·0)/4
+    assert mean["n"].item() == 8 and mean["n"].dtype == torch.int64, "the largest of a counter"
 
 
 def test_equal_states_average_to_themselves_bit_for_bit() -> None:
@@ -152,16 +141,16 @@ def test_a_mean_by_pieces_has_the_same_bits(
         assert value.stride() == states[0][name].stride()
 
 
-@pytest.mark.parametrize("place", [0, 7, 8, 19])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_one_number_that_is_not_finite_is_found(
-    place: int, number: float, monkeypatch: pytest.MonkeyPatch
+    number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree, "PIECE", 8)
-    w = torch.ones(4, 5)
-    assert tree.finite(w) and tree.finite(torch.ones(0)) and tree.finite(torch.tensor([1 << 40]))
-    w.view(-1)[place] = number
-    assert not tree.finite(w)
+    assert all(map(tree.finite, (torch.ones(4, 5), torch.ones(0), torch.tensor([1 << 40]))))
+    for place in (0, 7, 8, 19):
+        w = torch.ones(4, 5)
+        w.view(-1)[place] = number
+        assert not tree.finite(w), place
 
 
 METHOD: Any = SimpleNamespace(change=lambda sent, reply: tree.steps(sent.w, reply.w))
@@ -170,9 +159,8 @@ METHOD: Any = SimpleNamespace(change=lambda sent, reply: tree.steps(sent.w, repl
 def drift(*updates: list[float]) -> float | None:
     """Of clients that all start from 0 and move so."""
     sent: Any = {k: ModelRequest(w={"w": torch.zeros(len(x))}) for k, x in enumerate(updates)}
-    good: Any = [
-        (SimpleNamespace(k=k), ModelReply(w={"w": torch.tensor(x)})) for k, x in enumerate(updates)
-    ]
+    replies = [ModelReply(w={"w": torch.tensor(x)}) for x in updates]
+    good: Any = [(SimpleNamespace(k=k), reply) for k, reply in enumerate(replies)]
     return measure(METHOD, sent, good)
 
 
@@ -189,13 +177,13 @@ def drift(*updates: list[float]) -> float | None:
         ([[0.0, 0.0], [0.0, 0.0]], None),
     ],
 )
-def test_by_hand(updates: list[list[float]], expected: float | None) -> None:
-    assert drift(*updates) == (expected if expected is None else pytest.approx(expected))
-
-
-def test_a_tensor_that_comes_in_pieces_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand(
+    updates: list[list[float]], expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = expected if expected is None else pytest.approx(expected)
+    assert drift(*updates) == same
     monkeypatch.setattr(tree, "PIECE", 1)
-    assert drift([2.0, 0.0], [0.0, 1.0], [1.0, 1.0]) == pytest.approx(1 - 13 / 3 / 7)
+    assert drift(*updates) == same, "in pieces"
 
 
 def test_a_run_measures_it_and_has_the_same_bits(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from common.techniques.noise import (
     NOISES,
     SMALLEST,
     _paint,
-    images,
     modulated,
     radii,
     standard,
@@ -33,35 +32,22 @@ def drawn(
 
 
 @every_kind
-def test_noise_has_mean_0_and_variance_1(kind: str) -> None:
+def test_noise_has_mean_0_variance_1_and_the_shape_of_the_inputs(kind: str) -> None:
     z = drawn(kind)
     assert z.shape == (64, 3, 16, 16) and z.dtype == torch.float32
-    assert z.mean().abs() < 0.02
-    assert z.var().sub(1).abs() < 0.03
+    assert z.mean().abs() < 0.02 and z.var().sub(1).abs() < 0.03
+    for shape in ((2, 1, 1), (1, 8, 8), (1, 28, 28), (3, 5, 9)):
+        z = drawn(kind, 4, shape)
+        assert z.shape == (4, *shape) and z.isfinite().all()
 
 
 @every_kind
-@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 8, 8), (1, 28, 28), (3, 5, 9)])
-def test_noise_has_the_shape_of_the_inputs_and_is_finite(
-    kind: str, shape: tuple[int, int, int]
-) -> None:
-    z = drawn(kind, 4, shape)
-    assert z.shape == (4, *shape) and z.isfinite().all()
-
-
-@every_kind
-def test_noise_comes_from_its_generator_alone(kind: str) -> None:
+def test_noise_comes_from_its_generator_alone_and_every_batch_is_another(kind: str) -> None:
     before = torch.random.get_rng_state()
     z = drawn(kind)
+    assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(1)
     assert torch.equal(z, drawn(kind)) and not torch.equal(z, drawn(kind, seed=1))
-    torch.random.set_rng_state(before)
-    drawn(kind)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@every_kind
-def test_batches_are_fresh_and_as_many_as_asked(kind: str) -> None:
     zs = [z for (z,) in noise.batches(kind, 3, 4, (1, 8, 8), seeds.stream(0, "noise"))]
     assert len(zs) == 3
     assert not torch.equal(zs[0], zs[1]) and not torch.equal(zs[1], zs[2])
@@ -104,27 +90,14 @@ def test_the_leaf_laid_first_lies_on_top() -> None:
     front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
     depth = torch.arange(2, dtype=torch.uint8)
     _paint(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
-    assert front[0].tolist() == [
-        [9, 9, 9, 9, 9],
-        [9, 0, 0, 1, 9],
-        [9, 0, 0, 1, 9],
-        [9, 9, 9, 9, 9],
-    ]
+    assert front[0].tolist() == [[9, 9, 9, 9, 9], [9, 0, 0, 1, 9], [9, 0, 0, 1, 9], [9, 9, 9, 9, 9]]
 
 
 def test_a_stylegan_s_neighbouring_pixels_are_alike_and_its_images_differ() -> None:
     z = drawn("stylegan", 32, (3, 32, 32))
     near = (z[..., 1:] * z[..., :-1]).mean()
     far = (z[1:] * z[:-1]).mean()
-    assert near > 0.5
-    assert not torch.equal(z[0], z[1]) and far < near
-
-
-def test_every_batch_of_a_stylegan_comes_from_another_network() -> None:
-    generator = seeds.stream(0, "noise")
-    first, second = images(2, (1, 8, 8), generator), images(2, (1, 8, 8), generator)
-    assert first.shape == second.shape == (2, 1, 8, 8)
-    assert not torch.equal(first, second)
+    assert near > 0.5 and far < near and not torch.equal(z[0], z[1])
 
 
 def test_a_modulated_convolution_has_weights_of_norm_1() -> None:
@@ -133,24 +106,19 @@ def test_a_modulated_convolution_has_weights_of_norm_1() -> None:
     weight[0, 0, 1, 1] = 3.0
     y = modulated(torch.ones(2, 1, 4, 4), weight, torch.tensor([[0.5], [7.0]]))
     assert torch.allclose(y, torch.ones(2, 1, 4, 4), atol=1e-6)
-
-
-def test_standard_leaves_a_constant_at_0() -> None:
-    assert torch.equal(standard(torch.full((3, 1, 2, 2), 5.0)), torch.zeros(3, 1, 2, 2))
+    constant = torch.full((3, 1, 2, 2), 5.0)
+    assert torch.equal(standard(constant), torch.zeros(3, 1, 2, 2))
 
 
 A = torch.tensor([[0.5, 0.5]]).log()
 B = torch.tensor([[0.8, 0.2]]).log()
 
 
-def test_every_teacher_is_heard_with_its_weight() -> None:
+def test_every_teacher_is_heard_with_its_weight_or_the_largest_opinion_alone() -> None:
     # KL((.8, .2) ‖ (.5, .5)) = .8 log 1.6 + .2 log .4, and KL of equals is 0
     expected = 0.25 * (0.8 * math.log(1.6) + 0.2 * math.log(0.4))
     loss = weighted(kl, [0.75, 0.25], 1.0)([A, B], torch.zeros(1, 2))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_largest_opinion_is_heard_alone() -> None:
     # max is (.8, .5), by its sum (8/13, 5/13), against (.5, .5)
     p, q = 8 / 13, 5 / 13
     loss = largest("sum", 1.0)([A, B], torch.zeros(1, 2))

@@ -22,19 +22,11 @@ from tests.support.battery import METHODS, config, tiers
 from tests.support.tiny import play
 
 EXACT = {
-    function.__wrapped__.__code__ if hasattr(function, "__wrapped__") else function.__code__
+    getattr(function, "__wrapped__", function).__code__
     for function in (
-        evaluate,
-        measure,
-        feature_shape,
-        odin_score,
-        Task.logits,
-        Speaker._features_and_logits,
-        Answerer._logits,
-        TableSender._collected,
-        FedKTL._means,
-        StyleGAN.pixels,
-        FedTGP._prototypes,
+        *(evaluate, measure, feature_shape, odin_score, Task.logits, StyleGAN.pixels),
+        *(Speaker._features_and_logits, Answerer._logits, TableSender._collected),
+        *(FedKTL._means, FedTGP._prototypes),
     )
 }
 """What scores, measures or says something about images; all else that asks a network trains."""
@@ -64,10 +56,9 @@ class Watch:
 OFTEN = ("fedavg", "fedkf", "fedftg", "fedgkt", "fedgen", "co-boosting")
 """Each trains in another way: a loss, images between two steps, a loop in a loop, features, a
 generator of features, an ensemble."""
-SHORT = {f"{name}__epochs": 2 for name in ("dense", "co_boosting")} | {
-    "train__epochs": 1, "dafl__server_steps": 2, "noise__batches": 2, "confidence__epochs": 1,
-    "ensemble__epochs": 1,
-}  # fmt: skip
+SHORT = {"train__epochs": 1, "dafl__server_steps": 2, "noise__batches": 2}
+SHORT |= {f"{name}__epochs": 2 for name in ("dense", "co_boosting")}
+SHORT |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 
 
 def shorter(method: str) -> dict[str, int]:

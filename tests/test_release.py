@@ -17,11 +17,12 @@ from common import progress
 from common.journal import Entry, Failure
 from common.settings.parse import parse
 from common.settings.section import Value
+from deploy.report.pages import write_report
 from deploy.report.read import read
 from deploy.run.loopback import Loopback
 from deploy.run.progress import Progress, show_summary
 from server_app.methods.fedavg import FedAvg
-from server_app.release import FIELDS, LINES, MISSING, released, stop_line, withhold
+from server_app.release import FIELDS, LINES, MISSING, released, withhold
 from server_app.stopped import Stopped
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
@@ -36,7 +37,7 @@ CLIENTS = 6
 LATE = "no reply within 3600 s; a missing reply counts as a zero update"
 LEAKS = re.compile(
     r"client \d|node \d|diverged|mean loss|refused|not finite|lacks|3e\+?38|17\.25|sanity ="
-    r"|median|times the|bytes|replied\b.*\d|\d+ failures|failed",
+    r"|median|times the|bytes|replied\b.*\d|\d+ failures|failed"
 )
 """Words of unlisted reasons, of clients, and of numbers from single updates."""
 
@@ -105,15 +106,12 @@ def shown(folder: Path) -> str:
 def server_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the log lines of the server's modules, with their tracebacks."""
     formatter = logging.Formatter("%(message)s")
-    ours = [r for r in caplog.records if "client_app" not in r.pathname]
-    return [formatter.format(record) for record in ours]
+    return [formatter.format(r) for r in caplog.records if "client_app" not in r.pathname]
 
 
 @pytest.mark.parametrize("mode", ["central", pytest.param("local", marks=pytest.mark.full)])
 def test_a_run_with_faulty_clients_goes_on_and_shows_only_what_is_listed(
-    mode: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = progress.Reporter(logging.getLogger("flwr.fedmosaic").info, 0.0)
     with caplog.at_level(logging.DEBUG), progress.reporting(every):
@@ -137,8 +135,6 @@ def test_a_run_with_faulty_clients_goes_on_and_shows_only_what_is_listed(
 
 @pytest.mark.full
 def test_the_page_of_a_faulty_run_names_no_client(tmp_path: Path) -> None:
-    from deploy.report.pages import write_report
-
     faulty(tmp_path)
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -214,9 +210,8 @@ def test_the_line_of_a_stopped_run_is_listed(
     ],
 )
 def test_a_reason_is_listed_or_withheld(reason: str, text: str) -> None:
-    assert released(reason, of=MISSING).startswith(text) and bool(text) == bool(
-        released(reason, of=MISSING)
-    )
+    listed = released(reason, of=MISSING)
+    assert listed.startswith(text) and bool(text) == bool(listed)
     assert not released(reason, of=LINES)
 
 
@@ -231,11 +226,3 @@ def test_a_journal_field_is_withheld_unless_it_is_listed(tmp_path: Path) -> None
     off = Entry(round=1, replied=[0], failures=lost)
     withhold(off, parse(flat(tmp_path, method="fedavg")), 4)
     assert off.replied == [0] and off.failures == lost and not off.notes
-
-
-def test_the_line_of_an_unforeseen_error_has_its_type_and_place() -> None:
-    try:
-        raise KeyError("client 7")
-    except KeyError as error:
-        line = stop_line(error)
-    assert line.startswith("KeyError in ") and "client 7" not in line and "test_release.py" in line

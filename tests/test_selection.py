@@ -37,15 +37,11 @@ def test_weights_give_probabilities() -> None:
 
 
 def test_tags_select_the_clients_that_have_all_of_them(tmp_path: Path) -> None:
-    settings = {
-        "rounds": 2,
-        "clients": 3,
-        "node__0__tags": "gpu,north",
-        "select__tags": "north,gpu",
-    }
-    config = flat(tmp_path, **settings)
-    grid = Loopback(3, config, workers=0, node_configs={2: {"tags": "north, gpu, old"}})
-    run = play(config, grid)
+    settings = {"rounds": 2, "node__0__tags": "gpu,north", "select__tags": "north,gpu"}
+    config = flat(tmp_path, clients=3, **settings)
+    run = play(
+        config, Loopback(3, config, workers=0, node_configs={2: {"tags": "north, gpu, old"}})
+    )
     assert [entry["selected"] for entry in run.journal[1:]] == [[0, 2], [0, 2]]
     tags = [client.get("tags") for client in run.journal[0]["clients"]]
     assert tags == [["gpu", "north"], None, ["north", "gpu", "old"]]
@@ -104,11 +100,11 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_plug_in_sees_the_metrics_of_earlier_rounds(
     plugins: dict[str, Any], tmp_path: Path
 ) -> None:
-    rule = {"select__by": "rules_of_mine:fewest"}
-    whole = play(flat(tmp_path / "whole", rounds=4, **rule, **plugins))
+    rule = {"select__by": "rules_of_mine:fewest", **plugins}
+    whole = play(flat(tmp_path / "whole", rounds=4, **rule))
     assert [entry["selected"] for entry in whole.journal[1:]] == [[2], [1], [0], [2]]
-    play(flat(tmp_path / "part", rounds=2, **rule, **plugins))
-    resumed = play(flat(tmp_path / "part", rounds=4, resume=True, **rule, **plugins))
+    play(flat(tmp_path / "part", rounds=2, **rule))
+    resumed = play(flat(tmp_path / "part", rounds=4, resume=True, **rule))
     assert resumed.weights == whole.weights, "the metrics come from the journal"
 
 

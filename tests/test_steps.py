@@ -15,20 +15,12 @@ from common.training.task import epochs
 from tests.support.battery import config, tiers
 from tests.support.tiny import play
 
+GENERATOR, BATCH = "generator step", "batch"
 LOOPS = {
-    "dafl": "generator step",
-    "dense": "generator step",
-    "co-boosting": "weight step",
-    "feddf": "architecture 1/2, epoch",
-    "fedftg": "student step",
-    "fedgen": "generator step",
-    "fedgkt": "batch",
-    "fedkemf": "batch",
-    "fedmd": "reply",
-    "hetfedfl": "noise batch",
-    "fedorion": "noise batch",
-    "dl-mh": "batch",
-    "kt-pfl": "reply",
+    **{"dafl": GENERATOR, "dense": GENERATOR, "fedgen": GENERATOR, "co-boosting": "weight step"},
+    **{"fedgkt": BATCH, "fedkemf": BATCH, "dl-mh": BATCH, "fedmd": "reply", "kt-pfl": "reply"},
+    **{"feddf": "architecture 1/2, epoch", "fedftg": "student step"},
+    **{"hetfedfl": "noise batch", "fedorion": "noise batch"},
 }
 """Innermost loop of the server's work that a method reports."""
 
@@ -74,12 +66,9 @@ def test_a_block_reports_its_own_count_and_the_line_of_another_process() -> None
 def test_an_equal_line_comes_once_a_minute() -> None:
     clock = Clock()
     with reporting(clock.reporter), progress.block("replies", 10) as report:
-        for _ in range(40):
+        for count in [3] * 40 + [4]:
             clock.now += 2.0
-            report(3)
-        report(4)
-        clock.now += 2.0
-        report(4)
+            report(count)
     assert clock.lines == ["replies 3/10", "replies 3/10", "replies 4/10"]
 
 
@@ -124,10 +113,8 @@ def test_without_a_reporter_of_its_own_a_thread_writes_to_the_log(
     with caplog.at_level(logging.INFO, "flwr.fedmosaic"), progress.block("client 2"):
         list(steps(range(2), "step"))
     progress._reporter.reset(token)
-    assert [record.message for record in caplog.records] == [
-        "progress: client 2, step 1/2",
-        "progress: client 2, step 2/2",
-    ]
+    lines = [record.message for record in caplog.records]
+    assert lines == [f"progress: client 2, step {i}/2" for i in (1, 2)]
 
 
 @pytest.mark.parametrize("name", tiers(LOOPS, first=("dense", "fedgkt")))

@@ -13,13 +13,11 @@ from common.exchange.records import StateDict
 from common.models import Architecture, build
 from common.models.blocks import last_blocks, onward, own_entries
 from common.models.classifier import Classifier
+from common.training.task import check_fleet
 from common.training.tree import cut
 from server_app.method import Models
-from tests.support.halves import client, server
-from tests.support.tiny import Run, TinyRun
+from tests.support.halves import client, server, task
 
-FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5", "clients": 5}
-UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 RESNETS = [f"resnet{depth}@0.0625" for depth in (10, 14, 18, 22, 26)]
 
 
@@ -137,11 +135,6 @@ def test_a_median_of_each_size_and_a_step_shortened_as_a_whole() -> None:
     assert found["numbers1"]["head.weight"] == pytest.approx(1.2)
 
 
-def results(run: TinyRun) -> list[Any]:
-    keys = ("accuracy", "loss", "accuracies", "client_metrics", "metrics", "scores", "clients")
-    return [[entry.get(key) for key in keys] for entry in run.journal]
-
-
 def test_last_blocks_of_a_family() -> None:
     small = dict(build(RESNETS[1], (1, 32, 32), 10, seed=1).state_dict())
     assert last_blocks(small) == {"layer1": 0, "layer2": 0, "layer3": 1, "layer4": 1}
@@ -182,15 +175,10 @@ def test_networks_are_cut_from_the_largest_ones_first_draw() -> None:
         ({"average__own": "head", "fleet": "mlp"}, "mlp has no stages of blocks"),
     ],
 )
-def test_a_fleet_that_cannot_is_refused_in_one_line(
-    run: Run, changes: dict[str, Any], line: str
-) -> None:
+def test_a_fleet_that_cannot_is_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError) as refused:
-        run(**{"method": "fedavg", "average__across": "depth", **changes})
+        check_fleet(task(**{"method": "fedavg", "average__across": "depth", **changes}))
     told = str(refused.value)
     assert told.startswith('average.across = "depth": ') and line in told and "\n" not in told
-
-
-def test_an_mlp_may_have_a_head_of_its_own(run: Run) -> None:
-    given = {"average__across": "depth", "average__own": "head", "average__beta": 0.0}
-    assert run(method="fedavg", fleet="mlp@0.25", **given).summary["failures"] == []
+    allowed = {"average__across": "depth", "average__own": "head", "average__beta": 0.0}
+    check_fleet(task(method="fedavg", fleet="mlp@0.25", **allowed))

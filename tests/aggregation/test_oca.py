@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.exchange.records import StateDict
 from common.methods import names, options
@@ -23,21 +22,12 @@ from tests.support.battery import OVERRIDES, Crash, Crashing, config, tiers
 from tests.support.halves import server
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, play
+from tests.support.weights import same
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedprox": {},
-    "fedin": {},
-    "fedgkd": {},
-    "fedgen": {},
-    "scaffold": {},
-    "fednova": {},
-    "fedntd": {},
-    "moon": {},
+    **{name: {} for name in ("fedavg", "fedprox", "fedin", "fedgkd", "fedgen", "scaffold")},
+    **{name: {} for name in ("fednova", "fedntd", "moon", "fedrolex", "qffl", "inclusivefl")},
     "heterofl": {"heterofl__rates": "redrawn"},
-    "fedrolex": {},
-    "qffl": {},
-    "inclusivefl": {},
     "depthfl": {},
     "qffl with q = 1": {"qffl__q": 1.0},
 }
@@ -46,7 +36,8 @@ UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 SOME = {"per_round": 2, "rounds": 3}
 ON = {"oca__aggregate": "on"}
 
-every_method = pytest.mark.parametrize("named", tiers(METHODS, ("fedavg", "fedin")))
+QUICK = ("fedavg", "fedin")  #: for `make test`
+every_method = pytest.mark.parametrize("named", tiers(METHODS, QUICK))
 """FedKF is none of them, because it never runs without OCA."""
 
 
@@ -57,10 +48,6 @@ def settings(named: str, folder: Path, **changes: Any) -> dict[str, Any]:
 def course(run: TinyRun, name: str = "") -> list[float]:
     """Accuracy of the run's model, or of the one of this name, round by round."""
     return [e["accuracies"][name] if name else e["accuracy"] for e in run.journal]
-
-
-def equal(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("named", tiers([*METHODS, "fedkf", "feddf"], ()))
@@ -75,7 +62,7 @@ def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
     assert len(pairs) == 3
     for overall, active in pairs:
         assert overall.keys() == active.keys()
-        assert all(equal(overall[spec], active[spec]) for spec in active)
+        assert all(same(overall[spec], active[spec]) for spec in active)
     assert course(run) == course(run, "aca")
     if named not in BY_ARCHITECTURE:
         assert course(run) == course(run, "oca")
@@ -95,19 +82,42 @@ def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
     assert (both.weights == alone.weights) == (not who)
 
 
-@pytest.mark.parametrize(
-    "named",
-    tiers(
-        ["fedavg", "fedin", "inclusivefl", "depthfl", "qffl", "scaffold", "fedrolex"],
-        ("fedavg", "fedin"),
-    ),
-)
-def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -> None:
+def died(part: dict[str, Any]) -> None:
+    """Play a run that dies in round 2, when the clients have trained."""
+    play(part, Crashing)
+
+
+def died_before_its_checkpoint(part: dict[str, Any]) -> None:
+    """Play a run that dies in round 3, before its checkpoint is written."""
+    keep = checkpoint.write
+
+    def dying(config: Any, entry: Any, *given: Any, **more: Any) -> None:
+        if entry.round == 3:
+            raise Crash
+        keep(config, entry, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write", dying)
+        play(part)
+
+
+RESUMED = [
+    (name, died) for name in ("fedavg", "fedin", "inclusivefl", "depthfl", "qffl", "scaffold")
+]
+RESUMED += [
+    ("fedrolex", died),
+    *((name, died_before_its_checkpoint) for name in ("fedavg", "fedin")),
+]
+
+
+@pytest.mark.parametrize("case", tiers(RESUMED, [(n, d) for n, d in RESUMED if n in QUICK]))
+def test_a_resumed_run_equals_an_uninterrupted_one(case: Any, tmp_path: Path) -> None:
+    named, dies = case
     given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}
     whole = play(settings(named, tmp_path / "whole", **given))
     part = settings(named, tmp_path / "part", **given)
     with pytest.raises(Crash):
-        play(part, Crashing)
+        dies(part)
     resumed = play({**part, "resume": True})
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
     assert kept(resumed) == kept(whole) and len(kept(whole)) > 0
@@ -115,31 +125,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(named: str, tmp_path: Path) -
 
 def kept(run: TinyRun) -> dict[tuple[int, int], str]:
     """The weights of the uploads that lie in files, by client and round."""
-    found = [Upload.load(path) for path in (run.folder / "uploads").iterdir()]
-    sent: list[tuple[Upload, Any]] = [(upload, upload.up["w"]) for upload in found]
-    return {(upload.k, upload.t): digest(w) for upload, w in sent}
-
-
-@pytest.mark.parametrize("named", ["fedavg", "fedin"])
-def test_a_run_that_dies_before_its_checkpoint_goes_on_from_whole_uploads(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {**SOME, "rounds": 4, "oca__in_memory": 1, **ON}
-    whole = play(settings(named, tmp_path / "whole", **given))
-    part, keep = settings(named, tmp_path / "part", **given), checkpoint.write
-
-    def dying(config: Any, entry: Any, *given: Any, **more: Any) -> None:
-        if entry.round == 3:
-            raise Crash
-        keep(config, entry, *given, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", dying)
-        with pytest.raises(Crash):
-            play(part)
-    resumed = play({**part, "resume": True})
-    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
-    assert kept(resumed) == kept(whole)
+    found: list[Any] = [Upload.load(path) for path in (run.folder / "uploads").iterdir()]
+    return {(upload.k, upload.t): digest(upload.up["w"]) for upload in found}
 
 
 def test_w0_stands_in_for_whoever_never_uploaded_across_depths(tmp_path: Path) -> None:
@@ -158,7 +145,7 @@ def test_w0_stands_in_for_whoever_never_uploaded_across_depths(tmp_path: Path) -
     sizes = [member["n"] for member in members]
     expected = aggregate(states, sizes, first, half.config.average, tree.parameters_only(largest))
     saved: Any = Checkpoint.load(path_in(run.folder)).state
-    assert equal(saved["overall"]["cnn3@0.5"], expected)
+    assert same(saved["overall"]["cnn3@0.5"], expected)
     assert digest(expected) == run.weights
     left_out = play(settings("fedin", tmp_path / "out", **{**given, "oca__init": "uploaded"}))
     assert left_out.weights != run.weights and course(left_out, "aca") == course(run, "aca")

@@ -20,6 +20,7 @@ from server_app.method import Replies
 from tests.support.battery import tiers
 from tests.support.halves import client, server, task
 from tests.support.tiny import Run
+from tests.support.weights import same
 
 FLEET = {"fleet": "cnn2@0.5,cnn2@0.25", "average__across": "width"}
 
@@ -49,6 +50,9 @@ def test_every_number_is_the_mean_over_its_owners_by_hand() -> None:
     assert mean(whole, a, b)["w"].tolist() == [[3, 2, 7], [2, 2, 7], [7, 7, 7]]
     # weights 1 and 3: (2 + 3·4) / 4
     assert mean(whole, a, b, by=(1.0, 3.0))["w"].tolist() == [[3.5, 2, 7], [2, 2, 7], [7, 7, 7]]
+    whole, part = {n: torch.zeros(2) for n in "wm"}, {n: torch.ones(1) for n in "wm"}
+    found = average_blocks(blocks(part, whole=whole), whole, options(bn_buffers=False), {"w"})
+    assert found["w"].tolist() == [1, 0] and found["m"].tolist() == [0, 0], "parameters only"
 
 
 def test_robust_rules_work_among_the_owners_of_each_number() -> None:
@@ -61,23 +65,16 @@ def test_robust_rules_work_among_the_owners_of_each_number() -> None:
     assert clipped["w"].tolist() == pytest.approx([(0.5**0.5 + 1) / 2, 0.5**0.5])
 
 
-def test_without_bn_buffers_only_parameters_are_averaged() -> None:
-    whole = {"w": torch.zeros(2), "m": torch.zeros(2)}
-    part = {"w": torch.ones(1), "m": torch.ones(1)}
-    result = average_blocks(blocks(part, whole=whole), whole, options(bn_buffers=False), {"w"})
-    assert result["w"].tolist() == [1, 0] and result["m"].tolist() == [0, 0]
-
-
 def test_with_one_width_it_is_the_ordinary_mean_bit_for_bit() -> None:
-    net = build("cnn2@0.5", (1, 16, 16), 10, seed=1)
+    names = tree.parameters_only(build("cnn2@0.5", (1, 16, 16), 10, seed=1))
     states = [state("cnn2@0.5", seed) for seed in (1, 2, 3)]
-    for settings in (options(weights="samples"), options(robust="median")):
-        weights = [5, 7, 9] if settings.weights == "samples" else [1, 1, 1]
+    for weights, settings in (
+        ([5, 7, 9], options(weights="samples")),
+        ([1, 1, 1], options(robust="median")),
+    ):
         found = blocks(*states, whole=states[0], weights=tuple(weights))
         ours = average_blocks(found, states[0], settings, states[0])
-        plain = average(states, weights, states[0], settings, tree.parameters_only(net))
-        assert ours.keys() == plain.keys()
-        assert all(torch.equal(ours[name], plain[name]) for name in plain)
+        assert same(ours, average(states, weights, states[0], settings, names))
 
 
 @pytest.mark.parametrize("name", ["cnn3", "lenet5", "mlp", "resnet8", "wrn-16-1", "resnet10"])
@@ -86,48 +83,30 @@ def test_a_clients_block_comes_back_and_nothing_else_moves(name: str) -> None:
     whole, part = state(name), state(f"{name}@0.5", seed=2)
     places = block(whole, part)
     result = mean(whole, part)
-    assert all(torch.equal(value, part[entry]) for entry, value in cut(result, places).items())
+    assert same(cut(result, places), part)
     for entry, value in whole.items():
         outside = torch.ones_like(value, dtype=torch.bool)
         outside[tuple(slice(n) for n in part[entry].shape)] = False
         assert torch.equal(result[entry][outside], value[outside]), entry
-    again = mean(whole, cut(whole, places), whole)
-    assert all(torch.equal(again[entry], whole[entry]) for entry in whole)
-
-
-def test_a_block_computes_what_the_whole_does_on_its_channels() -> None:
-    """The first channels of a stem see the whole image, in the narrow net as in the wide one."""
-    wide = build("cnn2", (1, 16, 16), 10, seed=1).eval()
-    narrow = build("cnn2@0.5", (1, 16, 16), 10, seed=2).eval()
-    whole = tree.snapshot(wide)
-    narrow.load_state_dict(cut(whole, block(whole, tree.snapshot(narrow))))
-    x = torch.randn(2, 1, 16, 16)
-    assert torch.allclose(narrow.extractor(x), wide.extractor(x)[:, :16], atol=1e-6)  # type: ignore[operator]
+    assert same(mean(whole, cut(whole, places), whole), whole)
 
 
 def test_windows_by_hand() -> None:
-    halves = [Roll(t)(4, 2).tolist() for t in range(4)]
-    assert halves == [[0, 1], [3, 0], [2, 3], [1, 2]]
+    assert [Roll(t)(4, 2).tolist() for t in range(4)] == [[0, 1], [3, 0], [2, 3], [1, 2]]
     drawn = Drawn(1, 0, 1)(16, 4)
     assert drawn.tolist() == sorted(set(drawn.tolist())) and len(drawn) == 4
     assert drawn.tolist() != Drawn(1, 1, 1)(16, 4).tolist()
 
 
+def shaped(conv: int, fc: int) -> StateDict:
+    """Return a network of a convolution of 3 channels, with two pixels each, and two layers."""
+    shapes = {"conv.weight": (conv, 3, 1, 1), "bn.weight": (conv,), "bn.num_batches_tracked": ()}
+    shapes |= {"fc.weight": (fc, conv * 2), "head.weight": (3, fc)}
+    return {name: torch.zeros(*shape) for name, shape in shapes.items()}
+
+
 def test_inputs_are_the_layer_before_and_a_flattened_channel_brings_its_pixels() -> None:
-    whole = {
-        "conv.weight": torch.empty(4, 3, 1, 1),
-        "bn.weight": torch.empty(4),
-        "bn.num_batches_tracked": torch.tensor(0),
-        "fc.weight": torch.empty(5, 4 * 2),  # two pixels a channel
-        "head.weight": torch.empty(3, 5),
-    }
-    part = {
-        "conv.weight": torch.empty(2, 3, 1, 1),
-        "bn.weight": torch.empty(2),
-        "bn.num_batches_tracked": torch.tensor(0),
-        "fc.weight": torch.empty(3, 2 * 2),
-        "head.weight": torch.empty(3, 3),
-    }
+    whole, part = shaped(4, 5), shaped(2, 3)
     found = block(whole, part, Roll(1))
     told = {name: [axis.tolist() for axis in axes] for name, axes in found.items()}
     assert told == {
@@ -160,10 +139,8 @@ def test_a_rolled_block_is_the_leading_one_of_the_same_network_in_another_order(
 
 def test_channels_rounded_up_are_heterofls() -> None:
     assert parse("cnn2@0.05-up") == ("cnn2", 0.05)
-    shapes = {
-        spec: state(spec)["stem.conv.weight"].shape[0] for spec in ("cnn2@0.04-up", "cnn2@0.04")
-    }
-    assert shapes == {"cnn2@0.04-up": 2, "cnn2@0.04": 4}  # ⌈1.28⌉; at least 4
+    widths = [len(state(spec)["stem.conv.weight"]) for spec in ("cnn2@0.04-up", "cnn2@0.04")]
+    assert widths == [2, 4]  # ⌈1.28⌉; at least 4
     assert state("cnn2@0.5-up").keys() == state("cnn2@0.5").keys()
     with pytest.raises(ValueError, match="'half-up' must be a number"):
         parse("cnn2@half-up")
@@ -186,9 +163,8 @@ def test_what_is_no_block_is_refused_by_name(fleet: str, line: str) -> None:
 
 def test_a_block_larger_than_the_widest_is_refused() -> None:
     states = {"cnn2": {"a": torch.empty(4, 4)}, "cnn2@0.5": {"a": torch.empty(5, 1)}}
-    with pytest.raises(
-        ValueError, match=r"cnn2@0.5 is no block of cnn2, the widest: 'a' is \[5, 1"
-    ):
+    line = r"cnn2@0.5 is no block of cnn2, the widest: 'a' is \[5, 1"
+    with pytest.raises(ValueError, match=line):
         check_widths(states)
 
 
@@ -196,14 +172,6 @@ def test_a_block_larger_than_the_widest_is_refused() -> None:
 def test_methods_that_cannot_say_so(method: str) -> None:
     with pytest.raises(ValueError, match='average.across = "width" is not allowed with method'):
         parse_config({**defaults(), "method": method, "average.across": "width"})
-
-
-@pytest.mark.parametrize("method", tiers(["fedavg", "fedprox", "fedntd", "moon"]))
-def test_it_learns_and_scores_every_width(method: str, run: Run) -> None:
-    last = run(method=method, **FLEET, rounds=3).journal[-1]
-    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"}
-    assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 2)
-    assert last["accuracy"] > 0.5 and last["failures"] == []
 
 
 def test_each_client_gets_and_sends_its_own_width() -> None:
@@ -220,3 +188,11 @@ def test_each_client_gets_and_sends_its_own_width() -> None:
     assert all(torch.equal(half.models["cnn2@0.5"][name], whole[name]) for name in whole)
     with pytest.raises(ValueError, match=r"w \(cnn2@0.25\): 'stem.conv.weight' is float32\[16, 1"):
         half.check(members[1], ModelReply(w=sent[0]))
+
+
+@pytest.mark.parametrize("method", tiers(["fedavg", "fedprox", "fedntd", "moon"]))
+def test_it_learns_and_scores_every_width(method: str, run: Run) -> None:
+    last = run(method=method, **FLEET, rounds=3).journal[-1]
+    assert last["accuracies"].keys() == {"cnn2@0.5", "cnn2@0.25"}
+    assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 2)
+    assert last["accuracy"] > 0.5 and last["failures"] == []

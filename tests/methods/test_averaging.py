@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 
 from client_app.methods.moon import ClientState, contrast
 from client_app.methods.qffl import QFFL
@@ -17,23 +16,21 @@ from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import qffl as contract
 from common.methods.fednova import Reply
-from common.models import build
 from common.models.classifier import Projected
 from common.settings.options import Average
-from common.training import tree
+from common.training import seeds, tree
 from common.training.task import Task, evaluate
 from common.training.tree import parameters_only
 from deploy.report.pages import write_report
-from deploy.report.read import read
-from deploy.run.progress import show_summary
 from server_app.aggregation.mean import average
 from server_app.method import Replies
 from server_app.methods.fedgkd import FedGKD
 from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
-from tests.support.scalar import PLAIN, descend, kept, result
+from tests.support.scalar import PLAIN, descend, result
 from tests.support.tiny import Run, flat, play
+from tests.support.weights import own_models, same
 
 
 def test_the_average_is_weighted_by_samples_or_not() -> None:
@@ -45,53 +42,12 @@ def test_the_average_is_weighted_by_samples_or_not() -> None:
         assert mean["weight"].item() == expected
 
 
-def test_without_bn_buffers_the_server_keeps_its_own() -> None:
-    net = build("mlp", (1, 2, 2), 2, seed=1)
-    own = dict(net.state_dict())
-    sent = {name: value + 1 for name, value in own.items()}
-    options = Average(weights="samples", bn_buffers=False)
-    result = average([sent], [5], own, options, parameters_only(net))
-    for name in own:
-        expected = own if "running" in name or "tracked" in name else sent
-        assert torch.equal(result[name], expected[name]), name
-
-
-def test_uniform_and_sample_weights_differ_where_sizes_differ(run: Run) -> None:
-    skewed = {"method": "fedavg", "data__partition": "quantity_dirichlet", "rounds": 1}
-    assert run(**skewed).weights != run(**skewed, average__weights="uniform").weights
-
-
-def test_selection_is_by_partition_id_and_reproducible(run: Run) -> None:
-    first, second = (run(method="fedavg", per_round=2, rounds=4) for _ in range(2))
-    chosen = [entry["selected"] for entry in first.journal[1:]]
-    assert chosen == [entry["selected"] for entry in second.journal[1:]]
-    assert all(len(ks) == 2 and ks == sorted(ks) for ks in chosen)
-    assert len({tuple(ks) for ks in chosen}) > 1
-
-
 def test_the_proximal_term_by_hand() -> None:
-    named = [("a", torch.tensor([3.0, 0.0])), ("b", torch.tensor([[1.0]]))]
+    w = [torch.tensor([3.0, 0.0], requires_grad=True), torch.tensor([[1.0]])]
     reference = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[1.0]])}
-    # ½ (2² + 1² + 0²) = 2.5
-    assert proximal(named, reference).item() == 2.5
-
-
-def test_its_gradient_is_the_distance() -> None:
-    w = torch.tensor([3.0, -1.0], requires_grad=True)
-    proximal([("w", w)], {"w": torch.tensor([1.0, 1.0])}).backward()
-    assert w.grad is not None and w.grad.tolist() == [2.0, -2.0]
-
-
-def test_a_larger_mu_stays_nearer_to_the_global_model(run: Run) -> None:
-    first = build("mlp@0.25", (1, 8, 8), 3, seed=1, name=("init", "global"))
-    start = tree.snapshot(first)
-
-    def distance(mu: float) -> float:
-        end = run(method="fedprox", rounds=1, fedprox__mu=mu).model
-        return sum(float((end[n] - start[n]).square().sum()) for n in parameters_only(first))
-
-    near, far = distance(10.0), distance(0.01)
-    assert near < 0.5 * far and far == pytest.approx(far)
+    value = proximal(zip("ab", w, strict=True), reference)
+    assert value.item() == 2.5  # ½ (2² + 1² + 0²)
+    assert torch.autograd.grad(value, w[0])[0].tolist() == [2.0, -1.0], "the distance"
 
 
 Z = torch.tensor([[1.0, 2.0, 0.0]])
@@ -106,19 +62,13 @@ def test_the_loss_by_hand() -> None:
     assert 4 * not_true(Z_G, Z, Y, 2.0).item() == pytest.approx(1.63125, abs=1e-5)
 
 
-def test_it_says_nothing_about_the_labels_own_logit() -> None:
-    z, y = (
-        torch.randn(5, 4, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([0, 1, 2, 3, 0]),
-    )
+def test_it_says_nothing_about_the_labels_own_logit_nor_between_two_classes() -> None:
+    z, y = torch.randn(5, 4, generator=seeds.stream(0)), torch.tensor([0, 1, 2, 3, 0])
     student = z.clone().requires_grad_()
     not_true(z.flip(0), student, y).backward()
     assert student.grad is not None
     own = student.grad.gather(1, y[:, None])
     assert torch.equal(own, torch.zeros(5, 1)) and bool((student.grad != 0).any())
-
-
-def test_between_two_classes_nothing_is_left_to_say() -> None:
     assert not_true(Z_G[:, :2], Z[:, :2], Y).item() == 0.0
 
 
@@ -161,15 +111,9 @@ def test_a_step_of_qffl_by_hand() -> None:
     # Δw = (2, −2), Δ = (2, −6), h = 1·‖2‖² + 2·1 = 6 and 4 + 2·3 = 10.
     # w ← 1 − (2 − 6) / 16 = 1.25
     assert q_step(1.0, 0.5, 1.0, [(0.0, 1.0), (2.0, 3.0)]) == pytest.approx(1.25)
-
-
-def test_a_larger_q_leans_to_the_client_with_the_larger_loss() -> None:
-    results = [q_step(q, 0.5, 0.0, [(-1.0, 0.5), (1.0, 2.0)]) for q in (0.0, 0.5, 1.0)]
-    assert results[0] == 0.0 < results[1] < results[2]
-
-
-def test_a_loss_of_zero_is_no_accident() -> None:
-    assert q_step(0.5, 0.1, 1.0, [(0.0, 0.0), (0.0, 0.0)]) == pytest.approx(1.0, abs=1e-3)
+    assert q_step(0.0, 0.5, 0.0, [(-1.0, 0.5), (1.0, 2.0)]) == 0.0
+    no_loss = q_step(0.5, 0.1, 1.0, [(0.0, 0.0), (0.0, 0.0)])
+    assert no_loss == pytest.approx(1.0, abs=1e-3), "no division by zero"
 
 
 def test_the_loss_sent_is_that_of_the_model_received(run: Run, monkeypatch: Any) -> None:
@@ -187,38 +131,28 @@ def test_the_contrast_by_hand() -> None:
     # cosines 1 and 0 over τ = ½: log(1 + e⁻²)
     assert contrast(near, near, far, 0.5).item() == pytest.approx(0.12693, abs=1e-5)
     assert contrast(3 * near, near, far, 0.5).item() == pytest.approx(0.12693, abs=1e-5)
-
-
-def test_where_past_and_global_model_are_one_nothing_pulls() -> None:
     q = torch.tensor([[1.0, 2.0]], requires_grad=True)
-    same = torch.tensor([[0.5, -1.0]])
-    value = contrast(q, same, same, 0.5)
-    value.backward()
-    assert value.item() == pytest.approx(math.log(2))
-    assert q.grad is not None and q.grad.abs().max() < 1e-7
+    equal = contrast(q, near, near, 0.5)
+    assert equal.item() == pytest.approx(math.log(2))
+    assert torch.autograd.grad(equal, q)[0].abs().max() < 1e-7
 
 
-def test_the_first_round_is_fedavgs_to_rounding(run: Run) -> None:
-    settings = {"rounds": 1, "average__bn_buffers": False}
-    fedavg, moon = (run(method=m, projection="on", **settings) for m in ("fedavg", "moon"))
-    ours, theirs = (each.model for each in (moon, fedavg))
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
+def test_in_the_first_round_of_moon_the_contrast_is_of_equal_models(run: Run) -> None:
+    settings = {"rounds": 1, "projection": "on"}
+    moon, fedavg = (run(method=method, **settings) for method in ("moon", "fedavg"))
     losses = [each.journal[1]["metrics"]["client_loss"] for each in (moon, fedavg)]
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-4)
-    assert run(method="moon", rounds=2).weights != run(method="fedavg", projection="on").weights
 
 
 def test_the_past_is_what_the_client_left_in_its_last_round(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalled = record_calls(
-        monkeypatch, Participant, "load_state", lambda found, p, t, _: (p.k, t, found)
+        monkeypatch, Participant, "load_state", lambda found, p, *_: (p.k, found)
     )
-    played = run(method="moon", rounds=2)
-    (first, nothing), (second, past) = (call[1:] for call in recalled if call[0] == 0)
-    assert (first, nothing, second) == (1, None, 2)
-    held = ClientState.load(kept(played.folder, 1, 0, ClientState.kind)).w
-    assert all(torch.equal(past.w[name], held[name]) for name in held)
+    held = own_models(run(method="moon", rounds=2), 1, ClientState, "w")
+    nothing, past = (found for k, found in recalled if k == 0)
+    assert nothing is None and same(past.w, held[0])
 
 
 def test_a_projection_is_part_of_the_network() -> None:
@@ -260,30 +194,10 @@ def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(
         assert ours["scores"][0]["accuracy"] == theirs["scores"][0]["accuracy_global"]
 
 
-def test_hardly_a_byte_travels_and_every_architecture_takes_part(run: Run) -> None:
-    local = run(method="local")
-    for entry in local.journal[1:]:
-        assert entry["bytes"]["arrays_down"] == 0
-        assert entry["bytes"]["arrays_up"] <= 4 * 3 * 3 * 12, "at most the clients' confusions"
-        assert entry["bytes"]["down"] + entry["bytes"]["up"] < 4 * 1500  # of four clients
-    assert {client["model"] for client in local.journal[0]["clients"]} == {"mlp@0.25", "cnn2@0.5"}
-
-
-def test_what_is_scored_are_the_clients_models_on_their_own_test_shares(run: Run) -> None:
-    local = run(method="local")
-    summary = local.summary
-    own = [client["accuracy"] for client in summary["clients"]]
-    assert None not in own and [c["accuracy_global"] for c in summary["clients"]] == [None] * 4
-    assert summary["accuracy"] is None and summary["weights_sha256"] is None
-    assert summary["fairness"]["wlp"] == min(own)
-    assert min(own) < summary["fairness"]["amp"] <= max(own)
-    console = Console(record=True, width=120)
-    show_summary(read(local.folder), console)
-    assert "own model" in console.export_text()
+def test_the_page_of_local_training_has_the_clients_models_if_they_are_scored(run: Run) -> None:
+    local, untested = run(method="local"), run(method="local", data__test_fraction=0.0)
     write_report([local.folder], page := local.folder / "report.html")
-    assert "own models" in page.read_text()
-    assert ">Learning<" in page.read_text(), "the personal accuracy"
-    untested = run(method="local", data__test_fraction=0.0)
+    assert "own models" in page.read_text() and ">Learning<" in page.read_text()
     write_report([untested.folder], page)
     assert ">Learning<" not in page.read_text(), "nothing is scored"
     assert ">Clients<" not in page.read_text() and ">Cost<" in page.read_text()
@@ -357,72 +271,44 @@ def test_steps_that_a_client_claims_are_not_believed(tmp_path: Path) -> None:
     assert lied.weights == honest.weights
 
 
-@pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
-    some = {"fleet": "cnn2@0.5", "data__partition": "quantity_dirichlet"}
-    alone = run(method="fednova", **some)
-    apart = run(method="fednova", average__across=across, **some)
-    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
-
-
 def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
     settings = {**PLAIN_SGD, "fleet": "cnn2@0.5,cnn3@0.5", "average__across": "layerwise"}
     fednova = server(method="fednova", average__weights="uniform", **settings)
-    clients = [
-        client(k, n, model=model)
-        for k, (n, model) in enumerate([(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")])
-    ]
+    sizes = [(16, "cnn2@0.5"), (48, "cnn3@0.5"), (32, "cnn3@0.5")]
+    clients = [client(k, n, model=model) for k, (n, model) in enumerate(sizes)]
     fednova.begin(clients)
     (before,) = fednova.models.values()
-    before = {name: torch.zeros_like(value) for name, value in before.items()}
-    fednova.models = {"cnn3@0.5": before}
-    told = [
-        (fednova.task.expected(c.architecture), w)
-        for c, w in zip(clients, (1.0, 6.0, 4.0), strict=True)
+    fednova.models = {"cnn3@0.5": {name: torch.zeros_like(w) for name, w in before.items()}}
+    owned = [fednova.task.expected(c.architecture) for c in clients]
+    sent = [
+        {name: torch.full(like.shape, w) for name, like in own.items()}
+        for own, w in zip(owned, (1.0, 6.0, 4.0), strict=True)
     ]
-    sent = [{name: torch.full(like.shape, w) for name, like in own.items()} for own, w in told]
     fednova.step(1, Replies.of([(c, Reply(w=w)) for c, w in zip(clients, sent, strict=True)]))
     (after,) = fednova.models.values()
     parameters = parameters_only(fednova.build("cnn3@0.5"))
-    shared, deep = parameters & sent[0].keys(), parameters - sent[0].keys()
-    assert shared and deep
-    for name in shared:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
-        assert torch.allclose(after[name], torch.tensor(10 / 3)), name
-    for name in deep:  # τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
-        assert torch.allclose(after[name], torch.tensor(5.0)), name
+    assert parameters & sent[0].keys() and parameters - sent[0].keys()
+    for name in parameters:  # τ = (1, 3, 2): mean 2, Σ p d = ⅓ (1 + 2 + 2)
+        # of the deep layers τ = (3, 2): mean 2.5, Σ p d = ½ (2 + 2)
+        expected = torch.tensor(10 / 3 if name in sent[0] else 5.0)
+        assert torch.allclose(after[name], expected), name
 
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
-def test_it_is_fedavg_across_depths(run: Run) -> None:
-    ours = run(method="inclusivefl", **FLEET)
-    fedavg = run(method="fedavg", average__across="depth", **FLEET)
-    assert ours.weights == fedavg.weights
-    assert [e["accuracies"] for e in ours.journal] == [e["accuracies"] for e in fedavg.journal]
-
-
-def test_every_size_is_scored_and_has_a_head_of_its_own(run: Run) -> None:
-    played = run(method="inclusivefl", **FLEET)
-    last = played.journal[-1]
-    assert sorted(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5", "cnn4@0.5"]
-    assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 3)
-    held = played.model
+def test_every_size_has_a_head_of_its_own(run: Run) -> None:
+    held = run(method="inclusivefl", **FLEET).model
     heads = [held[f"{spec}head.weight"] for spec in ("", "cnn2@0.5/", "cnn3@0.5/")]
     assert not any(heads[i].equal(heads[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
 def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
     given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 1, "train__lr_decay": 0.5}
-    plain = run(**given)
-    slow = run(**given, inclusivefl__lr_factors="cnn3@0.5=0.5, cnn2@0.5=1")
-    metrics = [each.journal[1]["client_metrics"] for each in (plain, slow)]
-    assert [metrics[0][k] == metrics[1][k] for k in "0123"] == [True, False, True, True]
-    # a run in which everybody goes half as far
-    half = run(**given | {"train__lr": 0.025})
-    assert half.journal[1]["client_metrics"]["1"] == metrics[1]["1"]
-
-
-def test_no_other_way_across_is_inclusivefl(run: Run) -> None:
-    with pytest.raises(ValueError, match='is not allowed with method = "inclusivefl"'):
-        run(method="inclusivefl", average__across="layerwise")
+    factors = {"inclusivefl__lr_factors": "cnn3@0.5=0.5, cnn2@0.5=1"}
+    plain, slow, half = (  # in the last run everybody goes half as far
+        run(**given | changes).journal[1]["client_metrics"]
+        for changes in ({}, factors, {"train__lr": 0.025})
+    )
+    assert [plain[k] == slow[k] for k in "0123"] == [True, False, True, True]
+    assert half["1"] == slow["1"]

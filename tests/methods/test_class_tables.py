@@ -7,70 +7,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from client_app.bases.class_table import squared
-from client_app.bases.own_model import ClientState
 from client_app.participant import Participant
 from common.losses.distillation import soft_cross_entropy
 from common.models.prototypes import Nearest, PrototypeGenerator, distances, largest_gap
 from common.settings.parse import parse
 from common.techniques.class_table import ClassSums, TableReply, class_mean, leave_one_out
 from common.training import seeds
-from common.training.task import evaluate
 from server_app.method import Replies
 from server_app.methods.fedtgp import contrast
-from tests.support.battery import Changing
 from tests.support.halves import client, server, task
 from tests.support.own_modules import importing_from, package
-from tests.support.scalar import kept
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat
+from tests.support.weights import own_models, same
 
 WIDE: dict[str, Any] = {"feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
-LOCAL: dict[str, Any] = {"method": "local", "rounds": 3, "score__clients_every": 1, **UNEVEN}
-
-
-def states(run: TinyRun, t: int = 3) -> list[dict[str, Tensor]]:
-    """The clients' models after round t."""
-    clients = range(len(run.journal[0]["clients"]))
-    return [ClientState.load(kept(run.folder, t, k, ClientState.kind)).local for k in clients]
-
-
-def same_models(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]]) -> bool:
-    return all(torch.equal(x[n], y[n]) for x, y in zip(a, b, strict=True) for n in x)
-
-
-# The edges at which a method is local training.
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"method": "fd", "fd__distance": how} for how in ("ce-soft", "raw", "mse")),
-        {"method": "fd", "fd__weights": "leave-one-out"},
-        *({"method": "fedproto", **WIDE, "fedproto__collect": how} for how in ("running", "final")),
-        {"method": "fedtgp", **WIDE, "fedtgp__server_epochs": 1},
-    ],
-    ids=lambda settings: "-".join(str(value) for value in settings.values()),
-)
-def test_without_its_term_it_is_local_training_bit_for_bit(
-    settings: dict[str, Any], played: Run
-) -> None:
-    local = played(**{**LOCAL, **{key: WIDE[key] for key in WIDE if key in settings}})
-    plain = f"{settings['method']}__lambda_term"
-    without, with_it = (played(**{**LOCAL, **settings, plain: weight}) for weight in (0.0, 1.0))
-    assert same_models(states(without), states(local))
-    for ours, theirs in zip(without.journal[1:], local.journal[1:], strict=True):
-        assert ours["client_metrics"] == theirs["client_metrics"]
-        scores = [[s[k]["accuracy"] for k in range(4)] for s in (ours["scores"], theirs["scores"])]
-        assert scores[0] == scores[1]
-    # the first round has no table, the later ones do
-    assert same_models(states(with_it, 1), states(local, 1))
-    assert not same_models(states(with_it), states(local))
-
-
-# Tables by hand.
 
 
 def test_sums_by_class_become_means() -> None:
@@ -91,13 +45,9 @@ def test_the_servers_mean_and_the_mean_of_the_others() -> None:
     assert first.rows.tolist() == [[2, 3], [1, 1]] and first.present.tolist() == [True, True]
     assert third.rows.tolist() == [[1, 1], [0, 0]] and third.present.tolist() == [True, False]
     counts = [torch.tensor([3, 0]), torch.tensor([1, 0]), torch.tensor([0, 2])]
-    by_counts = class_mean(tables, counts)
-    assert by_counts.rows.tolist() == [[1.5, 0.5], [1, 1]]
-
-
-def test_a_class_that_nobody_sent_has_no_row() -> None:
+    assert class_mean(tables, counts).rows.tolist() == [[1.5, 0.5], [1, 1]]
     rows, present = class_mean([torch.zeros(2, 3)], [torch.tensor([0, 1])])
-    assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True]
+    assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True], "nobody sent it"
 
 
 def test_the_distances_of_the_losses_by_hand() -> None:
@@ -165,8 +115,7 @@ def test_without_epochs_fedtgp_sends_its_first_prototypes() -> None:
     method = server(method="fedtgp", fedtgp__server_epochs=0, **WIDE)
     with seeds.scope(method.task.seed, "init", "prototypes"):
         first = PrototypeGenerator(3, 16)
-    assert method.request(1).rows is None
-    assert method.step(1, replies(*PAIRS)) == {}
+    assert method.request(1).rows is None and method.step(1, replies(*PAIRS)) == {}
     request = method.request(2)
     assert torch.equal(request.rows, first().detach()) and request.present.tolist() == [True] * 3
 
@@ -234,26 +183,27 @@ def test_head_and_prototypes_are_both_scored_whichever_counts(method: str, run: 
     by_head, by_prototype = (
         run(**settings, **{f"{method}__predict": how}) for how in ("head", "prototype")
     )
-    assert same_models(states(by_head, 2), states(by_prototype, 2))
+    assert same(own_models(by_head, 2), own_models(by_prototype, 2))
     assert by_head.weights == by_prototype.weights
-    scores = [played.journal[-1]["scores"] for played in (by_head, by_prototype)]
-    pairs = list(zip(*scores, strict=True))
+    pairs = [*zip(by_head.journal[-1]["scores"], by_prototype.journal[-1]["scores"], strict=True)]
     for head, prototype in pairs:
         assert head["accuracy"] == prototype["accuracies"]["head"]
         assert head["accuracy_global"] == prototype["accuracy_global"] == prototype["accuracy"]
     assert any(head["accuracy"] != head["accuracy_global"] for head, _ in pairs)
-    p, prototypes = participant(by_head, settings, 1), by_head.model
-    net = p.model(p.spec, states(by_head, 2)[1])
-    for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **prototypes))):
-        assert pairs[1][0][name] == evaluate(one, *p.test_set, p.task).accuracy
+    p = participant(by_head, settings, 1)
+    net = p.model(p.spec, own_models(by_head, 2)[1])
+    for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **by_head.model))):
+        assert pairs[1][0][name] == p.accuracy(one)
 
 
-def test_fedgh_scores_each_client_with_the_newest_head(run: Run) -> None:
-    settings = {"method": "fedgh", "rounds": 2, "fedgh__server_lr": 5.0, **WIDE, **UNEVEN}
-    played = run(**settings, data__test_fraction=0.5)
+@pytest.mark.parametrize("method", ["fedgh", "lg-fedavg"])
+def test_a_client_scores_its_features_with_the_newest_head(method: str, run: Run) -> None:
+    settings = {"method": method, "rounds": 2, **WIDE, **UNEVEN, "data__test_fraction": 0.5}
+    settings |= {"fedgh__server_lr": 5.0} if method == "fedgh" else {}
+    played = run(**settings)
     for k, score in enumerate(played.journal[-1]["scores"]):
-        p = participant(played, {**settings, "data__test_fraction": 0.5}, k)
-        net = p.model(p.spec, states(played, 2)[k])
+        p = participant(played, settings, k)
+        net = p.model(p.spec, own_models(played, 2)[k])
         assert not torch.equal(net.head.weight, played.model["weight"])
         net.head.load_state_dict(played.model)
         assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
@@ -267,8 +217,8 @@ def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps
     final = run(**common, fedproto__collect="final")
     running = run(**common, fedproto__collect="running")
     p = participant(final, common, 0)
-    net = p.model(p.spec, states(final, 1)[0]).eval()
-    assert same_models(states(final, 1), states(running, 1))
+    net = p.model(p.spec, own_models(final, 1)[0]).eval()
+    assert same(own_models(final, 1), own_models(running, 1))
     (x, _), y = next(p.task.in_order(*p.train_set, size=1000)), p.train_set[1]
     for c in range(3):
         mean = net.features(x[y == c]).mean(0)
@@ -280,13 +230,9 @@ def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps
 def test_counts_travel_only_where_they_weigh(
     weights: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[TableReply] = []
-    pack = TableReply.pack
-    monkeypatch.setattr(TableReply, "pack", lambda self: seen.append(self) or pack(self))
+    sent = record_calls(monkeypatch, TableReply, "pack", lambda _, reply: reply.counts.tolist())
     settings = {"method": "fedproto", "rounds": 1, **WIDE, **UNEVEN, "fedproto__weights": weights}
-    played = run(**settings)
-    counts = [client["counts"] for client in played.journal[0]["clients"]]
-    sent = [reply.counts.tolist() for reply in seen]
+    counts = [client["counts"] for client in run(**settings).journal[0]["clients"]]
     assert sent == (counts if weights == "counts" else [[min(n, 1) for n in c] for c in counts])
 
 
@@ -299,96 +245,6 @@ def test_each_client_hears_the_others_under_leave_one_out() -> None:
     assert request(client(2)).rows[0].tolist() == [1, 1, 0]
     assert request(client(9)).rows[0].tolist() == [2, 2, 0]
     assert request(client(0)).present.tolist() == [True, False, False]
-
-
-def with_count(c: int, n: int) -> Any:
-    def change(reply: TableReply) -> dict[str, Any]:
-        counts = reply.counts.clone()
-        counts[c] = n
-        return {"counts": counts}
-
-    return change
-
-
-def with_number(c: int, value: float) -> Any:
-    def change(reply: TableReply) -> dict[str, Any]:
-        table = reply.table.clone()
-        table[c, 0] = value
-        return {"table": table}
-
-    return change
-
-
-BY_COUNTS = {"fedproto__weights": "counts"}
-LIES: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "no sample": (
-        {},
-        with_count(0, 0),
-        "has a row of class 0, of which it counts no sample",
-    ),
-    "a class of others": (
-        {},
-        with_count(2, 1),
-        "claims class 2, of which it has no sample",
-    ),
-    "a row of others": (
-        {},
-        with_number(2, 1.0),
-        "has a row of class 2, of which it counts no",
-    ),
-    "counts where none belong": ({}, with_count(0, 5), "counts 5 samples of class 0, at most 1"),
-    "a negative count": ({}, with_count(0, -1), "its table counts -1 samples of class 0, at mo"),
-    "more than it has": (
-        BY_COUNTS,
-        with_count(0, 46),
-        "counts 60 samples, in the census it has",
-    ),
-    "not finite": ({}, with_number(0, math.nan), "'table' has values that are not finite"),
-    "infinite": ({}, with_number(0, math.inf), "'table' has values that are not finite"),
-    "enormous": ({}, with_number(0, 1e9), "it has the number 1e+09"),
-    "too wide": (
-        {},
-        lambda reply: {"table": F.pad(reply.table, (0, 1))},
-        "its table has the shape (3, 17), expected (3, 16)",
-    ),
-    "another number of classes": (
-        {},
-        lambda reply: {"table": reply.table[:2], "counts": reply.counts[:2]},
-        "its table has the shape (2, 16), expected (3, 16)",
-    ),
-    "nothing": (
-        {},
-        lambda reply: {"table": reply.table * 0, "counts": reply.counts * 0},
-        "its table has no class",
-    ),
-    "float64": ({}, lambda reply: {"table": reply.table.double()}, "'table'"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_table_that_cannot_be_is_refused_by_name(lie: str, tmp_path: Path) -> None:
-    settings, change, reason = LIES[lie]
-    settings = {"method": "fedproto", **WIDE, **settings}
-    assert reason in Changing.refusal(tmp_path, TableReply, change, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (
-            {"fleet": "mlp@0.5,cnn2@0.5"},
-            "mlp@0.5 has 64 and cnn2@0.5 has 32: set feature-dim",
-        ),
-        ({"fleet": "cnn2-exits1@0.5"}, "needs one head; cnn2-exits1@0.5 has several exits"),
-    ],
-)
-def test_networks_that_do_not_fit_are_refused_before_the_start(
-    settings: dict[str, Any], line: str
-) -> None:
-    ours = task(method="fedproto", **settings)
-    with pytest.raises(ValueError) as refused:
-        ours.config.method.check_fleet(ours, ours.config.brought)
-    assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_clients_own_architecture_of_another_width_is_refused_at_the_census() -> None:
@@ -420,4 +276,4 @@ def test_fedproto_is_a_loss_in_a_plugin(
     settings = {"rounds": 2, **WIDE, **UNEVEN}
     mine = run(method=name, plugins=str(tmp_path), **settings)
     ours = played(method="fedproto", **settings)
-    assert same_models(states(mine, 2), states(ours, 2)) and mine.weights == ours.weights
+    assert same(own_models(mine, 2), own_models(ours, 2)) and mine.weights == ours.weights

@@ -49,14 +49,8 @@ def test_in_the_second_round_the_clients_learn_from_the_servers_logits(tmp_path,
 
 @pytest.mark.full
 def test_with_alpha_zero_the_clients_do_not_look_at_the_server(tmp_path):
-    one = play(flat(tmp_path / "a", **{**SMALL, "rounds": 2}, **{"fedgkt.alpha": 0.0}))
-    two = play(
-        flat(
-            tmp_path / "b",
-            **{**SMALL, "rounds": 2},
-            **{"fedgkt.alpha": 0.0, "fedgkt.server-epochs": 2},
-        )
-    )
+    given = {**SMALL, "rounds": 2, "fedgkt__alpha": 0.0}
+    one, two = (play(flat(tmp_path / str(n), **given, fedgkt__server_epochs=n)) for n in (1, 2))
     assert one.journal[2]["client_metrics"] == two.journal[2]["client_metrics"]
     assert one.weights != two.weights
 
@@ -67,25 +61,24 @@ def test_the_large_network_behind_the_edge_learns(tmp_path):
     assert sum(accuracies) / len(accuracies) > 0.7
 
 
-def test_a_network_that_cannot_be_split_is_refused(tmp_path):
-    with pytest.raises(Stopped, match="model 'mlp' cannot be split"):
-        play(flat(tmp_path, **{**SMALL, "fleet": "cnn2@0.5,mlp"}))
-
-
-def test_features_of_another_shape_are_refused_with_the_clients_name(tmp_path):
-    with pytest.raises(Stopped, match=r"client 1: cnn2@0\.25 has features \(8, 4, 4\)"):
-        play(flat(tmp_path, **{**SMALL, "fleet": "cnn2@0.5,cnn2@0.25"}))
+@pytest.mark.parametrize(
+    ("fleet", "line"),
+    [
+        ("cnn2@0.5,mlp", "model 'mlp' cannot be split"),
+        ("cnn2@0.5,cnn2@0.25", r"client 1: cnn2@0\.25 has features \(8, 4, 4\)"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(tmp_path, fleet: str, line: str):
+    with pytest.raises(Stopped, match=line):
+        play(flat(tmp_path, **{**SMALL, "fleet": fleet}))
 
 
 def test_the_whole_test_set_is_scored_where_clients_have_none_of_their_own(tmp_path):
     knobs = {**SMALL, "data__test_fraction": 0.0, "score__clients_every": 1}
     assert play(flat(tmp_path / "own", **knobs)).summary["fairness"] is None
     whole = play(flat(tmp_path / "whole", fedgkt__whole_test=True, **knobs))
-    scores = whole.journal[-1]["scores"]
-    assert [score["n"] for score in scores] == [60] * 4
-    assert [client["n_test"] for client in whole.journal[0]["clients"]] == [60] * 4
-    mean = sum(score["accuracy_global"] for score in scores) / 4
-    assert whole.summary["fairness"]["global"]["amp"] == pytest.approx(mean)
-    assert all(
-        round(60 * score["accuracy_global"]) == 60 * score["accuracy_global"] for score in scores
-    )
+    scores, clients = whole.journal[-1]["scores"], whole.journal[0]["clients"]
+    assert [s["n"] for s in scores] == [client["n_test"] for client in clients] == [60] * 4
+    correct = [60 * score["accuracy_global"] for score in scores]
+    assert all(round(n) == n for n in correct)
+    assert whole.summary["fairness"]["global"]["amp"] == pytest.approx(sum(correct) / 240)

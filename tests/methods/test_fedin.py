@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from client_app.methods.fedin import FedIN, INTraining, Local, bounded
 from common import models
@@ -17,10 +18,9 @@ from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.halves import server, task
 from tests.support.recorded_calls import record_calls
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, TinyRun, flat, play, under
 
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5"}
-LAYERWISE = {"average__across": "layerwise", "average__weights": "uniform"}
 RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
 
 
@@ -32,22 +32,12 @@ def results(run: TinyRun) -> list[Any]:
 
 def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> None:
     fedin = run(method="fedin", rounds=2, **FLEET)
-    fedprox = run(method="fedprox", fedprox__mu=0.1, **LAYERWISE, rounds=2, **FLEET)
+    layerwise = {"average__across": "layerwise", "average__weights": "uniform"}
+    fedprox = run(method="fedprox", fedprox__mu=0.1, rounds=2, **layerwise, **FLEET)
     (_, first, second), (_, prox_first, prox_second) = results(fedin), results(fedprox)
     assert first[:5] == prox_first[:5] and second != prox_second
     assert "client_in_loss" not in fedin.journal[1]["metrics"]
     assert fedin.journal[2]["metrics"]["client_in_loss"] > 0
-
-
-def test_one_architecture_layer_by_layer_is_the_global_model_as_always(run: Run) -> None:
-    plain = run(method="fedavg", fleet="cnn2@0.5")
-    layerwise = run(method="fedavg", fleet="cnn2@0.5", average__across="layerwise")
-    same = run(method="fedavg", fleet="cnn2@0.5", average__across="same")
-    assert plain.weights == layerwise.weights
-    for other in (layerwise, same):
-        for key in ("accuracy", "loss", "metrics", "client_metrics", "scores", "clients"):
-            ours, theirs = ([e.get(key) for e in r.journal] for r in (plain, other))
-            assert ours == theirs, key
 
 
 def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
@@ -58,14 +48,10 @@ def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
 
 
 def test_clients_train_and_score_their_own_architecture(run: Run) -> None:
-    fedin = run(method="fedin", **FLEET)
+    fedin = run(method="fedin", average__across="same", **FLEET)
     assert [c["model"] for c in fedin.summary["clients"]] == ["cnn2@0.5", "cnn3@0.5"] * 2
     assert all(c["accuracy"] is not None for c in fedin.summary["clients"])
-
-
-def test_across_same_keeps_a_model_for_each_architecture(run: Run) -> None:
-    held = run(method="fedin", average__across="same", **FLEET).model
-    assert {name.partition("/")[0] for name in held} == {"cnn2@0.5", "cnn3@0.5"}
+    assert {name.partition("/")[0] for name in fedin.model} == {"cnn2@0.5", "cnn3@0.5"}
 
 
 def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: Any) -> None:
@@ -73,15 +59,6 @@ def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: An
     grid = Loopback(4, settings, workers=0, node_configs={2: {"model": "cnn3"}})
     with pytest.raises(Stopped, match="no common split"):
         play(settings, grid)
-
-
-@pytest.mark.parametrize("mode", ["eq14", "eq13", "sequential", "phases"])
-def test_every_way_to_combine_gradients_learns_its_own_thing(run: Run, mode: str) -> None:
-    others = {"eq14", "eq13", "sequential", "phases"} - {mode}
-    this = run(method="fedin", fedin__grad_mode=mode, **FLEET)
-    assert this.journal[-1]["metrics"]["client_in_loss"] > 0
-    for other in others:
-        assert this.weights != run(method="fedin", fedin__grad_mode=other, **FLEET).weights
 
 
 def net(spec: str = "cnn3@0.25") -> Split:
@@ -96,20 +73,14 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class OneStep:
-    """Stands for a participant: trains one step of SGD with learning rate 1 on one batch."""
+    """Stands for a participant: trains steps of SGD with learning rate 1 on one batch."""
 
     def __init__(self, **options: Any) -> None:
         given = {"mu": 0.0, "lambda_local": 1.0, "outer_scale": 0.5, "grad_mode": "eq14", **options}
         train = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
-        self.task = task(
-            method="fedin",
-            precision="fp32",
-            **{f"train__{key}": value for key, value in train.items()},
-            **{f"fedin__{key}": value for key, value in given.items()},
-        )
-        self.config = self.task.config
-
-    steps = 1
+        own = {**under("train", **train), **under("fedin", **given)}
+        self.task = task(method="fedin", precision="fp32", **own)
+        self.config, self.steps = self.task.config, 1
 
     def train(self, t: int, parameters: Any, loss: Any, after: Any = None) -> dict[str, float]:
         batches = [batch()] * self.steps
@@ -127,25 +98,19 @@ def stepped(**options: Any) -> tuple[dict[str, torch.Tensor], ...]:
     """The step of both losses together, and by autograd G_local and G_IN, by parameter."""
     c, h, w = shapes("cnn3@0.25", (1, 8, 8), 3).s_in
     s_in = torch.randn(4, c, h, w, generator=seeds.stream(1, "s"))
-    network = net()
-    s_out = torch.zeros_like(network.intermediate(s_in)).detach()
-    network = net()
+    s_out = torch.zeros_like(net().intermediate(s_in)).detach()
+    network, fresh, (x, y) = net(), net(), batch()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     half(network, **options)._together(1, INTraining(network, s_in, s_out))
     step = {name: before[name] - p.detach() for name, p in network.named_parameters()}
-    fresh = net()
-    named = list(fresh.named_parameters())
-    x, y = batch()
-    g_local = torch.autograd.grad(
-        torch.nn.functional.cross_entropy(fresh(x), y), [p for _, p in named]
+    own = dict(fresh.named_parameters())
+    inner = {name: p for name, p in own.items() if fresh.part(name) == "intermediate"}
+    losses = F.cross_entropy(fresh(x), y), fresh.intermediate(s_in).square().mean()
+    gradients = (
+        dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
+        for loss, named in zip(losses, (own, inner), strict=True)
     )
-    inner = [(name, p) for name, p in named if fresh.part(name) == "intermediate"]
-    g_in = torch.autograd.grad(fresh.intermediate(s_in).square().mean(), [p for _, p in inner])
-    return (
-        step,
-        {name: g for (name, _), g in zip(named, g_local, strict=True)},
-        {name: g for (name, _), g in zip(inner, g_in, strict=True)},
-    )
+    return step, *gradients
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0])
@@ -166,56 +131,26 @@ def test_equation_13_drops_or_projects_the_local_gradient() -> None:
         assert torch.allclose(z, expected, atol=1e-6), name
 
 
-def test_without_opt_a_step_on_the_features_follows_each_local_step() -> None:
+@pytest.mark.parametrize(("how", "steps"), [("_sequential", 1), ("_phases", 3)])
+def test_steps_on_the_features_follow_each_local_step_or_all_of_them(how: str, steps: int) -> None:
     s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
-    network, (x, y) = net(), batch()
-    s_out = torch.zeros(4, 16, 2, 2)
-    in_training = INTraining(network, s_in, s_out)
-    half(network)._sequential(1, in_training)
-    assert in_training.count == 1
-
-    by_hand = net()
-    named = dict(by_hand.named_parameters())
-    loss = torch.nn.functional.cross_entropy(by_hand(x), y)
-    gradients = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
-    with torch.no_grad():
-        for name, p in named.items():
-            p -= gradients[name]
-    inner = {name: p for name, p in named.items() if by_hand.part(name) == "intermediate"}
-    loss = torch.nn.functional.mse_loss(by_hand.intermediate(s_in), s_out)
-    gradients = dict(zip(inner, torch.autograd.grad(loss, list(inner.values())), strict=True))
-    with torch.no_grad():
-        for name, p in inner.items():
-            p -= gradients[name]
-    for name, p in network.named_parameters():
-        assert torch.allclose(p, named[name], atol=1e-6), name
-
-
-def test_in_phases_the_steps_on_the_features_follow_all_local_ones() -> None:
-    s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
-    s_out, steps = torch.zeros(4, 16, 2, 2), 3
-    network = net()
-    in_training = INTraining(network, s_in, s_out)
-    phases = half(network)
-    phases.participant.steps = steps  # type: ignore[attr-defined]
-    phases._phases(1, in_training)
+    network, by_hand, (x, y) = net(), net(), batch()
+    in_training = INTraining(network, s_in, torch.zeros(4, 16, 2, 2))
+    fedin = half(network)
+    fedin.participant.steps = steps  # type: ignore[attr-defined]
+    getattr(fedin, how)(1, in_training)
     assert in_training.count == steps
 
-    by_hand, (x, y) = net(), batch()
-    optimizer = torch.optim.SGD(by_hand.parameters(), lr=1.0)
     inner = [p for name, p in by_hand.named_parameters() if by_hand.part(name) == "intermediate"]
-    second = torch.optim.SGD(inner, lr=1.0)
-    for _ in range(steps):
+    local, second = (torch.optim.SGD(of, lr=1.0) for of in (by_hand.parameters(), inner))
+    for optimizer in [local] * steps + [second] * steps:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(by_hand(x), y).backward()
+        outputs = by_hand.intermediate(s_in)
+        loss = F.cross_entropy(by_hand(x), y) if optimizer is local else outputs.square().mean()
+        loss.backward()
         optimizer.step()
-    for _ in range(steps):
-        second.zero_grad()
-        torch.nn.functional.mse_loss(by_hand.intermediate(s_in), s_out).backward()
-        second.step()
-    wanted = dict(by_hand.named_parameters())
     for name, p in network.named_parameters():
-        assert torch.allclose(p, wanted[name], atol=1e-5), name
+        assert torch.allclose(p, by_hand.get_parameter(name), atol=1e-5), name
 
 
 def test_the_journal_tells_how_the_gradients_lie_to_each_other(run: Run) -> None:
@@ -253,58 +188,41 @@ def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:
     assert torch.equal(s_out, again.intermediate(s_in))
 
 
-def test_clipping_bounds_each_sample_and_leaves_short_ones() -> None:
-    options = Options(clip=5.0, noise=0.0)
+def test_features_are_clipped_by_sample_and_get_noise_from_a_stream() -> None:
     s = torch.tensor([6.0, 8.0, 3.0, 0.0]).view(2, 2, 1, 1)  # norms 10 and 3
-    clipped = bounded(s, options, seeds.stream(1))
+    clipped = bounded(s, Options(clip=5.0, noise=0.0), seeds.stream(1))
     assert clipped.flatten().tolist() == pytest.approx([3, 4, 3, 0])
+    noisy, zeros = Options(clip=0.0, noise=0.5), torch.zeros(4, 8, 10, 10)
+    first, second = (bounded(zeros, noisy, seeds.stream(1, "n")) for _ in range(2))
+    assert torch.equal(first, second) and float(first.std()) == pytest.approx(0.5, rel=0.05)
 
 
-def test_noise_has_its_deviation_and_is_drawn_from_a_stream() -> None:
-    options = Options(clip=0.0, noise=0.5)
-    s = torch.zeros(4, 8, 10, 10)
-    first, second = (bounded(s, options, seeds.stream(1, "n")) for _ in range(2))
-    assert torch.equal(first, second)
-    assert float(first.std()) == pytest.approx(0.5, rel=0.05)
-
-
-def test_clip_and_noise_change_what_others_learn_from(run: Run) -> None:
-    plain = run(method="fedin", **FLEET)
-    for key in ("clip", "noise"):
-        assert run(method="fedin", **{f"fedin__{key}": 0.1}, **FLEET).weights != plain.weights
-
-
-def rows(*values: float) -> torch.Tensor:
-    return torch.tensor(values).view(-1, 1, 1, 1)
+def pool_of(limit: int, *entries: tuple[int, int, list[float]]) -> Any:
+    """Return a pool of features with entries (round, client, numbers): s_in x, s_out 10 x."""
+    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=limit)
+    for t, k, values in entries:
+        rows = torch.tensor(values).view(-1, 1, 1, 1)
+        pool.put(t, k, rows, 10 * rows)
+    return pool
 
 
 def test_the_pool_keeps_the_latest_of_each_client_and_at_most_so_many() -> None:
-    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=2)
-    for t, k in ((1, 0), (1, 1), (2, 0), (3, 2)):
-        pool.put(t, k, rows(t), rows(10 * t))
-    assert pool.rounds == {0: 2, 2: 3}
-    assert pool.s_in[0].item() == 2
+    pool = pool_of(2, (1, 0, [1.0]), (1, 1, [1.0]), (2, 0, [2.0]), (3, 2, [3.0]))
+    assert pool.rounds == {0: 2, 2: 3} and pool.s_in[0].item() == 2
 
 
 def test_a_draw_takes_pairs_once_and_keeps_them_together() -> None:
-    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=9)
-    pool.put(1, 0, rows(0, 1, 2), rows(0, 10, 20))
-    pool.put(1, 1, rows(3, 4, 5), rows(30, 40, 50))
-    drawn = pool.draw(4, seeds.stream(1, "d"))
-    assert drawn is not None
-    s_in, s_out = drawn
+    pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [3.0, 4, 5]))
+    s_in, s_out = pool.draw(4, seeds.stream(1, "d"))
     assert torch.equal(10 * s_in, s_out) and len(set(s_in.flatten().tolist())) == 4
     whole = pool.draw(99, seeds.stream(1, "d"))
-    assert whole is not None and sorted(whole[0].flatten().tolist()) == [0, 1, 2, 3, 4, 5]
+    assert sorted(whole[0].flatten().tolist()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
-    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=9)
-    pool.put(1, 0, rows(0, 1, 2), rows(0, 1, 2))
-    assert pool.draw(5, seeds.stream(1), without=0) is None
-    pool.put(1, 1, rows(7), rows(7))
-    drawn = pool.draw(5, seeds.stream(1), without=0)
-    assert drawn is not None and drawn[0].flatten().tolist() == [7]
+    assert pool_of(9, (1, 0, [0.0, 1, 2])).draw(5, seeds.stream(1), without=0) is None
+    pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [7.0]))
+    assert pool.draw(5, seeds.stream(1), without=0)[0].flatten().tolist() == [7]
 
 
 def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) -> list[Any]:

@@ -9,15 +9,12 @@ import torch
 
 from client_app.methods.fedkf import ClientState
 from client_app.participant import Participant
-from client_app.store import Store
 from common.exchange.protocol import ModelReply
 from common.journal import Fairness
-from common.models import build
 from common.models.classifier import Classifier
 from common.settings.parse import to_toml
 from common.techniques.datafree import DataFree, new_generator
-from common.training import optimise
-from common.training.fit import fit
+from common.training import optimise, tree
 from common.training.task import Task
 from deploy.study.pictures import average_images, samples
 from server_app.aggregation.cached import Upload
@@ -25,26 +22,11 @@ from server_app.method import Replies
 from tests.support.cost import PassCounter, Passes
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
-from tests.support.tiny import Run, TinyRun, flat
+from tests.support.tiny import Run, flat
+from tests.support.weights import own_models
 
 SMALL = {"generator__latent": 8, "generator__width": 4}
 PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
-
-
-def without(run: TinyRun, *names: str) -> list[dict[str, Any]]:
-    """The journal without what two methods report differently."""
-    return [{k: v for k, v in entry.items() if k not in names} for entry in run.timeless]
-
-
-@pytest.mark.parametrize("fleet", ["mlp@0.25", "lenet5@0.5"])
-def test_with_gamma_zero_it_is_fedavg_bit_for_bit(run: Run, fleet: str) -> None:
-    fedkf = run(method="fedkf", fleet=fleet, fedkf__gamma=0.0, **SMALL, **PARTIAL)
-    fedavg = run(method="fedavg", fleet=fleet, oca__aggregate="on", **PARTIAL)
-    assert fedkf.weights == fedavg.weights
-    told = ("bytes", "cost", "metrics", "client_metrics")
-    assert without(fedkf, *told) == without(fedavg, *told)
-    plain = run(method="fedavg", fleet=fleet, **PARTIAL)
-    assert [e["accuracies"]["aca"] for e in fedkf.journal] == [e["accuracy"] for e in plain.journal]
 
 
 def test_when_all_are_active_oca_is_aca(run: Run) -> None:
@@ -57,26 +39,19 @@ def test_when_all_are_active_oca_is_aca(run: Run) -> None:
 
 
 def test_when_some_are_inactive_oca_teaches_something_else(run: Run) -> None:
-    one = {"per_round": 1, "rounds": 3, "seed": 3}
-    fedkf = run(method="fedkf", **SMALL, **one)
-    assert fedkf.journal[1]["selected"] != fedkf.journal[2]["selected"]
-    assert [e["loss"] for e in fedkf.journal[2:]] != [
-        e["loss"] for e in run(method="fedkf", fedkf__teacher="aca", **SMALL, **one).journal[2:]
-    ]
+    given = {"method": "fedkf", **SMALL, "per_round": 1, "rounds": 3, "seed": 3}
+    oca, aca = run(**given), run(**given, fedkf__teacher="aca")
+    assert oca.journal[1]["selected"] != oca.journal[2]["selected"]
+    losses = [[entry["loss"] for entry in one.journal[2:]] for one in (oca, aca)]
+    assert losses[0] != losses[1]
 
 
 def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> None:
-    both = run(method="fedkf", fleet="lenet5@0.5", **SMALL, rounds=2, score__every=2)
-    one = run(method="fedkf", fleet="lenet5@0.5", fedkf__teacher="aca", **SMALL, rounds=2)
-
-    def sent(run: TinyRun, t: int) -> float:
-        asked = run.journal[t]["bytes"]["arrays_down"]
-        return float(asked)
-
-    assert sent(both, 1) == sent(one, 1)
-    net = build("lenet5@0.5", (1, 8, 8), 3, seed=0)
-    size = sum(v.numel() * v.element_size() for v in net.state_dict().values())
-    assert sent(both, 2) - sent(one, 2) == 4 * size
+    given = {"method": "fedkf", "fleet": "lenet5@0.5", **SMALL, "rounds": 2, "score__every": 2}
+    both, one = run(**given), run(**given, fedkf__teacher="aca")
+    sent = [[r.journal[t]["bytes"]["arrays_down"] for t in (1, 2)] for r in (both, one)]
+    assert sent[0][0] == sent[1][0]
+    assert sent[0][1] - sent[1][1] == 4 * sum(v.nbytes for v in one.model.values())
 
 
 def test_the_servers_generator_travels_and_stands_still_at_the_clients(
@@ -101,32 +76,31 @@ def test_the_servers_generator_travels_and_stands_still_at_the_clients(
     assert request[0] - request[1] == 4 * size
 
 
-def test_the_oca_model_is_the_mean_over_the_latest_uploads(tmp_path: Path) -> None:
-    clients = [client(0, 10), client(1, 30), client(2, 60)]
-
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    [  # client 2 never uploaded: (10·6 + 30·2) / 40; with w⁰ in its slot: (60 + 60 + 60·10) / 100
+        ("uploaded", 3.0),
+        ("w0", 7.2),
+    ],
+)
+def test_the_oca_model_is_the_mean_over_the_latest_uploads(
+    init: str, expected: float, tmp_path: Path
+) -> None:
     def sent(*values: tuple[int, float]) -> Replies[ModelReply]:
-        return Replies.of(
-            [(clients[k], ModelReply(experiment="e", w=weight(value))) for k, value in values]
-        )
+        replies = [ModelReply(experiment="e", w=weight(value)) for _, value in values]
+        return Replies.of([(clients[k], up) for (k, _), up in zip(values, replies, strict=True)])
 
-    def overall(init: str) -> float:
-        folder = tmp_path / init
-        oca = server(
-            method="fedavg", oca__aggregate="on", oca__init=init, oca__in_memory=1, folder=folder
-        )
-        oca.begin(clients)
-        oca.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
-        oca.models = oca.overall = w0
-        oca.drawn = lambda: w0
-        oca.step(1, sent((0, 1.0), (1, 2.0)))
-        oca.step(2, sent((0, 6.0)))
-        assert oca.w["weight"].item() == 6.0, "the active client's"
-        return float(oca.weights_to_score()["weight"])
-
-    # client 2 never uploaded: (10·6 + 30·2) / 40 = 3
-    assert overall("uploaded") == 3.0
-    # with w⁰ in its slot: (10·6 + 30·2 + 60·10) / 100 = 7.2
-    assert overall("w0") == pytest.approx(7.2)
+    clients = [client(0, 10), client(1, 30), client(2, 60)]
+    given = {"oca__aggregate": "on", "oca__init": init, "oca__in_memory": 1}
+    oca = server(method="fedavg", folder=tmp_path, **given)
+    oca.begin(clients)
+    oca.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
+    oca.models = oca.overall = w0
+    oca.drawn = lambda: w0
+    oca.step(1, sent((0, 1.0), (1, 2.0)))
+    oca.step(2, sent((0, 6.0)))
+    assert oca.w["weight"].item() == 6.0, "the active client's"
+    assert float(oca.weights_to_score()["weight"]) == pytest.approx(expected)
 
 
 def weight(value: float) -> dict[str, torch.Tensor]:
@@ -134,8 +108,7 @@ def weight(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_the_number_of_uploads_in_memory_changes_no_bit(run: Run) -> None:
-    many = run(method="fedkf", oca__in_memory=64, **SMALL, **PARTIAL)
-    none = run(method="fedkf", oca__in_memory=0, **SMALL, **PARTIAL)
+    many, none = (run(method="fedkf", oca__in_memory=n, **SMALL, **PARTIAL) for n in (64, 0))
     assert many.timeless == none.timeless and many.weights == none.weights
     assert list((none.folder / "uploads").iterdir()) and not (many.folder / "uploads").exists()
 
@@ -144,12 +117,9 @@ def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
     result = run(method="fedkf", **SMALL, **PARTIAL)
     entry = result.journal[2]
     assert [score["k"] for score in entry["scores"]] == [0, 1, 2, 3]
-    for score in entry["scores"]:
-        assert 0 <= score["accuracies"]["aca"] <= 1
-    told, told_of = entry["fairness"]["main"], entry["fairness"]["models"]
     aca = [score["accuracies"]["aca"] for score in entry["scores"]]
-    assert told_of["aca"]["wlp"] == min(aca)
-    assert told_of["oca"]["amp"] == told["amp"]
+    told = entry["fairness"]["models"]
+    assert told["aca"]["wlp"] == min(aca) and told["oca"]["amp"] == entry["fairness"]["main"]["amp"]
     last = Fairness.model_validate(result.journal[-1]["fairness"])
     assert result.summary["fairness"] == last.flat()
     assert result.summary["accuracies"].keys() == {"aca", "oca"}
@@ -157,47 +127,37 @@ def test_every_client_scores_both_models_in_one_exchange(run: Run) -> None:
 
 def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
     result = run(method="fedkf", rounds=3, **SMALL)
-    kept = [Store(result.folder / "state", "test", k).load_state(99, ClientState) for k in range(4)]
-    a, b = kept[0], kept[1]
-    assert a is not None and b is not None
-    run(method="fedkf", rounds=2, **SMALL, generator__lr=1e-12)
-    unmoved = [
-        Store(result.folder.parent / "run1" / "state", "test", k).load_state(9, ClientState)
-        for k in (0, 1)
-    ]
-    alike = [memory.generator["fc.weight"] for memory in unmoved if memory is not None]
-    assert len(alike) == 2 and torch.allclose(*alike, atol=1e-9)
-    assert not torch.equal(a.generator["fc.weight"], b.generator["fc.weight"])
-    steps = {int(moments["step"]) for moments in a.adam.values()}
-    assert steps == {int(sum(e["client_metrics"]["0"]["steps"] for e in result.journal[2:]))}
+    unmoved = run(method="fedkf", rounds=2, **SMALL, generator__lr=1e-12)
+    starts, ends = (
+        [own["fc.weight"] for own in own_models(played, t, ClientState, "generator")]
+        for played, t in ((unmoved, 2), (result, 3))
+    )
+    assert torch.allclose(*starts[:2], atol=1e-9) and not torch.equal(*ends[:2])
+    adam = own_models(result, 3, ClientState, "adam")[0]
+    steps = sum(entry["client_metrics"]["0"]["steps"] for entry in result.journal[2:])
+    assert {int(moments["step"]) for moments in adam.values()} == {steps}
 
 
 def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
-    def generator_after(formats: tuple[torch.memory_format, ...]) -> torch.Tensor:
+    def generator_after(layout: torch.memory_format) -> torch.Tensor:
         net = torch.nn.Conv2d(3, 4, 3)
         for p in net.parameters():
             torch.nn.init.constant_(p, 0.1)
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for i, memory in enumerate(formats):
-            net = net.to(memory_format=memory)  # type: ignore[call-overload]
+        net, moments = net.to(memory_format=layout), {}  # type: ignore[call-overload]
+        for i in range(3):
             adam = optimise.make(net.parameters(), "adam", 0.1)
             optimise.restore_moments(adam, moments)
             x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(i))
-            batches = [(x, net)]
-            fit(
-                adam,
-                batches,
-                lambda x, net: (net(x) - x[:, :1, 1:-1, 1:-1]).square().mean(),
-                precision="fp32",
-            )
+            net(x).sub(x[:, :1, 1:-1, 1:-1]).square().mean().backward()
+            adam.step()
+            adam.zero_grad()
             moments = {
                 k: {n: v.contiguous() for n, v in s.items()}
                 for k, s in optimise.moments(adam).items()
             }
         return net.weight.detach().contiguous()
 
-    plain = generator_after((torch.contiguous_format,) * 3)
-    last = generator_after((torch.channels_last,) * 3)
+    plain, last = map(generator_after, (torch.contiguous_format, torch.channels_last))
     assert torch.allclose(plain, last, atol=1e-5)
 
 
@@ -266,36 +226,22 @@ def counted(method: str, run: Run, monkeypatch: pytest.MonkeyPatch, **changes: A
     return found[0]
 
 
-TABLE_IX: list[tuple[str, dict[str, Any], tuple[float, float], tuple[float, float]]] = [
-    ("fedavg", {}, (1, 1), (0, 0)),
-    ("fedprox", {}, (1, 1), (0, 0)),
-    ("fedgen", {"fedgen__server_steps": 2}, (1.5, 1.5), (1, 0)),
-    ("fedgkd", {"fedgkd__buffer": 1}, (2, 1), (0, 0)),
-    ("qffl", {}, (1, 1), (0, 0)),
-    ("fedkf", {"fedkf__teacher": "aca", **SMALL}, (3, 3), (1, 1)),
-    ("fedkf", {"fedkf__teacher": "oca", **SMALL}, (3, 3), (1, 1)),
+TABLE_IX: list[tuple[str, dict[str, Any], Any]] = [
+    ("fedavg", {}, ((1, 1), (0, 0))),
+    ("fedprox", {}, ((1, 1), (0, 0))),
+    ("fedgen", {"fedgen__server_steps": 2}, ((1.5, 1.5), (1, 0))),
+    ("fedgkd", {"fedgkd__buffer": 1}, ((2, 1), (0, 0))),
+    ("qffl", {}, ((1, 1), (0, 0))),
+    *(("fedkf", {"fedkf__teacher": name, **SMALL}, ((3, 3), (1, 1))) for name in ("aca", "oca")),
 ]
+"""Method, changes, and passes (forward, backward) of classifiers and of the generator."""
 
 
-@pytest.mark.parametrize(("method", "changes", "classifier", "generator"), TABLE_IX)
+@pytest.mark.parametrize(("method", "changes", "passes"), TABLE_IX)
 def test_passes_for_each_batch_are_those_of_table_ix(
-    method: str,
-    changes: dict[str, Any],
-    classifier: tuple[float, float],
-    generator: tuple[float, float],
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    method: str, changes: dict[str, Any], passes: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert counted(method, run, monkeypatch, **changes) == (classifier, generator)
-
-
-def test_equal_steps_give_every_client_the_same_work(run: Run) -> None:
-    result = run(
-        method="fedkf", train__steps=5, data__partition="label_dirichlet", data__alpha=0.5, **SMALL
-    )
-    taken = {m["steps"] for e in result.journal[1:] for m in e["client_metrics"].values()}
-    assert taken == {5.0}
-    assert len({info["n"] for info in result.journal[0]["clients"]}) > 1
+    assert counted(method, run, monkeypatch, **changes) == passes
 
 
 def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_path: Path) -> None:
@@ -321,15 +267,12 @@ def test_the_samples_of_a_finished_run_are_drawn_class_by_class(run: Run, tmp_pa
 
 
 def test_the_final_model_on_disk_is_the_mean_over_the_latest_uploads(run: Run) -> None:
-    on_disk = {**SMALL, "oca__in_memory": 0}
-    result = run(method="fedkf", rounds=2, per_round=1, seed=3, **on_disk)
+    result = run(method="fedkf", rounds=2, per_round=1, seed=3, oca__in_memory=0, **SMALL)
     uploads = [Upload.load(path) for path in sorted((result.folder / "uploads").iterdir())]
     assert len(uploads) == 2, "the two rounds must select different clients: take another seed"
     n = {client["k"]: client["n"] for client in result.journal[0]["clients"]}
-    total = sum(n[upload.k] for upload in uploads)
-    sent: list[tuple[int, Any]] = [(n[upload.k], upload.up["w"]) for upload in uploads]
-    final = result.model
-    for name, value in ((k, v) for k, v in final.items() if v.is_floating_point()):
-        mean = sum(size / total * w[name].double() for size, w in sent)
-        assert torch.allclose(value.double(), torch.as_tensor(mean), atol=1e-6), name
-        assert not any(torch.equal(value, w[name]) for _, w in sent), name
+    sent: list[Any] = [upload.up["w"] for upload in uploads]
+    mean = tree.mean(sent, [n[upload.k] for upload in uploads])
+    torch.testing.assert_close(result.model, mean, rtol=0, atol=1e-6)
+    floats = {name: w for name, w in result.model.items() if w.is_floating_point()}
+    assert not any(torch.equal(w, own[name]) for name, w in floats.items() for own in sent)

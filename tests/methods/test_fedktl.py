@@ -10,25 +10,20 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from client_app.bases import own_model
-from client_app.bases.own_model import ClientState
 from client_app.methods.fedktl import FedKTL
 from client_app.participant import Participant
-from client_app.store import Store
-from common.exchange.records import StateDict
 from common.losses.transfer import arcface, mmd
 from common.methods.fedktl import Request
 from common.models import stylegan
-from common.models.classifier import Classifier
 from common.models.simplex import Simplex, simplex
 from common.models.stylegan import StyleGAN
 from common.settings.parse import parse
 from common.techniques.class_table import TableReply
 from common.training import seeds
-from common.training.fit import Loss
 from server_app.method import Replies
 from tests.support.halves import client, server
-from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.tiny import Run, flat
+from tests.support.weights import own_models, same
 
 KTL: dict[str, Any] = {"method": "fedktl", "fedktl__server_epochs": 5, "train__clip": 5.0}
 
@@ -36,12 +31,6 @@ KTL: dict[str, Any] = {"method": "fedktl", "fedktl__server_epochs": 5, "train__c
 def half(folder: Path, **changes: Any) -> FedKTL:
     settings = flat(folder, **{**KTL, **changes})
     return FedKTL(Participant(parse(settings), {"partition-id": 0}, "test"))
-
-
-def own_weights(run: TinyRun, k: int) -> StateDict:
-    state = Store(run.folder / "state", "test", k).load_state(99, ClientState)
-    assert state is not None
-    return state.local
 
 
 def any_simplex(classes: int) -> Tensor:
@@ -79,42 +68,14 @@ def test_the_discrepancy_of_samples_by_hand() -> None:
 
 
 def test_the_class_is_that_of_the_nearest_direction() -> None:
-    class Identity(nn.Module):
-        spec, head = "x", nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    directions, net = any_simplex(3), Identity()
+    directions, net = any_simplex(3), nn.Identity()
+    net.spec, net.head = "x", nn.Linear(3, 3)
     cosines = Simplex(net, directions)(7 * directions)  # type: ignore[arg-type]
     assert cosines.argmax(1).tolist() == [0, 1, 2]
     assert cosines.diagonal().tolist() == pytest.approx([1.0] * 3, abs=1e-5)
 
 
 # The client.
-
-
-def test_without_images_it_is_local_training_on_the_angular_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = play(flat(tmp_path / "ktl", **KTL, fedktl__mu=0.0))
-    other = play(flat(tmp_path / "with", **KTL))
-    with seeds.scope(1, "any"):
-        directions = simplex(3, seeds.stream(1, "init", "simplex"))
-
-    def angular(net: Classifier) -> Loss:
-        return lambda x, y: arcface(
-            F.linear(F.normalize(net.head(net.features(x))), directions), y, 64.0, 0.5
-        )
-
-    monkeypatch.setattr(own_model, "cross_entropy", angular)
-    local = play(flat(tmp_path / "local", method="local", train__clip=5.0))
-    for k in range(4):
-        ours, theirs = own_weights(run, k), own_weights(local, k)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        assert not torch.equal(own_weights(other, k)["head.weight"], theirs["head.weight"])
-    assert run.journal[2]["client_metrics"] == local.journal[2]["client_metrics"]
-    assert run.journal[1]["client_metrics"] == other.journal[1]["client_metrics"]
 
 
 def test_the_loss_of_generated_images_by_hand(tmp_path: Path) -> None:
@@ -144,12 +105,11 @@ def test_a_reply_has_normalised_means_of_the_trained_models_projections(tmp_path
 
 def test_a_client_scores_by_angle(played: Run) -> None:
     run = played(**KTL)
-    for k, (score,) in enumerate(zip(run.journal[-1]["scores"], strict=True)):
+    for k, score in enumerate(run.journal[-1]["scores"]):
         p = Participant(parse(flat(run.folder / "other", **KTL)), {"partition-id": k}, "test")
-        net = p.model(p.spec, own_weights(run, k))
+        net = p.model(p.spec, own_models(run, 2)[k])
         directions = simplex(3, seeds.stream(p.task.seed, "init", "simplex"))
         assert score["accuracy"] == p.accuracy(Simplex(net, directions))
-    assert run.summary["accuracy"] is None
 
 
 # The server.
@@ -157,11 +117,9 @@ def test_a_client_scores_by_angle(played: Run) -> None:
 
 def replies(*tables: list[int]) -> Replies[TableReply]:
     """Return replies with the directions of the listed classes."""
-    made = []
-    for classes in tables:
-        counts = torch.zeros(3, dtype=torch.int64).index_fill(0, torch.tensor(classes), 1)
-        made.append(TableReply(table=any_simplex(3) * counts[:, None], counts=counts))
-    return Replies.of([(client(k), reply) for k, reply in enumerate(made)])
+    counts = [torch.tensor([int(c in classes) for c in range(3)]) for classes in tables]
+    sent = [TableReply(table=any_simplex(3) * n[:, None], counts=n) for n in counts]
+    return Replies.of([(client(k), reply) for k, reply in enumerate(sent)])
 
 
 def test_the_servers_round() -> None:
@@ -181,12 +139,12 @@ def test_the_servers_round() -> None:
     assert method.state().images is request.images
 
 
-def test_a_single_row_and_no_epochs_train_nothing() -> None:
-    for settings, rows in (({}, [[1]]), ({"fedktl__server_epochs": 0}, [[0, 1], [2]])):
-        method = server(**{**KTL, **settings})
-        weights = method.transformer
-        assert method.step(1, replies(*rows)) == {} and method.images is not None
-        assert all(torch.equal(method.transformer[name], w) for name, w in weights.items())
+@pytest.mark.parametrize(("epochs", "rows"), [(5, [[1]]), (0, [[0, 1], [2]])])
+def test_a_single_row_and_no_epochs_train_nothing(epochs: int, rows: list[list[int]]) -> None:
+    method = server(**{**KTL, "fedktl__server_epochs": epochs})
+    weights = method.transformer
+    assert method.step(1, replies(*rows)) == {} and method.images is not None
+    assert same(method.transformer, weights)
 
 
 def test_a_row_of_another_length_is_refused() -> None:
@@ -197,14 +155,6 @@ def test_a_row_of_another_length_is_refused() -> None:
     table[1] *= 1.1
     with pytest.raises(ValueError, match=r"its row of class 1 has the length 1\.1, not 1"):
         method.check(sender, good.model_copy(update={"table": table}))
-
-
-def test_what_travels(played: Run) -> None:
-    run = played(**KTL, rounds=3, score__every=3)
-    shape = (1, 8, 8)
-    first, second = run.journal[1]["bytes"], run.journal[2]["bytes"]
-    assert second["arrays_up"] == 4 * (4 * 9 + 8 * 3) and first["arrays_down"] == 0
-    assert second["arrays_down"] == 4 * (3 * math.prod(shape) + 3 * 4 * stylegan.LATENT)
 
 
 # Generators.
@@ -241,13 +191,9 @@ def test_the_server_uses_the_generator_of_a_file(tmp_path: Path) -> None:
     assert torch.equal(method.request(2).images, net.pixels(method.vectors, (8, 8)))
 
 
-def damaged(path: Path) -> None:
-    path.write_bytes(b"\x80\x04 no archive, a pickle")
-
-
 FILES: dict[str, tuple[Any, str]] = {
     "missing": (lambda path: None, "No such file"),
-    "a pickle": (damaged, "is damaged or no safetensors file"),
+    "a pickle": (lambda path: path.write_bytes(b"\x80\x04 a pickle"), "is damaged or no safetenso"),
     "other weights": (
         lambda path: save_file({"w": torch.ones(2)}, path),
         "is no StyleGAN for 1 channels: it has 0 levels",
@@ -260,16 +206,16 @@ FILES: dict[str, tuple[Any, str]] = {
         lambda path: save_file({"levels.0.weight": torch.ones(2)}, path),
         "it lacks 'layers.0.weight'",
     ),
-    "not finite": (
-        lambda path: save_file(
-            {**generator().state_dict(), "const": torch.full((1, 4, 4, 4), math.nan)}, path
-        ),
-        "'const' has values that are not finite",
-    ),
-    "another shape": (
-        lambda path: save_file({**generator().state_dict(), "const": torch.ones(4)}, path),
-        "it has shapes",
-    ),
+    **{
+        line: (
+            lambda path, const=const: save_file({**generator().state_dict(), "const": const}, path),
+            line,
+        )
+        for const, line in (
+            (torch.full((1, 4, 4, 4), math.nan), "'const' has values that are not finite"),
+            (torch.ones(4), "it has shapes"),
+        )
+    },
 }
 
 

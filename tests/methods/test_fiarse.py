@@ -14,7 +14,7 @@ from client_app.methods.fiarse import FIARSE, effective
 from client_app.node import check
 from client_app.participant import Participant
 from common.exchange.records import array_bytes
-from common.methods.fiarse import Options, Reply, Request
+from common.methods.fiarse import Options, Reply
 from common.settings.parse import parse
 from common.techniques import importance
 from common.techniques.importance import (
@@ -29,6 +29,7 @@ from common.techniques.importance import (
 )
 from server_app.method import Replies
 from tests.support.halves import client, server, task
+from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat
 
 W = torch.tensor([0.5, -0.2, 0.1, -0.4])
@@ -65,37 +66,18 @@ def test_threshold_and_gradient(size: float, theta: float, gradient: list[float]
 def test_at_threshold_0_nothing_is_masked_and_the_gradient_is_plain() -> None:
     w = torch.tensor([0.0, 2.0]).requires_grad_()
     out = effective(w, 0.0)
-    (out * torch.tensor([3.0, 5.0])).sum().backward()
-    assert out.tolist() == [0.0, 2.0] and w.grad is not None and w.grad.tolist() == [3.0, 5.0]
-
-
-class BooleanMask(torch.autograd.Function):
-    """A mask with an own gradient, of the type that the released code returns."""
-
-    @staticmethod
-    def forward(ctx: Any, size: Tensor, theta: float) -> Tensor:  # type: ignore[override]
-        return size >= theta
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        raise AssertionError("torch calls no backward function of a boolean output")
+    (gradient,) = torch.autograd.grad(out, w, torch.tensor([3.0, 5.0]))
+    assert out.tolist() == [0.0, 2.0] and gradient.tolist() == [3.0, 5.0]
 
 
 @pytest.mark.parametrize("theta", [0.1, 0.4])
-def test_a_boolean_mask_has_no_gradient_of_its_own(theta: float) -> None:
-    upstream, gradients = torch.tensor([1.0, -2.0, 3.0, 0.5]), []
-    for masked in (
-        lambda w: w * BooleanMask.apply(w.abs(), theta),  # type: ignore[no-untyped-call]
-        lambda w: effective(w, theta, "mask"),
-        lambda w: effective(w, theta),
-    ):
-        w = W.clone().requires_grad_()
-        (masked(w) * upstream).sum().backward()
-        assert w.grad is not None
-        gradients.append(w.grad)
-    released, ours, default = gradients
-    assert torch.equal(ours, released) and torch.equal(ours, upstream * (W.abs() >= theta))
-    size = W.abs()
+def test_the_gradient_of_the_mask_alone_is_that_of_a_boolean_one(theta: float) -> None:
+    """The released code's mask is boolean, and torch gives it no gradient of its own."""
+    upstream, w, size = torch.tensor([1.0, -2.0, 3.0, 0.5]), W.clone().requires_grad_(), W.abs()
+    ours, default = (
+        torch.autograd.grad(effective(w, theta, *how), w, upstream)[0] for how in (("mask",), ())
+    )
+    assert torch.equal(ours, upstream * (size >= theta))
     torch.testing.assert_close(default, ours * (1 + 2 * theta * size / (size + theta) ** 2))
     at_theta = size == theta
     assert at_theta.any() and torch.equal(default[at_theta], 1.5 * ours[at_theta])
@@ -133,14 +115,12 @@ def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) 
     """The server's w after steps Δ of clients of these sizes."""
     half = server(**{**TINY, "fiarse__sizes": "1, 0.5", "fiarse__count": count, **changes})
     half.w, half.entries, half.groups, half.complete = {"x": W}, ["x"], GROUPS, []
-    clients = [client(k, size=size) for k, (size, _) in enumerate(replies)]
-    sent = half.request(1)
-    for each in clients:
-        sent(each)
-    answers = [Reply(delta=torch.tensor(delta), rest={}) for _, delta in replies]
-    for each, reply in zip(clients, answers, strict=True):
-        half.check(each, reply)
-    half.step(1, Replies.of(list(zip(clients, answers, strict=True))))
+    sent, answers = half.request(1), list[tuple[Any, Reply]]()
+    for k, (size, delta) in enumerate(replies):
+        answers.append((client(k, size=size), Reply(delta=torch.tensor(delta), rest={})))
+        sent(answers[-1][0])
+        half.check(*answers[-1])
+    half.step(1, Replies.of(answers))
     return half.w["x"].tolist()  # type: ignore[no-any-return]
 
 
@@ -222,28 +202,24 @@ def test_a_share_of_the_entries_and_a_bit_for_each_travels(size: float) -> None:
     assert request.rest == {} and len(request.kept) == int(size * parameters)
 
 
-def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path: Path) -> None:
+def test_a_client_changes_what_it_was_sent_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {**TINY, "train__weight_decay": 0.1, "fiarse__sizes": "0.25"}
     half = server(**settings)
     request = half.request(1)(client(size=0.25))
     p = Participant(parse(flat(tmp_path, **settings)), {"partition-id": 1, "device": "cpu"}, "e")
-    seen: list[dict[str, Tensor]] = []
-    handler = FIARSE(p)
-    learn = handler.learn
-
-    def learning(t: int, net: Any, theta: dict[str, float]) -> dict[str, float]:
-        found = learn(t, net, theta)
-        seen.append(dict(net.named_parameters()))
-        return found
-
-    handler.learn = learning  # type: ignore[method-assign]
-    reply = handler.train(request.stamped("e", 1))
+    nets = record_calls(
+        monkeypatch, FIARSE, "learn", lambda _, handler, t, net, theta: dict(net.named_parameters())
+    )
+    reply = FIARSE(p).train(request.stamped("e", 1))
+    (trained,) = nets
     held = from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
-    for name, mask in held.items():
-        assert bool((seen[0][name][~mask] == 0).all()), "what was not sent stays 0"
     moved = spread(reply.delta, held)
-    after = {name: half.w[name] * mask - moved[name] for name, mask in held.items()}
-    assert all(torch.allclose(after[name], seen[0][name], atol=1e-6) for name in held)
+    for name, mask in held.items():
+        assert bool((trained[name][~mask] == 0).all()), "what was not sent stays 0"
+        after = half.w[name] * mask - moved[name]
+        assert torch.allclose(after, trained[name], atol=1e-6)
     assert reply.delta.count_nonzero() > 0.9 * len(reply.delta)
 
 
@@ -267,28 +243,11 @@ def test_sizes_are_scored_one_by_one_and_a_client_scores_its_own(run: Run) -> No
     assert all(score["accuracy"] == score["accuracy_global"] for score in last["scores"])
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"fiarse__scope": "stage"},
-        {"fiarse__sizes": "1, 0.5"},
-        {"fiarse__server_lr": 0.5},
-        pytest.param({"fiarse__gradient": "mask"}, marks=pytest.mark.full),
-        {"fiarse__running": False, "score__bn": "batch"},
-    ],
-)
-def test_every_switch_does_something(switch: dict[str, Any], run: Run) -> None:
-    assert run(**TINY).weights != run(**{**TINY, **switch}).weights
-
-
-def test_without_running_statistics_none_travel_and_the_servers_stay() -> None:
+def test_without_running_statistics_none_travel() -> None:
     half = server(**TINY, fiarse__running=False, score__bn="batch")
-    sent = half.request(1)(client())
-    assert isinstance(sent, Request)
-    assert sorted(sent.rest) == [
-        *("layer1.0.bn.bias", "layer1.0.bn.num_batches_tracked", "layer1.0.bn.weight"),
-        *("stem.bn.bias", "stem.bn.num_batches_tracked", "stem.bn.weight"),
-    ]
+    rest = half.request(1)(client()).rest
+    leaves = ("bn.bias", "bn.num_batches_tracked", "bn.weight")
+    assert sorted(rest) == [f"{block}.{leaf}" for block in ("layer1.0", "stem") for leaf in leaves]
 
 
 # What is refused.

@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from common.methods import names, options
-from common.methods.fedin import Reply as FedINReply
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
-from tests.support.battery import Changing, config, of_families, tiers
+from tests.support.battery import config, of_families, tiers
 from tests.support.npz import write
 from tests.support.tiny import Run, TinyRun, flat, play
 
@@ -128,11 +126,7 @@ def arrays(folder: Path, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kind", "other"),
-    [
-        ((3, 32), "signal", (3, 40)),
-        ((3, 32), "signal", (4, 32)),
-        ((5,), "table", (6,)),
-    ],
+    [((3, 32), "signal", (3, 40)), ((3, 32), "signal", (4, 32)), ((5,), "table", (6,))],
 )
 def test_a_client_with_samples_of_another_shape_is_refused_by_name_at_the_census(
     shape: tuple[int, ...], kind: str, other: tuple[int, ...], tmp_path: Path
@@ -144,29 +138,3 @@ def test_a_client_with_samples_of_another_shape_is_refused_by_name_at_the_census
     expected, actual = ("x".join(map(str, sizes)) for sizes in (shape, other))
     with pytest.raises(Stopped, match=f"client 1 has task .* '{actual}/3/.* server '{expected}/3/"):
         play(flat(tmp_path / "run", method="fedavg", fleet="mlp@0.1", **data, **rest))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (
-            lambda r: {"s_in": r.s_in[:, :, :-1].clone()},
-            r"s_in is float32.*, expected float32\['n', 8, 64\]",
-        ),
-        (
-            lambda r: {"s_in": r.s_in[..., None]},
-            r"s_in is float32.*, expected float32\['n', 8, 64\]",
-        ),
-        (
-            lambda r: {"s_in": r.s_in[:, :, 0].clone(), "s_out": r.s_out[:, :, 0].clone()},
-            r"s_in is float32\[16, 8\]",
-        ),
-        (lambda r: {"s_out": r.s_out * torch.nan}, "not finite"),
-    ],
-)
-def test_features_of_another_shape_than_the_signals_are_refused(
-    change: Any, reason: str, tmp_path: Path
-) -> None:
-    settings = on_kind("fedin", "waves", tmp_path) | {"rounds": 1}
-    with pytest.raises(Stopped, match=f"client 1: .*{reason}"):
-        play(settings, Changing.by(FedINReply, change))

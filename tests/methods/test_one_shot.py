@@ -20,7 +20,9 @@ from server_app.distillation.one_shot import Pool
 from server_app.method import Replies
 from server_app.methods.co_boosting import perturbed, reweighed
 from tests.support.halves import client, server
-from tests.support.tiny import Run, flat, under
+from tests.support.recorded_calls import record_calls
+from tests.support.tiny import Run, flat, overrides, under
+from tests.support.weights import same
 
 DENSE = ("cnn2@0.5", "mlp@0.25")
 SMALL = {
@@ -91,19 +93,10 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn_or_to_be_asked()
 def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, seen, says = half(dense__generator_steps=4), [], iter([3.0, 2.0, -7.0, -6.5])
-    look, loss = made.seen, made.generator_loss
-
-    def looking(images: Tensor) -> Tensor:
-        seen.append(images.detach().clone())
-        return look(images)
-
-    def told(*given: Any) -> Tensor:
-        value = loss(*given)
-        return value - value.detach() + next(says)
-
-    monkeypatch.setattr(made, "seen", looking)
-    monkeypatch.setattr(made, "generator_loss", told)
+    made, says = half(dense__generator_steps=4), iter([3.0, 2.0, -7.0, -6.5])
+    seen = record_calls(monkeypatch, made, "seen", lambda _, images: images.detach().clone())
+    loss = made.generator_loss
+    made.generator_loss = lambda *given: (value := loss(*given)) - value.detach() + next(says)
     images, y, least = made.generate(made.build("cnn2@0.5"))
     assert least == -7.0 and torch.equal(images, seen[2])
     assert not any(torch.equal(images, other) for other in (seen[0], seen[1], seen[3]))
@@ -144,52 +137,37 @@ def test_the_pool_only_grows_by_a_batch_an_epoch() -> None:
     assert float(seen[-1].min()) > 0 and float(seen[-1].max()) < 1
 
 
-def test_l_bn_is_real() -> None:
+def test_l_bn_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     # Alone it still moves the images, towards what the clients' layers have seen.
     changes = {"dense__oh": 0.0, "dense__adv": 0.0, "dense__view": "plain"}
     made = half(**changes, dense__generator_lr=0.02, dense__generator_steps=12)
-    losses: list[float] = []
-    loss = made.generator_loss
-
-    def note(taught: Tensor, y: Tensor, said: Tensor, apart: list[Tensor]) -> Tensor:
-        assert len(apart) == 4  # two layers of either client
-        value: Tensor = loss(taught, y, said, apart)
-        losses.append(float(value.detach()))
-        return value
-
-    made.generator_loss = note
+    calls = record_calls(
+        monkeypatch, made, "generator_loss", lambda loss, *given: (float(loss), len(given[3]))
+    )
     _, _, least = made.generate(made.build("cnn2@0.5"))
+    losses = [loss for loss, _ in calls]
+    assert {layers for _, layers in calls} == {4}, "two layers of either client"
     assert 0 < least == min(losses) < losses[0] and losses[-1] < losses[0]
 
 
-def test_clients_train_alone_and_the_server_scores_their_ensemble_itself(run: Run) -> None:
-    ours, local = run(**TINY), run(method="local", fleet=TINY["fleet"])
-    for mine, theirs in zip(ours.journal[1:], local.journal[1:], strict=True):
-        assert mine["client_metrics"] == theirs["client_metrics"]  # they go on from their own
-        assert mine["accuracies"].keys() == {"global", "ensemble"}
+def test_the_server_scores_the_ensemble_itself_and_the_clients_networks_travel(run: Run) -> None:
+    ours = run(**TINY)
+    assert all(entry["accuracies"].keys() == {"global", "ensemble"} for entry in ours.journal[1:])
     assert "accuracies" not in ours.journal[0]
     assert all("accuracies" not in score for score in ours.journal[2]["scores"])
-    assert [score["accuracy"] for score in ours.journal[2]["scores"]] == [
-        score["accuracy"] for score in local.journal[2]["scores"]
-    ]
-    moved, expected = ours.journal[1]["bytes"], half().task.expected
-    sizes = [
-        sum(value.numel() * value.element_size() for value in expected(spec).values())
-        for spec in TINY["fleet"].split(",")
-    ]
-    assert moved["arrays_down"] == 0 and moved["arrays_up"] == 2 * sum(sizes)  # four clients
+    expected = half().task.expected
+    size = sum(value.nbytes for spec in DENSE for value in expected(spec).values())
+    moved = ours.journal[1]["bytes"]
+    assert moved["arrays_down"] == 0 and moved["arrays_up"] == 2 * size  # four clients
 
 
-def test_a_further_round_begins_anew_with_the_models_it_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_further_round_begins_anew_with_the_models_it_is_sent() -> None:
     one, two = (server(**TINY) for _ in range(2))
     one.step(2, replies(one, DENSE, 0.0))
     two.step(1, replies(two, DENSE, 0.0))
     first = two.w
     two.step(2, replies(two, DENSE, 0.0))
-    assert all(torch.equal(one.w[name], two.w[name]) for name in one.w)
-    assert any(not torch.equal(first[name], two.w[name]) for name in first)
+    assert same(one.w, two.w) and not same(first, two.w)
 
 
 SPECS = ("mlp@0.25", "cnn2@0.5")
@@ -248,17 +226,12 @@ def test_the_ensemble_s_weights_by_hand() -> None:
     assert moved.tolist() == pytest.approx([0.5099, 0.4901])
     assert weighted(LOGITS, moved)[0].tolist() == pytest.approx([1.0198, 0.4901])
     assert reweighed(w, LOGITS, Y, 0.7).tolist() == pytest.approx([1.0, 0.0])  # both are clipped
-
-
-def test_weights_that_would_all_be_0_stay() -> None:
-    # Two clients of one opinion: no gradient. A third that is wrong alone: it goes down to 0.
-    same, w = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([0.005, 0.005])
-    assert torch.equal(reweighed(w, same, Y, 0.01), w)
-    alone = torch.tensor([0.0, 0.005])  # the one that is wrong is all there is
-    wrong = torch.tensor([[[0.0, 0.0]], [[0.0, 3.0]]])
-    moved = reweighed(alone, wrong, Y, 0.01)
-    assert moved[0] > 0 or torch.equal(moved, alone)
-    assert float(moved.sum()) > 0
+    # two clients of one opinion have no gradient
+    opinion, low = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([0.005, 0.005])
+    assert torch.equal(reweighed(low, opinion, Y, 0.01), low)
+    # the one that is wrong is all there is: the weights would all be 0
+    alone, wrong = torch.tensor([0.0, 0.005]), torch.tensor([[[0.0, 0.0]], [[0.0, 3.0]]])
+    assert float(reweighed(alone, wrong, Y, 0.01).sum()) > 0
 
 
 def test_images_move_by_hand() -> None:
@@ -283,23 +256,14 @@ def test_one_client_s_weight_changes_no_bit() -> None:
 
 
 def test_without_what_is_its_own_it_is_dense() -> None:
-    same = {
-        "adversarial": "disagreement",
-        "adv_temperature": 1.0,
-        "view": "augmented",
-        "temperature": 20.0,
-        "student_lr": 0.005,
-        "student_decay": 0.0,
-        "student_cosine": False,
-        "clip": 0.0,
-        "bn": 0.0,
-    }
-    dense = boosting("dense", **same)
-    ours = boosting(**same, hs=0.0, mu=0.0, epsilon=0.0)
+    settings = {"adversarial": "disagreement", "adv_temperature": 1.0, "view": "augmented"}
+    settings |= {"temperature": 20.0, "student_lr": 0.005, "student_decay": 0.0}
+    settings |= {"student_cosine": False, "clip": 0.0, "bn": 0.0}
+    dense = boosting("dense", **settings)
+    ours = boosting(**settings, hs=0.0, mu=0.0, epsilon=0.0)
     for made in (dense, ours):
         made.step(1, replies(made))
-    for name, value in dense.w.items():
-        torch.testing.assert_close(ours.w[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.w, dense.w, rtol=1e-5, atol=1e-6)
 
 
 def test_a_client_whose_labels_are_wrong_loses_its_weight() -> None:
@@ -344,26 +308,15 @@ def test_a_pool_of_bytes_has_the_values_of_an_image_file() -> None:
     ("method", "data", "default", "as_released"),
     [
         ("dense", "svhn", ["crop-flip"], ["flip"]),
+        ("dense", "cifar10", ["crop-flip"], ["crop-flip"]),
         ("co-boosting", "cifar100", ["none", "crop-flip"], ["crop-flip", "crop-flip"]),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                ("dense", "cifar10", ["crop-flip"], ["crop-flip"]),
-                ("co-boosting", "svhn", ["none", "crop-flip"], ["none", "none"]),
-            )
-        ),
+        ("co-boosting", "svhn", ["none", "crop-flip"], ["none", "none"]),
     ],
 )
 def test_released_augmentation_of_the_pool_depends_on_the_data_set(
     method: str, data: str, default: list[str], as_released: list[str], monkeypatch: Any
 ) -> None:
-    ways, batches = list[str](), Pool.batches
-
-    def noting(self: Pool, augment: str, draw: Any) -> Any:
-        ways.append(augment)
-        return batches(self, augment, draw)
-
-    monkeypatch.setattr(Pool, "batches", noting)
+    ways = record_calls(monkeypatch, Pool, "batches", lambda _, pool, augment, draw: augment)
     for how, expected in (("augment", default), ("released", as_released)):
         made = boosting(method, pool_augment=how)
         named = made.config.data.model_copy(update={"name": data})
@@ -372,49 +325,31 @@ def test_released_augmentation_of_the_pool_depends_on_the_data_set(
         assert ways[-len(expected) :] == expected
 
 
-SWITCHES: dict[str, list[dict[str, Any]]] = {
-    "dense": [
-        {"pool_augment": "released"},
-        {"pool_dtype": "uint8"},
-        {"bn": 0.0},
-        {"oh": 0.5},
-        {"adv": 3.0, "adversarial": "all"},
-        {"adversarial": "all"},
-        {"adversarial": "all", "adv_temperature": 2.0},
-        {"view": "plain"},
-        *({"augment": way} for way in ("none", "flip")),
-        {"temperature": 2.0},
-        {"student_decay": 0.1},
-        {"student_cosine": True},
-        {"student_momentum": 0.0},
-        {"clip": 0.01},
-        {"generator_lr": 0.01},
-    ],
-    "co-boosting": [
-        {"pool_augment": "released"},
-        {"hs": 0.0},
-        {"mu": 0.0},
-        {"epsilon": 0.0},
-        {"bn": 1.0},
-        {"pool_dtype": "uint8"},
-    ],
+SWITCHES = {
+    "dense": "pool-augment=released pool-dtype=uint8 bn=0.0 oh=0.5 adv=3.0&adversarial=all "
+    "adversarial=all adversarial=all&adv-temperature=2.0 view=plain augment=none augment=flip "
+    "temperature=2.0 student-decay=0.1 student-cosine=true student-momentum=0.0 clip=0.01 "
+    "generator-lr=0.01",
+    "co-boosting": "pool-augment=released hs=0.0 mu=0.0 epsilon=0.0 bn=1.0 pool-dtype=uint8",
 }
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "switch"), [(method, each) for method, those in SWITCHES.items() for each in those]
+    ("method", "switch"), [(name, one) for name, all_ in SWITCHES.items() for one in all_.split()]
 )
-def test_every_switch_does_something(method: str, switch: dict[str, Any]) -> None:
-    base = {"adversarial": "all"} if "adv_temperature" in switch else {}
-    plain, changed = trained(method, **base), trained(method, **switch)
-    assert any(not torch.equal(plain[name], changed[name]) for name in plain)
+def test_every_switch_does_something(method: str, switch: str) -> None:
+    base = ["adversarial=all"] if "adv-temperature" in switch else []
+    assert not same(trained(method, *base), trained(method, *switch.split("&")))
 
 
 @cache
-def trained(method: str, **changes: Any) -> dict[str, Tensor]:
-    """The student after two epochs with other settings."""
-    made = boosting(method, epochs=2, generator_steps=2, **changes)
+def trained(method: str, *changes: str) -> dict[str, Tensor]:
+    """Return the student after two epochs with other settings."""
+    fleet = ",".join(DENSE if method == "dense" else SPECS)
+    settings = under(method, **{**SMALL, "epochs": 2, "generator_steps": 2})
+    given = overrides(" ".join(f"{method}.{change}" for change in changes))
+    made = server(method=method, fleet=fleet, **settings, **given)
     made.step(1, replies(made, DENSE, 0.0) if method == "dense" else replies(made))
     w: dict[str, Tensor] = made.w
     return w

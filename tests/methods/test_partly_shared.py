@@ -1,4 +1,4 @@
-"""FedPer, FedRep and FedBN: what travels, what stays, and what both are computed to be."""
+"""FedPer, FedRep, FedBN and Ditto: what travels, what stays, and what both are computed to be."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from client_app.bases.global_copy import GlobalCopy
-from client_app.bases.own_model import ClientState as OwnState
 from client_app.bases.partly_shared import ClientState, PartlyShared
+from client_app.methods.ditto import ClientState as DittoState
 from client_app.methods.fedper import FedPer as ClientHalf
 from client_app.participant import Participant
 from common import models
@@ -22,20 +22,17 @@ from common.settings.parse import parse
 from common.training import tree
 from server_app.methods.fedper import FedPer
 from tests.support.recorded_calls import record_calls
-from tests.support.scalar import kept
+from tests.support.scalar import PLAIN, descend, result
 from tests.support.tiny import Run, TinyRun, flat
+from tests.support.weights import own_models, same
 
 HEAD = {"head.weight", "head.bias"}
 METHODS = ("fedper", "fedrep", "fedbn")
 
 
-def private(run: TinyRun, t: int, k: int) -> StateDict:
-    """Return what client k kept in round t."""
-    return ClientState.load(kept(run.folder, t, k, ClientState.kind)).w
-
-
-def same(a: StateDict, b: StateDict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def private(run: TinyRun, t: int) -> list[StateDict]:
+    """Return what each client kept in round t."""
+    return own_models(run, t, ClientState, "w")
 
 
 def weights_of(folder: Path, spec: str) -> str:
@@ -65,14 +62,21 @@ class Product(Classifier):
         return z.expand(-1, self.classes)
 
 
+def network(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: type[Classifier], size: int, loss: Any
+) -> None:
+    """Add an architecture with ``size`` parameters, and let every client minimise ``loss``."""
+    row = Architecture(kind, size, "a test", (1, 8, 8), {"own": 1})
+    monkeypatch.setitem(models.MODELS, name, row)
+    monkeypatch.setattr(GlobalCopy, "loss", loss)
+
+
 def by_hand(run: Run, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> TinyRun:
     def loss(self: GlobalCopy[Any, Any], request: Any, net: Classifier) -> Any:
         y = (2.0, 0.0)[self.participant.k]
         return lambda x, _: 0.5 * (net(x)[0, 0] - y).square()
 
-    row = Architecture(Product, 2, "a test", (1, 8, 8), {"own": 1})
-    monkeypatch.setitem(models.MODELS, "product", row)
-    monkeypatch.setattr(GlobalCopy, "loss", loss)
+    network(monkeypatch, "product", Product, 2, loss)
     one_batch = {"train__batch_size": 1000, "train__epochs": 1, "train__momentum": 0.0}
     return run(clients=2, fleet="product", train__lr=0.1, **one_batch, **changes)
 
@@ -96,7 +100,7 @@ def test_base_and_heads_by_hand(
         assert float(played.model["head.weight"]) == pytest.approx(1, abs=1e-5)
         return
     t = settings.get("rounds", 1)
-    found = [float(private(played, t, k)["head.weight"]) for k in (0, 1)]
+    found = [float(private(played, t)[k]["head.weight"]) for k in (0, 1)]
     assert found == pytest.approx(heads or (1.19, 0.81), abs=1e-5)
 
 
@@ -110,15 +114,13 @@ def test_statistics_of_batchnorm_by_hand(run: Run, monkeypatch: pytest.MonkeyPat
         values = ((1.0, 3.0), (10.0, 14.0))[self.participant.k]
         return lambda x, y: 0 * (net.second(torch.tensor(values)[:, None]) + net(x)[0]).sum()
 
-    row = Architecture(Normed, 4, "a test", (1, 8, 8), {"own": 1})
-    monkeypatch.setitem(models.MODELS, "normed", row)
-    monkeypatch.setattr(GlobalCopy, "loss", loss)
+    network(monkeypatch, "normed", Normed, 4, loss)
     settings = {"clients": 2, "rounds": 1, "fleet": "normed", "train__steps": 1}
     played = run(method="fedbn", **settings)
     assert played.model.keys() == {"a", "head.weight"}
     # momentum .1, unbiased variances 2 and 8
     for k, (mean, variance) in enumerate([(0.2, 1.1), (1.2, 1.7)]):
-        own = private(played, 1, k)
+        own = private(played, 1)[k]
         assert float(own["second.running_mean"]) == pytest.approx(mean)
         assert float(own["second.running_var"]) == pytest.approx(variance)
         assert int(own["second.num_batches_tracked"]) == 1
@@ -173,51 +175,33 @@ def test_without_exchange_it_is_local_training(
     file = {"fleet": "mlp@0.25", "weights": weights_of(tmp_path, "mlp@0.25")}
     settings = {**UNEVEN, **file, **settings}
     ours, theirs = (run(**{**settings, **local}) for local in ({}, {"method": "local"}))
-    last = {k: t for t, entry in enumerate(ours.journal) for k in entry.get("replied", ())}
-    assert len(last) == len(ours.summary["clients"])
-    for k, t in last.items():
-        local = OwnState.load(kept(theirs.folder, t, k, OwnState.kind)).local
-        assert same({**ours.model, **private(ours, t, k)}, local)
+    assert same([{**ours.model, **w} for w in private(ours, 3)], own_models(theirs, 3))
     assert ours.journal[-1]["scores"] == theirs.journal[-1]["scores"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_with_one_architecture_is_one_model(method: str, run: Run) -> None:
-    settings = {"method": method, "fleet": "cnn2@0.5", "rounds": 2, "per_round": 3}
-    one, several = run(**settings), run(**settings, average__across="same")
-    assert same({f"cnn2@0.5/{n}": w for n, w in one.model.items()}, several.model)
-    assert one.journal[-1]["scores"] == several.journal[-1]["scores"]
 
 
 # What travels and what stays.
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_private_part_never_leaves_and_costs_no_bytes(
+def test_the_private_part_never_leaves(
     method: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = record_calls(monkeypatch, FedPer, "check", lambda _, __, client, reply: reply.w)
-    settings = {"fleet": "cnn2@0.5", "rounds": 1, "share_counts": False}
-    played, fedavg = run(method=method, **settings), run(method="fedavg", **settings)
-    whole = fedavg.model
+    played = run(method=method, fleet="cnn2@0.5", rounds=1)
+    whole = played.model.keys() | private(played, 1)[0].keys()
     own = {n for n in whole if "bn." in n} if method == "fedbn" else HEAD
-    assert len(sent) == 4 and all(w.keys() == whole.keys() - own for w in sent)
-    assert played.model.keys() == whole.keys() - own
-    assert all(private(played, 1, k).keys() == own for k in range(4))
-    size = sum(whole[name].nbytes for name in own)
-    ours, theirs = played.journal[1]["bytes"], fedavg.journal[1]["bytes"]
-    assert theirs["arrays_up"] - ours["arrays_up"] == 4 * size
-    # two messages down to each client: for training and for the scores after the last round
-    assert theirs["arrays_down"] - ours["arrays_down"] == 2 * 4 * size
+    assert len(sent) == 4 and all(w.keys() == whole - own for w in sent)
+    assert played.model.keys() == whole - own
+    assert all(held.keys() == own for held in private(played, 1))
 
 
 def test_statistics_of_the_base_stay_if_they_are_not_shared(run: Run) -> None:
     settings = {"method": "fedper", "rounds": 2, "fleet": "cnn2@0.5"}
     played = run(**settings, fedper__share_statistics=False)
-    buffers = {name for name in played.model if "running" in name or "tracked" in name}
-    assert not buffers and {"stem.bn.running_mean", *HEAD} <= private(played, 2, 0).keys()
-    means = [private(played, 2, k)["stem.bn.running_mean"] for k in (0, 1)]
-    assert not torch.equal(*means)
+    assert not {name for name in played.model if "running" in name or "tracked" in name}
+    held = private(played, 2)
+    assert {"stem.bn.running_mean", *HEAD} <= held[0].keys()
+    assert not torch.equal(*(own["stem.bn.running_mean"] for own in held[:2]))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -225,11 +209,10 @@ def test_every_client_scores_the_newest_shared_part_also_before_it_has_trained(
     method: str, run: Run
 ) -> None:
     played = run(method=method, rounds=1, per_round=1, average__across="same")
-    assert len(played.journal[1]["replied"]) == 1
-    scores = played.journal[1]["scores"]
-    assert [s["k"] for s in scores] == [0, 1, 2, 3]
-    assert all(s["accuracy"] is not None and s["accuracy_global"] is None for s in scores)
-    assert played.summary["accuracy"] is None and played.journal[1].get("accuracy") is None
+    entry = played.journal[1]
+    assert len(entry["replied"]) == 1 and [s["k"] for s in entry["scores"]] == [0, 1, 2, 3]
+    accuracies = [(s["accuracy"] is None, s["accuracy_global"] is None) for s in entry["scores"]]
+    assert accuracies == [(False, True)] * 4 and entry.get("accuracy") is None
 
 
 def test_a_request_with_other_entries_is_refused_by_the_client(tmp_path: Path) -> None:
@@ -255,14 +238,12 @@ def test_a_network_without_batchnorm_is_announced(run: Run) -> None:
 
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StateDict, StateDict]]:
     """Record the weights before and after each training, client by client."""
-    pairs = list[tuple[StateDict, StateDict]]()
-    real = Participant.train
+    pairs, real = list[tuple[StateDict, StateDict]](), Participant.train
 
     def train(self: Participant, *given: Any, **named: Any) -> Any:
-        net = nets[-1]
-        before = tree.snapshot(net)
+        before = tree.snapshot(nets[-1])
         metrics = real(self, *given, **named)
-        pairs.append((before, tree.snapshot(net)))
+        pairs.append((before, tree.snapshot(nets[-1])))
         return metrics
 
     nets = record_calls(monkeypatch, PartlyShared, "completed")
@@ -292,9 +273,74 @@ def test_a_phase_of_no_epochs_moves_nothing(run: Run, tmp_path: Path) -> None:
     file = weights_of(tmp_path, "mlp@0.25")
     settings = {"method": "fedrep", "fleet": "mlp@0.25", "weights": file, "rounds": 2}
     first = tree.snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=7))
+    head = {name: first[name] for name in HEAD}
     heads = run(**settings, fedrep__body_epochs=0, fedrep__freeze_statistics=True)
     assert same(heads.model, {n: w for n, w in first.items() if n not in HEAD})
     bodies = run(**settings, fedrep__head_epochs=0)
-    for k in range(4):
-        assert same(private(bodies, 2, k), {name: first[name] for name in sorted(HEAD)})
-        assert not same(private(heads, 2, k), {name: first[name] for name in sorted(HEAD)})
+    assert same(private(bodies, 2), [head] * 4)
+    assert not any(same(own, head) for own in private(heads, 2))
+
+
+HAND = {"method": "ditto", "clients": 2, **PLAIN}
+
+
+def personal(run: TinyRun, t: int) -> list[StateDict]:
+    """Return the clients' v_k of round t."""
+    return own_models(run, t, DittoState, "v")
+
+
+@pytest.mark.parametrize(
+    ("strength", "first", "second"),
+    [
+        (0.0, (0.0, 0.0, 0.0), (0.76, 1.3756, 1.874236)),
+        (0.1, None, (0.756, 1.36201, 1.847847)),
+        (1.0, (0.0, 0.0684, 0.16758), (0.72, 1.2492, 1.643292)),
+    ],
+)
+def test_three_rounds_by_hand(
+    strength: float, first: Any, second: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # f_k = ½ (w − a_k)², a = (0, 4), η = 0.1, two steps: w is FedAvg's for every λ.
+    descend(monkeypatch, (0.0, 4.0))
+    played = run(**HAND, rounds=3, ditto__lambda_prox=strength)
+    assert result(played) == pytest.approx(0.937118, abs=1e-6)
+    for k, expected in enumerate((first, second)):
+        found = [float(personal(played, t)[k]["w"]) for t in (1, 2, 3)]
+        assert expected is None or found == pytest.approx(expected, abs=1e-5)
+
+
+def test_more_epochs_move_the_personal_model_only(run: Run) -> None:
+    runs = [run(method="ditto", rounds=2, ditto__epochs=n) for n in (0, 1, 2, 3)]
+    assert len({one.weights for one in runs}) == 1
+    usual, fewer, equal, more = (personal(one, 2)[0] for one in runs)
+    assert same(usual, equal), "train.epochs is 2"
+    assert not same(usual, fewer) and not same(usual, more)
+
+
+@pytest.mark.parametrize("across", ["none", "same"])
+def test_without_a_pull_personal_models_are_those_of_local_training(
+    across: str, run: Run, tmp_path: Path
+) -> None:
+    for spec in ("mlp@0.25", "cnn2@0.5"):
+        start = tree.snapshot(models.build(spec, (1, 8, 8), 3, seed=7))
+        write(tmp_path / f"{spec}.safetensors", start)
+    fleet = "mlp@0.25" if across == "none" else "mlp@0.25,cnn2@0.5"
+    settings = {"fleet": fleet, "weights": str(tmp_path / "{model}.safetensors"), "rounds": 3}
+    settings |= {"per_round": 2, "data__partition": "quantity_dirichlet"}
+    ditto = run(**settings, method="ditto", ditto__lambda_prox=0.0, average__across=across)
+    local = run(**settings, method="local")
+    assert same(personal(ditto, 3), own_models(local, 3))
+    own, alone = ([s["accuracy"] for s in one.journal[-1]["scores"]] for one in (ditto, local))
+    assert own == alone
+
+
+def test_a_personal_model_starts_from_the_servers_first_weights(tmp_path: Path, run: Run) -> None:
+    p = Participant(
+        parse(flat(tmp_path, method="ditto")), {"partition-id": 1, "num-partitions": 4}, "e"
+    )
+    drawn = models.build("mlp@0.25", (1, 8, 8), 3, seed=1, name=("init", "global"))
+    assert p.spec != p.global_spec == "mlp@0.25"
+    assert same(tree.snapshot(p.initial(p.global_spec)), tree.snapshot(drawn))
+    played = run(method="ditto", rounds=1, per_round=1)
+    scores = played.journal[1]["scores"]
+    assert all(s["accuracy"] is not None and s["accuracy_global"] is not None for s in scores)

@@ -7,37 +7,37 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from common.exchange.protocol import ModelReply, Reply
-from common.methods import dl_sh, fedgkt, fedin, fedkd, fiarse, inclusivefl, scaffold
+from common.methods import dl_sh, fedgkt, fedin, fedkd, fiarse, inclusivefl, kt_pfl, scaffold
 from common.methods.depthfl import Reply as DepthUp
+from common.techniques.class_table import TableReply
+from tests.support import battery
 from tests.support.battery import Changing
 from tests.support.tiny import flat, play
+from tests.support.weights import put
 
 Change = Callable[[Any], dict[str, Any]]
-Case = tuple[dict[str, Any], type[Reply], Change, str]
+Settings = dict[str, Any]
+Group = tuple[Settings, type[Reply], list[tuple[Change, str]]]
 
-DEPTHS = {"method": "depthfl", "fleet": ",".join(f"cnn4-exits{d}@0.5" for d in (1, 2, 3))}
-DEPTHS |= {"clients": 3}
-WIDTHS = {"fleet": "cnn2@0.5,cnn2@0.25", "rounds": 2}
+WIDTHS = {"fleet": "cnn2@0.5,cnn2@0.25"}
 HETEROFL = {**WIDTHS, "method": "heterofl", "score__bn": "batch"}
-FEDPER = {"method": "fedper", "average__across": "same", "rounds": 2}
-FEDBN = {"method": "fedbn", "fleet": "cnn2@0.5", "rounds": 1}
-ACROSS = {**WIDTHS, "method": "fedavg", "average__across": "width"}
-INCLUSIVE = {"method": "inclusivefl", "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
-FEDGKT = {"method": "fedgkt", "fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
-FEDIN = {"method": "fedin", "fleet": "cnn2@0.5,cnn3@0.5"}
-FIARSE = {"method": "fiarse", "fleet": "cnn2@0.5", "fiarse__sizes": "1, 0.25"}
-DL_SH = {"method": "dl-sh", "data__public": 0.6, "data__samples": 200, "confidence__epochs": 1}
-SCAFFOLD = {"method": "scaffold", "rounds": 2}
+SHOT = {"method": "dl-sh", "data__public": 0.6, "data__samples": 200, "confidence__epochs": 1}
+WIDE = {"feature_dim": 16}
+UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 6}
+UNEVEN |= {"clients": 3, "seed": 3}
+"""Settings of three clients of which client 1 has 32 samples of class 0, 14 of class 1, no more."""
+MATRIX, FIRST = "layers.0.weight", "base.layers.0.weight"
 
 
 def without(*begins: str) -> Change:
     return lambda reply: {"w": {n: w for n, w in reply.w.items() if not n.startswith(begins)}}
 
 
-def put(name: str, value: torch.Tensor) -> Change:
-    return lambda reply: {"w": {**reply.w, name: value}}
+def only(name: str) -> Change:
+    return lambda reply: {"w": {name: reply.w[name]}}
 
 
 def other_rate(reply: ModelReply) -> dict[str, Any]:
@@ -49,109 +49,10 @@ def repeated(reply: fedin.Reply) -> dict[str, Any]:
     return {"s_in": reply.s_in.repeat(2, 1, 1, 1), "s_out": reply.s_out.repeat(2, 1, 1, 1)}
 
 
-def other_variate(reply: scaffold.Reply) -> dict[str, Any]:
-    if reply.t == 1:
-        return {"dc": {name: 1.01 * d for name, d in reply.dc.items()}}
-    name = next(iter(reply.dc))  # so large that Δc is no number
+def no_number(reply: scaffold.Reply) -> dict[str, Any]:
+    """Send weights so large that Δc is no number."""
+    name = next(iter(reply.dc))
     return put(name, torch.full_like(reply.w[name], 3e38))(reply)
-
-
-CASES: dict[str, Case] = {
-    "a network of another size": (
-        *(INCLUSIVE, inclusivefl.Reply, without("layer1.1.")),
-        r"w \(cnn3@0.5\) lacks 6 entries, first 'layer1.1.bn.bias'",
-    ),
-    "a shallower network": (
-        *(DEPTHS, DepthUp, without("stages.1", "exits.1")),
-        r"w \(cnn4-exits2@0.5\) lacks .*'exits\.1\.",
-    ),
-    "a deeper network": (
-        *(DEPTHS, DepthUp, put("stages.2.conv.weight", torch.zeros(32, 32, 3, 3))),
-        r"w \(cnn4-exits2@0.5\) has 1 unknown entries",
-    ),
-    "a head that stays with its clients": (
-        *(FEDPER, ModelReply, put("head.weight", torch.zeros(3, 16))),
-        r"w \(cnn2@0.5\) has 1 unknown entries, first 'head.weight'$",
-    ),
-    "a base without its statistics": (
-        *(FEDPER, ModelReply, without("stem.bn.running")),
-        r"w \(cnn2@0.5\) lacks 2 entries, first 'stem.bn.running_mean'$",
-    ),
-    "a layer that only clients have": (
-        *(FEDBN, ModelReply, put("stem.bn.weight", torch.ones(16))),
-        r"w \(cnn2@0.5\) has 1 unknown entries, first 'stem.bn.weight'$",
-    ),
-    "a wider network": (
-        *(ACROSS, ModelReply, put("head.weight", torch.zeros(3, 32))),
-        r"w \(cnn2@0.25\): 'head.weight' is float32\[3, 32\], expected float32\[3, 16\]$",
-    ),
-    **{
-        f"another rate, {rates}": (
-            *({**HETEROFL, "heterofl__rates": rates}, ModelReply, other_rate),
-            r"'stem.bn.weight' is float32\[",
-        )
-        for rates in ("fixed", "redrawn")
-    },
-    **{
-        f"another variate, robust = {robust}": (
-            *({**SCAFFOLD, "average__robust": robust}, scaffold.Reply, other_variate),
-            "does not follow from w",
-        )
-        for robust in ("none", "median")
-    },
-    "half a distribution": (
-        *(DL_SH, dl_sh.Reply, lambda reply: {"theta": reply.theta * 0.5}),
-        "sums to 0.5, not to 1",
-    ),
-    **{
-        f"FedGKT, {reason}": (FEDGKT, fedgkt.Reply, change, reason)
-        for change, reason in (
-            (lambda reply: {"y": reply.y + 3}, "y has label"),
-            (
-                lambda reply: {"h": reply.h[:, :8]},
-                r"'h' is .*\[24, 8, 4, 4\], expected .*\[24, 16, 4, 4",
-            ),
-            (
-                lambda reply: {"z": reply.z[:, :2]},
-                r"'z' is float32\[24, 2\], expected float32\[24, 3\]",
-            ),
-        )
-    },
-    **{
-        f"FedIN, {reason}": (FEDIN, fedin.Reply, change, reason)
-        for change, reason in (
-            (
-                lambda reply: {"s_in": reply.s_in[:, :1]},
-                r"s_in is float32\[16, 1, 4, 4\], expected",
-            ),
-            (lambda reply: {"s_out": reply.s_out.double()}, "s_out is float64"),
-            (lambda reply: {"s_in": reply.s_in * float("inf")}, "not finite"),
-            (lambda reply: {"s_in": None, "s_out": None}, "s_in is missing"),
-            (lambda reply: {"s_in": reply.s_in[:3]}, "refused"),
-            (repeated, "s_in has 32 samples, a batch has 1 to 16"),
-        )
-    },
-    **{
-        f"FIARSE, {reason}": (FIARSE, fiarse.Reply, change, reason)
-        for change, reason in (
-            (
-                lambda reply: {"delta": torch.cat([reply.delta, reply.delta[:1]])},
-                "the mask of size 0.25 ke",
-            ),
-            (lambda reply: {"delta": reply.delta[:-1]}, "the mask of size 0.25 keeps"),
-            (lambda reply: {"delta": reply.delta * torch.nan}, "not finite"),
-            (lambda reply: {"rest": {}}, "rest lacks"),
-            (
-                lambda reply: {"rest": {n: -x - 1 for n, x in reply.rest.items()}},
-                "negative variances",
-            ),
-        )
-    },
-}
-
-
-FEDKD = {"method": "fedkd", "fleet": "mlp"}
-MATRIX = "layers.0.weight"
 
 
 def factors(change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Change:
@@ -164,51 +65,219 @@ def factors(change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Chang
     return changed
 
 
-CASES |= {
-    f"FedKD, {reason}": (FEDKD, fedkd.Reply, change, reason)
-    for change, reason in (
-        (factors(lambda f: [x.repeat(100, 1) if x.dim() > 1 else x for x in f]), "'.*U' is float"),
-        (
-            factors(lambda f: [f[0].repeat(1, 60), f[1].repeat(60), f[2].repeat(60, 1)]),
-            "'layers.0.weight' has 3 factors of rank",
-        ),
-        (factors(lambda f: [f[0][:, :0], f[1][:0], f[2][:0]]), "has 3 factors of rank 0"),
-        (factors(lambda f: f[:2]), "has 2 factors of rank 0"),
-        (factors(lambda f: [f[0], f[1][:, None], f[2]]), "has 3 factors of rank 0"),
-        (factors(lambda f: [f[0], f[1][:-1], f[2]]), "'layers.0.weight.U' is float32"),
-        (factors(lambda f: [x.double() for x in f]), "'layers.0.weight.U' is float64"),
-        (factors(lambda f: [f[0], f[1] * torch.nan, f[2]]), "not finite"),
-        (factors(lambda f: [f[0], f[1] * 0 + 3e38, f[2] * 0 + 3e38]), "not finite"),
-        (lambda reply: {"update": dict([*reply.update.items()][1:])}, "update lacks 1 entries"),
-        (lambda reply: {"update": {**reply.update, "more": [torch.ones(1)]}}, "1 unknown entries"),
-        (
-            lambda reply: {
-                "update": {n: [f[0] - 9.0] if "var" in n else f for n, f in reply.update.items()}
-            },
-            "negative variances",
-        ),
-    )
-}
-LG = {"method": "lg-fedavg", "feature_dim": 16}
-CASES |= {
-    f"LG-FedAvg, {reason}": (LG, ModelReply, change, reason)
-    for change, reason in (
-        (
-            put("weight", torch.ones(3, 17)),
-            r"'weight' is float32\[3, 17\], expected float32\[3, 16",
-        ),
-        (put("weight", torch.full((3, 16), torch.inf)), "not finite"),
-        (put("features", torch.ones(1)), "head has 1 unknown entries"),
-        (without("bias"), "head lacks 1 entries, first 'bias'"),
-    )
-}
+def table(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    return lambda reply: {name: f(getattr(reply, name).clone()) for name, f in changes.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_reply_that_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
-    settings, reply, change, reason = CASES[case]
-    config = flat(tmp_path, **{"rounds": 1, "min_replies": 0.5, **settings})
-    for entry in play(config, Changing.by(reply, change)).journal[1:]:
+def at(place: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that writes ``value`` to ``place`` of a tensor."""
+    return lambda x: x.index_put_(tuple(torch.tensor(i) for i in place), torch.tensor(value).to(x))
+
+
+GROUPS: dict[str, Group] = {
+    "networks of other sizes": (
+        {"method": "inclusivefl", "fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"},
+        inclusivefl.Reply,
+        [(without("layer1.1."), r"w \(cnn3@0.5\) lacks 6 entries, first 'layer1.1.bn.bias'")],
+    ),
+    "networks of other depths": (
+        {"method": "depthfl", "fleet": ",".join(f"cnn4-exits{d}@0.5" for d in (1, 2, 3))},
+        DepthUp,
+        [
+            (without("stages.1", "exits.1"), r"w \(cnn4-exits2@0.5\) lacks .*'exits\.1\."),
+            (
+                put("stages.2.conv.weight", torch.zeros(32, 32, 3, 3)),
+                r"w \(cnn4-exits2@0.5\) has 1 unknown entries",
+            ),
+        ],
+    ),
+    "a head that stays with its clients": (
+        {"method": "fedper", "average__across": "same"},
+        ModelReply,
+        [
+            (
+                put("head.weight", torch.zeros(3, 16)),
+                r"w \(cnn2@0.5\) has 1 unknown entries, first 'head.weight'$",
+            ),
+            (
+                without("stem.bn.running"),
+                r"w \(cnn2@0.5\) lacks 2 entries, first 'stem.bn.running_mean'$",
+            ),
+        ],
+    ),
+    "a layer that only clients have": (
+        {"method": "fedbn", "fleet": "cnn2@0.5"},
+        ModelReply,
+        [(put("stem.bn.weight", torch.ones(16)), r"\) has 1 unknown entries, first 'stem.bn.wei")],
+    ),
+    "a wider network": (
+        {**WIDTHS, "method": "fedavg", "average__across": "width"},
+        ModelReply,
+        [
+            (
+                put("head.weight", torch.zeros(3, 32)),
+                r"w \(cnn2@0.25\): 'head.weight' is float32\[3, 32\], expected float32\[3, 16\]$",
+            )
+        ],
+    ),
+    **{
+        f"another rate, {rates}": (
+            {**HETEROFL, "heterofl__rates": rates},
+            ModelReply,
+            [(other_rate, r"'stem.bn.weight' is float32\[")] * 2,
+        )
+        for rates in ("fixed", "redrawn")
+    },
+    **{
+        f"another variate, robust = {robust}": (
+            {"method": "scaffold", "average__robust": robust},
+            scaffold.Reply,
+            [
+                (
+                    lambda reply: {"dc": {name: 1.01 * d for name, d in reply.dc.items()}},
+                    "does not follow from w",
+                ),
+                (no_number, "does not follow from w"),
+            ],
+        )
+        for robust in ("none", "median")
+    },
+    "half a distribution": (
+        *(SHOT, dl_sh.Reply),
+        [(lambda reply: {"theta": reply.theta * 0.5}, "sums to 0.5, not to 1")],
+    ),
+    "half a distribution, KT-pFL": (
+        {**battery.PUBLIC, "method": "kt-pfl", "clients": 3, "train__epochs": 1},
+        kt_pfl.Reply,
+        [(lambda reply: {"theta": reply.theta * 0.5}, "sums to 0.5, not to 1")],
+    ),
+    "FedGKT": (
+        {"method": "fedgkt", "fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"},
+        fedgkt.Reply,
+        [
+            (lambda r: {"y": r.y + 3}, "y has label"),
+            (lambda r: {"h": r.h[:, :8]}, r"'h' is .*\[24, 8, 4, 4\], expected .*\[24, 16, 4, 4"),
+            (lambda r: {"z": r.z[:, :2]}, r"'z' is float32\[24, 2\], expected float32\[24, 3\]"),
+        ],
+    ),
+    "FedIN": (
+        {"method": "fedin", "fleet": "cnn2@0.5,cnn3@0.5"},
+        fedin.Reply,
+        [
+            (lambda r: {"s_in": r.s_in[:, :1]}, r"s_in is float32\[16, 1, 4, 4\], expected"),
+            (lambda r: {"s_out": r.s_out.double()}, "s_out is float64"),
+            (lambda r: {"s_in": r.s_in * float("inf")}, "not finite"),
+            (lambda r: {"s_in": None, "s_out": None}, "s_in is missing"),
+            (lambda r: {"s_in": r.s_in[:3]}, "refused"),
+            (repeated, "s_in has 32 samples, a batch has 1 to 16"),
+        ],
+    ),
+    "FedIN on signals": (
+        {"method": "fedin", "data__name": "waves", "fleet": "resnet1d-8@0.25,resnet1d-14@0.25"},
+        fedin.Reply,
+        [
+            (lambda r: {"s_in": r.s_in[:, :, :-1].clone()}, r", expected float32\['n', 8, 64\]"),
+            (lambda r: {"s_in": r.s_in[..., None]}, r", expected float32\['n', 8, 64\]"),
+            (
+                lambda r: {"s_in": r.s_in[:, :, 0].clone(), "s_out": r.s_out[:, :, 0].clone()},
+                r"s_in is float32\[16, 8\]",
+            ),
+        ],
+    ),
+    "FIARSE": (
+        {"method": "fiarse", "fleet": "cnn2@0.5", "fiarse__sizes": "1, 0.25"},
+        fiarse.Reply,
+        [
+            (lambda r: {"delta": torch.cat([r.delta, r.delta[:1]])}, "the mask of size 0.25 ke"),
+            (lambda r: {"delta": r.delta[:-1]}, "the mask of size 0.25 keeps"),
+            (lambda r: {"rest": {}}, "rest lacks"),
+            (lambda r: {"rest": {n: -x - 1 for n, x in r.rest.items()}}, "negative variances"),
+        ],
+    ),
+    "FedKD": (
+        {"method": "fedkd", "fleet": "mlp"},
+        fedkd.Reply,
+        [
+            (factors(lambda f: [x.repeat(100, 1) if x.dim() > 1 else x for x in f]), "U' is float"),
+            (
+                factors(lambda f: [f[0].repeat(1, 60), f[1].repeat(60), f[2].repeat(60, 1)]),
+                "'layers.0.weight' has 3 factors of rank",
+            ),
+            (factors(lambda f: [f[0][:, :0], f[1][:0], f[2][:0]]), "has 3 factors of rank 0"),
+            (factors(lambda f: f[:2]), "has 2 factors of rank 0"),
+            (factors(lambda f: [f[0], f[1][:, None], f[2]]), "has 3 factors of rank 0"),
+            (factors(lambda f: [f[0], f[1][:-1], f[2]]), "'layers.0.weight.U' is float32"),
+            (factors(lambda f: [x.double() for x in f]), "'layers.0.weight.U' is float64"),
+            (factors(lambda f: [f[0], f[1] * torch.nan, f[2]]), "not finite"),
+            (factors(lambda f: [f[0], f[1] * 0 + 3e38, f[2] * 0 + 3e38]), "not finite"),
+            (lambda r: {"update": dict([*r.update.items()][1:])}, "update lacks 1 entries"),
+            (lambda r: {"update": {**r.update, "more": [torch.ones(1)]}}, "1 unknown entries"),
+            (
+                lambda r: {
+                    "update": {n: [f[0] - 9.0] if "var" in n else f for n, f in r.update.items()}
+                },
+                "negative variances",
+            ),
+        ],
+    ),
+    "LG-FedAvg": (
+        {"method": "lg-fedavg", **WIDE},
+        ModelReply,
+        [(put("weight", torch.ones(3, 17)), r"'weight' is float32\[3, 17\], expected float32")],
+    ),
+    "FedSSA": (
+        {"method": "fedssa", **WIDE, **UNEVEN},
+        ModelReply,
+        [
+            (put("class 2", torch.ones(17)), "1 unknown entries, first 'class 2'"),
+            (only("class 0"), "head lacks 1 entries, first 'class 1'"),
+            (put("class 0", torch.ones(18)), r"'class 0' is float32\[18\], expected float32\[17"),
+        ],
+    ),
+    "pFedMoE": (
+        {"method": "pfedmoe", **WIDE, "global_model": "mlp@0.25"},
+        ModelReply,
+        [
+            (put("head.weight", torch.ones(3, 16)), "w has 1 unknown entries, first 'head.weig"),
+            (only(FIRST), "w lacks "),
+        ],
+    ),
+    "FedProto": (
+        {"method": "fedproto", **WIDE, **UNEVEN},
+        TableReply,
+        [
+            (table(counts=at([0], 0)), "has a row of class 0, of which it counts no sample"),
+            (table(counts=at([2], 1)), "claims class 2, of which it has no sample"),
+            (table(table=at([2, 0], 1.0)), "has a row of class 2, of which it counts no"),
+            (table(counts=at([0], 5)), "counts 5 samples of class 0, at most 1"),
+            (table(counts=at([0], -1)), "its table counts -1 samples of class 0, at mo"),
+            (table(table=lambda x: F.pad(x, (0, 1))), r"the shape \(3, 17\), expected \(3, 16\)"),
+            (
+                table(table=lambda x: x[:2], counts=lambda x: x[:2]),
+                r"its table has the shape \(2, 16\), expected \(3, 16\)",
+            ),
+            (table(table=torch.zero_, counts=torch.zero_), "its table has no class"),
+            (table(table=torch.Tensor.double), "'table'"),
+        ],
+    ),
+    "FedProto by counts": (
+        {"method": "fedproto", "fedproto__weights": "counts", **WIDE, **UNEVEN},
+        TableReply,
+        [(table(counts=at([0], 46)), "counts 60 samples, in the census it has")],
+    ),
+}
+"""Settings, type of the reply, and for each round what client 1 does to it and the reason."""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_replies_that_do_not_fit_are_refused_by_name(group: str, tmp_path: Path) -> None:
+    settings, reply, lies = GROUPS[group]
+    config = flat(tmp_path, **{"rounds": len(lies), "min_replies": 0.5, **settings})
+    grid = Changing.by(reply, lambda sent: lies[sent.t - 1][0](sent))
+    run = play(config, grid)
+    if "data__min_size" in settings:
+        assert run.journal[0]["clients"][1]["counts"] == [32, 14, 0]
+    for entry, (_, reason) in zip(run.journal[1:], lies, strict=True):
         (failure,) = entry["failures"]
         assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
         assert re.search(reason, failure["reason"]), failure["reason"]

@@ -9,6 +9,7 @@ import torch
 
 from client_app.bases.global_copy import GlobalCopy
 from client_app.methods.scaffold import ClientState
+from common.exchange.records import StateDict
 from common.methods.scaffold import Options
 from common.settings.parse import defaults, parse
 from common.training import optimise
@@ -16,8 +17,9 @@ from server_app.methods.scaffold import State
 from server_app.storage.checkpoint import Checkpoint, path_in
 from tests import papers
 from tests.support.battery import Losing, lost, unchanged
-from tests.support.scalar import PLAIN, descend, kept, result
+from tests.support.scalar import PLAIN, descend, result
 from tests.support.tiny import Run, TinyRun, flat, play
+from tests.support.weights import own_models
 
 HAND = {"method": "scaffold", "clients": 2, "keep": 1, **PLAIN}
 
@@ -26,9 +28,13 @@ def state(run: TinyRun) -> State:
     return State(**Checkpoint.load(path_in(run.folder)).state)
 
 
+def variates(run: TinyRun, t: int) -> list[StateDict]:
+    """c_k of each client as it kept it in round t."""
+    return own_models(run, t, ClientState, "c")
+
+
 def variate(run: TinyRun, t: int, k: int) -> float:
-    """c_k as client k kept it in round t."""
-    return float(ClientState.load(kept(run.folder, t, k, ClientState.kind)).c["w"])
+    return float(variates(run, t)[k]["w"])
 
 
 @pytest.mark.parametrize("correction", ["gradient", "after"])
@@ -78,25 +84,13 @@ def test_the_store_keeps_the_round_that_the_server_counts_on(
 
 def test_with_everybody_in_c_is_the_mean_of_the_clients_variates(run: Run) -> None:
     played = run(method="scaffold", rounds=3, data__partition="quantity_dirichlet")
-    held = [ClientState.load(kept(played.folder, 3, k, ClientState.kind)).c for k in range(4)]
+    held = variates(played, 3)
     for name, c in state(played).c.items():
         mean = torch.stack([c_k[name] for c_k in held]).mean(0)
         assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max())), name
 
 
 DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "data__partition": "quantity_dirichlet"}
-
-
-@pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_with_one_architecture_the_scheme_changes_nothing(across: str, run: Run) -> None:
-    some = {"fleet": "cnn2@0.5", "per_round": 2, "rounds": 3}
-    alone = run(method="scaffold", **some)
-    apart = run(method="scaffold", average__across=across, **some)
-    assert [e["accuracy"] for e in apart.journal] == [e["accuracy"] for e in alone.journal]
-    inner = Checkpoint.load(path_in(apart.folder)).state["inner"]
-    assert isinstance(inner, dict)
-    for (_, c), expected in zip(inner["c"].items(), state(alone).c.values(), strict=True):
-        assert torch.equal(c, expected)
 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
@@ -108,30 +102,25 @@ def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
     fedavg = run(method="fedavg", rounds=1, average__weights="uniform", **settings)
     assert first.weights == fedavg.weights
     played = run(method="scaffold", rounds=3, **settings)
-    held = [ClientState.load(kept(played.folder, 3, k, ClientState.kind)).c for k in range(4)]
+    held = variates(played, 3)
     assert len(held[0]) < len(held[1])
     inner: Any = Checkpoint.load(path_in(played.folder)).state["inner"]
     models = [client["model"] for client in played.journal[0]["clients"]]
     for key, c in inner["c"].items():
         spec, _, name = key.rpartition("/")
-        own = [c_k[name] for c_k, m in zip(held, models, strict=True) if spec in ("", m)
-               and name in c_k]  # fmt: skip
-        mean = torch.stack(own).mean(0)
+        own = [w for w, model in zip(held, models, strict=True) if spec in ("", model)]
+        mean = torch.stack([w[name] for w in own if name in w]).mean(0)
         assert torch.allclose(c, mean, atol=1e-5 * float(mean.abs().max()) + 1e-8), key
 
 
-def test_half_of_the_clients_move_c_by_half_of_their_mean(
+def test_half_of_the_clients_move_c_by_half_of_their_mean_and_w_by_the_servers_rate(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descend(monkeypatch, (1.0, 1.0, 1.0, 1.0))
-    played = run(method="scaffold", **PLAIN, per_round=2, rounds=1)
+    played = run(method="scaffold", **PLAIN, per_round=2, rounds=1, scaffold__server_lr=0.5)
     # y = 1 − .81 = .19, Δc = −.19 / .2 = −.95; two of four: c = ¼ · 2 · −.95
     assert float(state(played).c["w"]) == pytest.approx(-0.475, abs=1e-6)
-
-
-def test_the_servers_step_is_of_its_own_length(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    descend(monkeypatch, (0.0, 4.0))
-    assert result(run(**HAND, rounds=1, scaffold__server_lr=0.5)) == pytest.approx(0.19, abs=1e-6)
+    assert result(played) == pytest.approx(0.19 / 2, abs=1e-6)
 
 
 def test_momentum_lengthens_the_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +191,7 @@ def test_a_correction_in_the_gradient_has_the_divisor_with_momentum(
 ) -> None:
     curve(monkeypatch)
     settings = {**HAND, "train__momentum": 0.9, "rounds": 2}
-    effective = run(**settings, scaffold__divisor="effective")
-    assert run(**settings).weights == effective.weights
+    assert run(**settings).weights == run(**settings, scaffold__divisor="effective").weights
 
 
 def test_the_divisor_that_lets_variates_grow_is_refused(run: Run) -> None:

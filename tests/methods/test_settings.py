@@ -1,199 +1,189 @@
 """Settings of methods: which change the result, and which do not go together."""
 
-from typing import Any
-
 import pytest
 
 from common.training.task import check_fleet
 from tests.support.halves import task
-from tests.support.tiny import Run
+from tests.support.tiny import Run, overrides
 
-UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
-NOISE = {"noise__epochs": 1, "noise__batches": 6, "noise__batch_size": 16, "noise__lr": 0.05}
-GENERATED = {f"fedftg__{key}": value for key, value in (("iterations", 2), ("generated", 8))}
-GENERATED |= {"generator__latent": 8, "generator__width": 8, "fleet": "cnn2@0.5", "rounds": 1}
-TWO = {"fleet": "cnn2@0.5,cnn3@0.25", **NOISE}
-BASES: dict[str, dict[str, Any]] = {
-    "fedorion": UNEVEN,
-    "lwn": TWO,
-    "hetfedfl": TWO,
-    "fedftg-noise": {"fleet": "cnn2@0.5", **NOISE, **UNEVEN},
-    "fedftg": GENERATED,
+UNEVEN = "data.partition=quantity_dirichlet data.alpha=1.0"
+NOISE = "noise.epochs=1 noise.batches=6 noise.batch-size=16 noise.lr=0.05"
+ON_NOISE = "noise.temperature=3.0 noise.teacher-bn=running noise.lr=0.1"
+SWITCHES: dict[str, tuple[str, str]] = {
+    "fedorion": (
+        UNEVEN,
+        "fedorion.dml=false fedorion.aggregate=false fedorion.distill=false "
+        f"fedorion.selective=false fedorion.kd-weights=uniform {ON_NOISE}",
+    ),
+    "lwn": (
+        f"fleet=cnn2@0.5,cnn3@0.25 {NOISE}",
+        "lwn.init=average noise.max-norm=none noise.max-norm=softmax noise.kind=uniform "
+        "noise.kind=dead_leaves noise.kind=stylegan noise.protect-running-stats=false "
+        f"noise.momentum=0.0 noise.batches=5 {ON_NOISE}",
+    ),
+    "hetfedfl": (
+        f"fleet=cnn2@0.5,cnn3@0.25 {NOISE}",
+        "hetfedfl.transfer=ensemble hetfedfl.transfer=ensemble&noise.max-norm=none "
+        f"hetfedfl.teacher-bn=running noise.kind=dead_leaves {ON_NOISE}",
+    ),
+    "fedftg-noise": (
+        f"fleet=cnn2@0.5 {NOISE} {UNEVEN}",
+        "fedftg-noise.mu=0.5 fedftg-noise.aggregate-lr=0.5 average.weights=samples "
+        f"noise.kind=stylegan {ON_NOISE}",
+    ),
+    "fedftg": (
+        "fedftg.iterations=2 fedftg.generated=8 generator.latent=8 generator.width=8 "
+        "fleet=cnn2@0.5 rounds=1",
+        "fedftg.iterations=3 fedftg.student-steps=1 fedftg.generated=9 fedftg.lambda-cls=0.0 "
+        "fedftg.lambda-dis=0.0 fedftg.kd-teacher-bn=batch fedftg.server-lr=0.1 fedftg.mu=0.5 "
+        "fedftg.draw=iteration fedftg.labels=apportioned fedftg.detach-teacher=true "
+        "generator.latent=4 generator.width=4 generator.lr=0.1",
+    ),
+    "fiarse": (
+        "fleet=cnn2@0.5 fiarse.sizes=1,0.25",
+        "fiarse.scope=stage fiarse.sizes=1,0.5 fiarse.server-lr=0.5 fiarse.gradient=mask "
+        "fiarse.running=false&score.bn=batch",
+    ),
+    "fedin": (
+        "fleet=cnn2@0.5,cnn3@0.5",
+        "fedin.grad-mode=eq13 fedin.grad-mode=sequential fedin.grad-mode=phases fedin.clip=0.1 "
+        "fedin.noise=0.1",
+    ),
+    "pfedmoe": ("feature-dim=16 rounds=1", "pfedmoe.gate-norm=layer"),
 }
-ON_NOISE: list[dict[str, Any]] = [
-    {"noise__temperature": 3.0},
-    {"noise__teacher_bn": "running"},
-    {"noise__lr": 0.1},
-]
-SWITCHES: dict[str, list[dict[str, Any]]] = {
-    "fedorion": [
-        *({f"fedorion__{key}": False} for key in ("dml", "aggregate", "distill", "selective")),
-        {"fedorion__kd_weights": "uniform"},
-        *ON_NOISE,
-    ],
-    "lwn": [
-        {"lwn__init": "average"},
-        *({"noise__max_norm": norm} for norm in ("none", "softmax")),
-        *({"noise__kind": kind} for kind in ("uniform", "dead_leaves", "stylegan")),
-        {"noise__protect_running_stats": False},
-        {"noise__momentum": 0.0},
-        {"noise__batches": 5},
-        *ON_NOISE,
-    ],
-    "hetfedfl": [
-        {"hetfedfl__transfer": "ensemble"},
-        {"hetfedfl__transfer": "ensemble", "noise__max_norm": "none"},
-        {"hetfedfl__teacher_bn": "running"},
-        {"noise__kind": "dead_leaves"},
-        *ON_NOISE,
-    ],
-    "fedftg-noise": [
-        *({f"fedftg_noise__{key}": 0.5} for key in ("mu", "aggregate_lr")),
-        {"average__weights": "samples"},
-        {"noise__kind": "stylegan"},
-        *ON_NOISE,
-    ],
-    "fedftg": [
-        {"fedftg__iterations": 3},
-        {"fedftg__student_steps": 1},
-        {"fedftg__generated": 9},
-        {"fedftg__lambda_cls": 0.0},
-        {"fedftg__lambda_dis": 0.0},
-        {"fedftg__kd_teacher_bn": "batch"},
-        {"fedftg__server_lr": 0.1},
-        {"fedftg__mu": 0.5},
-        {"fedftg__draw": "iteration"},
-        {"fedftg__labels": "apportioned"},
-        {"fedftg__detach_teacher": True},
-        *(
-            {f"generator__{key}": value}
-            for key, value in (("latent", 4), ("width", 4), ("lr", 0.1))
-        ),
-    ],
-}
+"""Settings of a method's run, and changes of them that give other weights."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "switch"), [(method, each) for method, those in SWITCHES.items() for each in those]
+    ("method", "switch"),
+    [(name, one) for name, (_, all_) in SWITCHES.items() for one in all_.split()],
 )
-def test_every_switch_does_something(method: str, switch: dict[str, Any], played: Run) -> None:
-    base = {"method": method, **BASES[method]}
-    assert played(**base).weights != played(**{**base, **switch}).weights
+def test_every_switch_does_something(method: str, switch: str, played: Run) -> None:
+    base = overrides(f"method={method} {SWITCHES[method][0]}")
+    changed = {**base, **overrides(switch.replace("&", " "))}
+    assert played(**base).weights != played(**changed).weights
 
 
-DEPTHS = "cnn4-exits1@0.5,cnn4-exits2@0.5,cnn4-exits3@0.5"
-PUBLIC = {"data__public": 0.5}
-DIGITS = {"data__public_name": "digits"}
-FEDIN = {"fleet": "cnn2@0.5,cnn3@0.5"}
-INCLUSIVE = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
-#: method, settings, and the line's beginning
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("scaffold", {"train__optimizer": "adam"}, 'scaffold.correction = "gradient" is not allowed'),
-    ("scaffold", {"average__robust": "clip"}, 'average.robust = "clip" is not allowed'),
+PUBLIC, DIGITS = "data.public=0.5", "data.public-name=digits"
+ALLOWED = "is not allowed"
+#: method and settings, and the line's beginning
+REFUSED: list[tuple[str, str]] = [
+    ("scaffold train.optimizer=adam", f'scaffold.correction = "gradient" {ALLOWED}'),
+    ("scaffold average.robust=clip", f'average.robust = "clip" {ALLOWED}'),
     (
-        "scaffold",
-        {"average__across": "same", "scaffold__server_lr": 0.5},
-        'scaffold.server-lr = 0.5 is not allowed with average.across = "same"',
+        "scaffold average.across=same scaffold.server-lr=0.5",
+        f'scaffold.server-lr = 0.5 {ALLOWED} with average.across = "same"',
     ),
-    ("heterofl", {"average__across": "same"}, 'average.across = "same" is not allowed'),
+    ("heterofl average.across=same", f'average.across = "same" {ALLOWED}'),
     (
-        "heterofl",
-        {"heterofl__rates": "redrawn", "node__1__model": "cnn2@0.25"},
-        'heterofl.rates = "redrawn" is not allowed with a model in [node.K]',
+        "heterofl heterofl.rates=redrawn node.1.model=cnn2@0.25",
+        f'heterofl.rates = "redrawn" {ALLOWED} with a model in [node.K]',
     ),
     (
-        "heterofl",
-        {"fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "running"},
-        'score.bn = "running" is not allowed with method = "heterofl"',
+        "heterofl fleet=cnn2@0.5,cnn2@0.25 score.bn=running",
+        f'score.bn = "running" {ALLOWED} with method = "heterofl"',
     ),
-    ("depthfl", {"fleet": "cnn4"}, "model 'cnn4' has no exits, which depthfl needs"),
-    ("depthfl", {"fleet": "cnn3-exits1,cnn4-exits2"}, "models 'cnn3-exits1' and 'cnn4-exits2' are"),
-    ("depthfl", {"fleet": "cnn4-linear1,cnn4-exits2@0.5"}, "models 'cnn4-linear1' and"),
-    ("depthfl", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
+    ("depthfl fleet=cnn4", "model 'cnn4' has no exits, which depthfl needs"),
+    ("depthfl fleet=cnn3-exits1,cnn4-exits2", "models 'cnn3-exits1' and 'cnn4-exits2' are"),
+    ("depthfl fleet=cnn4-linear1,cnn4-exits2@0.5", "models 'cnn4-linear1' and"),
+    ("depthfl average.robust=median", f'average.robust = "median" {ALLOWED}'),
     *(
-        (
-            method,
-            {**more, "average__robust": rule},
-            f'average.robust = "{rule}" is not allowed with',
-        )
+        (f"{method} average.robust={rule}", f'average.robust = "{rule}" {ALLOWED} with')
         for rule in ("krum", "multi-krum", "geometric-median", "fltrust")
-        for method, more in (
-            *(("scaffold", {}), ("depthfl", {"depthfl__feddyn": False}), ("fedin", {})),
-            *(("heterofl", {}), ("fedavg", {"average__across": "depth"}), ("inclusivefl", {})),
+        for method in (
+            *("scaffold", "depthfl depthfl.feddyn=false", "fedin", "heterofl", "inclusivefl"),
+            *("fedavg average.across=depth", "fedssa", "lg-fedavg", "fedkd"),
         )
     ),
     *(
-        (method, more, 'average.robust = "fltrust" needs a labelled public set at the server')
-        for method, more in (
-            ("fedavg", {"average__robust": "fltrust"}),
-            ("feddf", {**DIGITS, "average__robust": "fltrust"}),
-        )
+        (f"{method} average.robust=fltrust", 'average.robust = "fltrust" needs a labelled public')
+        for method in ("fedavg", f"feddf {DIGITS}")
     ),
-    ("depthfl", {"average__across": "depth"}, 'average.across = "depth" is not allowed'),
-    ("depthfl", {"projection": "on"}, 'projection = "on" is not allowed'),
-    ("fedin", {"projection": "on"}, 'projection = "on" is not allowed'),
-    ("fedgkt", {"projection": "on"}, 'projection = "on" is not allowed'),
+    ("depthfl average.across=depth", f'average.across = "depth" {ALLOWED}'),
+    *(
+        (f"{method} projection=on", f'projection = "on" {ALLOWED}')
+        for method in ("depthfl", "fedin", "fedgkt")
+    ),
     *(
         (
-            "fedrolex",
-            {"fedrolex__update_counts": True, key.replace(".", "__"): value},
-            f'{key} = "{value}" is not allowed with fedrolex.update-counts = true; allowed: ',
+            f"fedrolex fedrolex.update-counts=true {key}={value}",
+            f'{key} = "{value}" {ALLOWED} with fedrolex.update-counts = true; allowed: ',
         )
         for key, value in (
-            ("average.weights", "samples"),
-            ("average.robust", "median"),
+            *(("average.weights", "samples"), ("average.robust", "median")),
             ("oca.aggregate", "on"),
         )
     ),
-    ("fiarse", {"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed'),
-    ("fiarse", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
-    ("fiarse", {"fiarse__sizes": "1, 2"}, "fiarse.sizes = '1, 2' is not allowed"),
-    ("fiarse", {"fiarse__sizes": "half"}, "fiarse.sizes = 'half' is not allowed"),
-    ("fiarse", {"fiarse__running": False}, 'score.bn = "running" is not allowed'),
-    ("feddf", {**PUBLIC, "average__across": "layerwise"}, 'average.across = "layerwise" is not'),
-    ("feddf", {}, "method = 'feddf' needs a public set"),
-    ("fedkemf", {}, "method = 'fedkemf' needs a public set"),
-    ("fedkemf", {**DIGITS, "fedkemf__labels": True}, "fedkemf.labels = true needs a public set"),
-    ("fedmd", {**DIGITS, "fedmd__public_epochs": 2}, "fedmd.public-epochs = 2 needs a public set"),
-    ("dl-sh", {**PUBLIC, "dl_sh__free_riders": 4}, "dl-sh.free-riders = 4 is not allowed"),
-    (
-        "dl-sh",
-        {**PUBLIC, "dl_sh__incentive": "ensemble", "dl_sh__targets": "labels"},
-        'dl-sh.incentive = "ensemble" is not allowed',
-    ),
-    ("fedin", {"fleet": "cnn2@0.5,mlp@0.25"}, "model 'mlp@0.25' cannot be split"),
-    ("fedin", {"fleet": "cnn2@0.5,cnn3"}, "no common split: s_in and s_out are 16×4×4"),
-    ("fedavg", {"fleet": "cnn2@0.5,cnn3", "average__across": "layerwise"}, 'average.across = "lay'),
-    ("fedgkd", {"average__across": "same"}, 'average.across = "same" is not allowed'),
-    ("fedkf", {"oca__aggregate": "off"}, 'oca.aggregate = "off" is not allowed'),
-    ("qffl", {"oca__init": "w0"}, 'oca.init = "w0" is not allowed'),
+    ("fiarse average.robust=median", f'average.robust = "median" {ALLOWED}'),
     *(
-        (method, changes, line)
-        for method in ("fedper", "fedrep", "fedbn")
-        for changes, line in (
-            ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with method = '),
-            ({"average__robust": "fltrust"}, 'average.robust = "fltrust" is not allowed with m'),
-            ({"average__across": "width"}, 'average.across = "width" is not allowed with method'),
-            ({"privacy__mode": "central"}, 'privacy.mode = "central" is not allowed with method'),
+        (f"fiarse fiarse.sizes={sizes}", f"fiarse.sizes = '{sizes}' {ALLOWED}")
+        for sizes in ("1,2", "half")
+    ),
+    ("fiarse fiarse.running=false", f'score.bn = "running" {ALLOWED}'),
+    (f"feddf {PUBLIC} average.across=layerwise", f'average.across = "layerwise" {ALLOWED}'),
+    *((method, f"method = '{method}' needs a public set") for method in ("feddf", "fedkemf")),
+    (f"fedkemf {DIGITS} fedkemf.labels=true", "fedkemf.labels = true needs a public set"),
+    (f"fedmd {DIGITS} fedmd.public-epochs=2", "fedmd.public-epochs = 2 needs a public set"),
+    (f"dl-sh {PUBLIC} dl-sh.free-riders=4", f"dl-sh.free-riders = 4 {ALLOWED}"),
+    (
+        f"dl-sh {PUBLIC} dl-sh.incentive=ensemble dl-sh.targets=labels",
+        f'dl-sh.incentive = "ensemble" {ALLOWED}',
+    ),
+    ("fedin fleet=cnn2@0.5,mlp@0.25", "model 'mlp@0.25' cannot be split"),
+    ("fedin fleet=cnn2@0.5,cnn3", "no common split: s_in and s_out are 16×4×4"),
+    ("fedavg fleet=cnn2@0.5,cnn3 average.across=layerwise", 'average.across = "layerwise": '),
+    ("fedgkd average.across=same", f'average.across = "same" {ALLOWED}'),
+    ("fedkf oca.aggregate=off", f'oca.aggregate = "off" {ALLOWED}'),
+    ("qffl oca.init=w0", f'oca.init = "w0" {ALLOWED}'),
+    *(
+        (f"{method} feature-dim=16 {key}={value}", f'{key} = "{value}" {ALLOWED} with method')
+        for method in ("fedper", "fedrep", "fedbn", "fedmrl", "pfedmoe")
+        for key, value in (("average.robust", "fltrust"), ("average.across", "width"))
+    ),
+    *(
+        (f"{method} fleet={fleet}", f'method = "{method}" needs {line}')
+        for method in ("fedssa", "lg-fedavg", "pfedmoe", "fedproto")
+        for fleet, line in (
+            ("cnn2@0.5,mlp@0.5", "a common number of features, but "),
+            ("cnn4-exits2@0.5", "one head; cnn4-exits2@0.5 has several exits"),
         )
     ),
-    ("ditto", {"average__across": "layerwise"}, 'average.across = "layerwise" is not allowed'),
-    ("qffl", {"average__robust": "median"}, 'average.robust = "median" is not allowed'),
+    (
+        "fedproto fleet=mlp@0.5,cnn2@0.5",
+        'method = "fedproto" needs a common number of features, but mlp@0.5 has 64 and '
+        "cnn2@0.5 has 32: set feature-dim",
+    ),
+    (
+        "fedl2g fedl2g.guide=features fedl2g.warm-up=1 fleet=cnn2@0.5,mlp@0.5",
+        'method = "fedl2g" needs a common number of features',
+    ),
+    ("fedmrl global-model=mlp@0.5", 'method = "fedmrl" needs networks with at least the feat'),
+    ("fedmrl fleet=cnn4-exits2@0.5", 'method = "fedmrl" needs one head; cnn4-exits2@0.5 has'),
+    ("fedmrl score.bn=recalibrated", f'score.bn = "recalibrated" {ALLOWED} with'),
+    ("fedssa fedssa.mu=-0.1", "fedssa.mu = -0.1"),
+    ("pfedmoe pfedmoe.gate-hidden=0", "pfedmoe.gate-hidden = 0"),
     *(
-        ("inclusivefl", {**INCLUSIVE, "inclusivefl__lr_factors": text}, "inclusivefl.lr-factors = ")
+        (f"{method} average.across=layerwise", f'average.across = "layerwise" {ALLOWED}')
+        for method in ("inclusivefl", "ditto")
+    ),
+    ("qffl average.robust=median", f'average.robust = "median" {ALLOWED}'),
+    *(
+        (
+            f"inclusivefl fleet=cnn2@0.5,cnn3@0.5,cnn4@0.5 inclusivefl.lr-factors={text}",
+            "inclusivefl.lr-factors = ",
+        )
         for text in ("cnn5=1", "cnn2@0.5", "cnn2@0.5=0", "cnn2@0.5=nan")
     ),
-    *(("fedgen", {"fedgen__decay": value}, "fedgen.decay = ") for value in (0.0, 1.5)),
+    *((f"fedgen fedgen.decay={value}", "fedgen.decay = ") for value in (0.0, 1.5)),
 ]
-FLEETS = {"depthfl": DEPTHS, "fiarse": "cnn2@0.5"}
+FLEETS = {"depthfl": "cnn4-exits1@0.5,cnn4-exits2@0.5,cnn4-exits3@0.5", "fiarse": "cnn2@0.5"}
 
 
-@pytest.mark.parametrize(("method", "changes", "line"), REFUSED)
-def test_what_does_not_go_together_is_one_line(
-    method: str, changes: dict[str, Any], line: str
-) -> None:
+@pytest.mark.parametrize(("settings", "line"), REFUSED)
+def test_what_does_not_go_together_is_one_line(settings: str, line: str) -> None:
+    method = settings.partition(" ")[0]
     given = {"fleet": FLEETS[method]} if method in FLEETS else {}
     with pytest.raises(ValueError) as refused:
-        check_fleet(task(**{"method": method, **given, **changes}))
+        check_fleet(task(**{**given, **overrides(f"method={settings}")}))
     assert str(refused.value).startswith(line) and "\n" not in str(refused.value)

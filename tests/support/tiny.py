@@ -13,7 +13,7 @@ from torch import Tensor
 from common.settings.config import Value
 from common.settings.parse import defaults
 from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import numbers
+from deploy.run.settings import numbers, parse_override
 
 TINY: dict[str, Value] = {
     "clients": 4,
@@ -85,6 +85,11 @@ def listed(folder: Path, text: str) -> str:
     path = folder / "events.toml"
     path.write_text(text)
     return str(path)
+
+
+def overrides(text: str) -> dict[str, Any]:
+    """Return settings in the form of the command line: ``overrides("train.lr=0.1 rounds=2")``."""
+    return dict(parse_override(part) for part in text.split())
 
 
 def play(
