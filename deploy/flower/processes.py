@@ -255,7 +255,8 @@ class Processes:
     def __exit__(self, *error: object) -> None:
         """End every process with all its children."""
         for names in (self.started.keys() - self._last, self._last):
-            watchdog.end({self.started[name].pid for name in names}, GRACE)
+            # one that could not be started has no process
+            watchdog.end({self.started[n].pid for n in names & self.started.keys()}, GRACE)
         for process in self.started.values():
             process.wait()
         self.started, self._spared, self._last = {}, set(), set()
