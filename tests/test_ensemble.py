@@ -28,7 +28,7 @@ from common.techniques.ensemble import (
         ([[0.9, 0.5], [0.7, 0.5]], 0.1, "prob", [[0.880797, 0.5], [0.119203, 0.5]]),  # 1/(1 + e⁻²)
         ([[1.0], [0.0]], 1.0, "prob", [[0.731059], [0.268941]]),  # e : 1
         ([[0.8], [0.5]], 1.0, "logit", [[0.8], [0.2]]),  # odds 4 : 1
-        ([[1.0], [0.0]], 1.0, "logit", [[1.0], [0.0]]),  # finite
+        ([[1.0], [0.0]], 1.0, "logit", [[0.999996], [4e-6]]),  # finite
     ],
 )
 def test_weights_are_a_softmax_over_clients_of_w_over_t(w, T: float, space: str, expected):

@@ -102,7 +102,7 @@ def shaped(conv: int, fc: int) -> StateDict:
     """Return a network of a convolution of 3 channels, with two pixels each, and two layers."""
     shapes = {"conv.weight": (conv, 3, 1, 1), "bn.weight": (conv,), "bn.num_batches_tracked": ()}
     shapes |= {"fc.weight": (fc, conv * 2), "head.weight": (3, fc)}
-    return {name: torch.zeros(*shape) for name, shape in shapes.items()}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 def test_inputs_are_the_layer_before_and_a_flattened_channel_brings_its_pixels() -> None:
