@@ -126,6 +126,7 @@ def test_settings_are_keyword_arguments() -> None:
     [
         ({"rouns": 2}, "key 'rouns' is unknown; did you mean 'rounds'"),
         ({"data": {"alpa": 1}}, "did you mean 'data.alpha'"),
+        ({"method": "fedag"}, 'method = "fedag" is unknown'),
         ({"rounds": [1, 2]}, 'rounds = "1,2" is not allowed'),
         ({"train": {"lr": None}}, "train.lr = None is not allowed"),
         ({"runtime": "mpi"}, "mpi is unknown; allowed: loopback, ray, grpc"),

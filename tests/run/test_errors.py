@@ -78,6 +78,7 @@ def check(done: Done, *said: str, log: Path | None) -> None:
     ("half", "hook", "said"),
     [
         ("Client", "def loss(self, request, net): return lambda x, y: 1 / 0", "ZeroDivisionErr"),
+        ("Client", "def loss(self, request, net): raise ValueError('odd')", "ValueError: odd"),
         ("Client", "def loss(self, request, net): return lambda x, y: 3", "gives int; it should"),
         ("Client", "def train(self, request): return Reply(w={'a': 3})", "ModelReply: field 'w.a'"),
         ("Client", "def train(self, request): return {'w': {}}", "dict; it should be ModelReply"),
@@ -104,7 +105,10 @@ def test_an_exception_in_a_hook_is_one_line_with_its_place(
         ("def request(self, t): return {'w': 1}", "is of type dict; it should be Request | Calla"),
         ("def select(self, t): return None", "is of type NoneType; it should be list[Client]"),
         ("def step(self, t, replies): return {'a': 'b'}", "has the field 'a' that is of type str"),
-        ("def combine(self, replies, previous): return {'a': 1}", "that is of type int; it should"),
+        (
+            "def combine(self, replies, previous): return {'a': 1}",
+            "has the field 'a' that is of type int; it should be Te",
+        ),
         ("def model(self): return 3", "is of type int; it should be Classifier | None"),
     ],
 )
