@@ -87,7 +87,7 @@ def test_help_groups_commands_by_purpose_and_describes_arguments() -> None:
         ("study wrong", 1, "fedmosaic study has no command 'wrong'; allowed: regions,"),
         ("stop abc", 2, "'abc' is not a valid integer; see fedmosaic stop --help"),
         ("run --nope", 2, "No such option '--nope'; see fedmosaic run --help"),
-        ("run fedorion_smal", 1, "fedorion_smal does not exist; bundled are fedorion_small,"),
+        ("run fedorion_smal", 1, "fedorion_smal does not exist; bundled are fedorion_toy,"),
         ("claims fedin", 1, "belongs to the papers' tables: in a checkout, python -m tests.papers"),
         ("study noise", 1, "in a checkout, python -m tests.papers figures noise"),
         ("study information --seeds 1", 1, "in a checkout, python -m tests.papers"),

@@ -205,7 +205,7 @@ main()
 
 @pytest.mark.full
 def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = play(flat(tmp_path / "whole", **FEDERATION, **LONGER))
+    whole = play(flat(tmp_path / "whole", **{**FEDERATION, **LONGER}))
     path, part = experiment(tmp_path, **LONGER), tmp_path / "part"
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, "2", "run", path, "--out", part], start_new_session=True
