@@ -132,7 +132,7 @@ def test_generators_start_alike_and_become_each_clients_own(run: Run) -> None:
         [own["fc.weight"] for own in own_models(played, t, ClientState, "generator")]
         for played, t in ((unmoved, 2), (result, 3))
     )
-    assert torch.allclose(*starts[:2], atol=1e-9) and not torch.equal(*ends[:2])
+    assert torch.allclose(starts[0], starts[1], atol=1e-9) and not torch.equal(*ends[:2])
     adam = own_models(result, 3, ClientState, "adam")[0]
     steps = sum(entry["client_metrics"]["0"]["steps"] for entry in result.journal[2:])
     assert {int(moments["step"]) for moments in adam.values()} == {steps}
@@ -143,7 +143,8 @@ def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
         net = torch.nn.Conv2d(3, 4, 3)
         for p in net.parameters():
             torch.nn.init.constant_(p, 0.1)
-        net, moments = net.to(memory_format=layout), {}  # type: ignore[call-overload]
+        net = net.to(memory_format=layout)  # type: ignore[call-overload]
+        moments: dict[int, dict[str, torch.Tensor]] = {}
         for i in range(3):
             adam = optimise.make(net.parameters(), "adam", 0.1)
             optimise.restore_moments(adam, moments)

@@ -139,7 +139,7 @@ def test_the_pool_only_grows_by_a_batch_an_epoch() -> None:
 
 def test_l_bn_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     # Alone it still moves the images, towards what the clients' layers have seen.
-    changes = {"dense__oh": 0.0, "dense__adv": 0.0, "dense__view": "plain"}
+    changes: dict[str, Any] = {"dense__oh": 0.0, "dense__adv": 0.0, "dense__view": "plain"}
     made = half(**changes, dense__generator_lr=0.02, dense__generator_steps=12)
     calls = record_calls(
         monkeypatch, made, "generator_loss", lambda loss, *given: (float(loss), len(given[3]))
@@ -256,7 +256,7 @@ def test_one_client_s_weight_changes_no_bit() -> None:
 
 
 def test_without_what_is_its_own_it_is_dense() -> None:
-    settings = {"adversarial": "disagreement", "adv_temperature": 1.0, "view": "augmented"}
+    settings: dict[str, Any] = {"adversarial": "disagreement", "adv_temperature": 1.0, "view": "augmented"}
     settings |= {"temperature": 20.0, "student_lr": 0.005, "student_decay": 0.0}
     settings |= {"student_cosine": False, "clip": 0.0, "bn": 0.0}
     dense = boosting("dense", **settings)

@@ -45,7 +45,7 @@ def other_rate(reply: ModelReply) -> dict[str, Any]:
     return put("stem.bn.weight", torch.ones(8 if wide else 16))(reply)
 
 
-def repeated(reply: fedin.Reply) -> dict[str, Any]:
+def repeated(reply: Any) -> dict[str, Any]:
     return {"s_in": reply.s_in.repeat(2, 1, 1, 1), "s_out": reply.s_out.repeat(2, 1, 1, 1)}
 
 

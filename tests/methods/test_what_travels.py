@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from common.models import stylegan
+from common.techniques.noise import LATENT
 from tests.support.tiny import Run
 
 ROW = 4 * (16 + 1)  #: bytes of the head's row of a class for 16 features
 TABLE = 4 * 9 + 8 * 3  #: bytes of a table of three rows of three numbers, and of its counts
-IMAGES = 3 * 8 * 8 + 4 * (3 * stylegan.LATENT)  #: of an image and a vector for each class
+IMAGES = 3 * 8 * 8 + 4 * (3 * LATENT)  #: of an image and a vector for each class
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
 WIDE = {"feature_dim": 16}
 BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -19,7 +19,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
     "fedl2g": ({"fedl2g__warm_up": 1, "train__batch_size": 8}, 4 * (4 * 9 + 3), 4 * TABLE),
 }
 """Settings, bytes of round 2 to all of the four clients, and bytes from them."""
-W = {
+W: dict[str, dict[str, Any]] = {
     **{"ditto": {"fleet": "mlp@0.25"}, "fedmrl": {"global_model": "cnn2@0.25"}, "pfedmoe": WIDE},
     **{"fml": {}, "fedper": {}, "fedbn": {"fleet": "cnn2@0.5"}},
 }

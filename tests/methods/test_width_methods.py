@@ -28,7 +28,7 @@ from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat, play
 from tests.support.weights import same
 
-METHOD = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
+METHOD: dict[str, Any] = {"method": "heterofl", "fleet": "cnn2@0.5,cnn2@0.25", "score__bn": "batch"}
 REDRAWN = {**METHOD, "heterofl__rates": "redrawn"}
 
 
