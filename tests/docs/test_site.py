@@ -185,7 +185,9 @@ def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
 def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
     pages = paper_page.pages()
     linked = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for folder in (path for path in RESULTS.iterdir() if path.name != "claims"):
+    for folder in (
+        path.parent for path in RESULTS.glob("*/*.md") if path.parent.name == path.stem != "claims"
+    ):
         name, text = folder.name, pages[f"results/records/{folder.name}.md"]
         title, blank, sentence = text.split("\n")[:3]
         assert title.startswith("# ") and not blank and sentence.startswith("This page ")

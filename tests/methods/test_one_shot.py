@@ -256,7 +256,11 @@ def test_one_client_s_weight_changes_no_bit() -> None:
 
 
 def test_without_what_is_its_own_it_is_dense() -> None:
-    settings: dict[str, Any] = {"adversarial": "disagreement", "adv_temperature": 1.0, "view": "augmented"}
+    settings: dict[str, Any] = {
+        "adversarial": "disagreement",
+        "adv_temperature": 1.0,
+        "view": "augmented",
+    }
     settings |= {"temperature": 20.0, "student_lr": 0.005, "student_decay": 0.0}
     settings |= {"student_cosine": False, "clip": 0.0, "bn": 0.0}
     dense = boosting("dense", **settings)
