@@ -20,11 +20,10 @@ from common.settings.parse import defaults, parse, tables
 from common.settings.version import code_version
 from deploy.report.listing import LISTINGS, described
 from deploy.run.loopback import Loopback
-from server_app.messaging.census import check_peers
 from server_app.selection import find as find_rule
 from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
-from tests.support.halves import TASK, info
+from tests.support.halves import TASK, check_peers, info
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
 from tests.support.tiny import TinyRun, flat, play
 

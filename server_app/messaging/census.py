@@ -201,16 +201,6 @@ def unprotected(method: Method[MethodOptions, Reply]) -> str:
     )
 
 
-def check_peers(
-    infos: list[ClientInfo], size: int, experiment: str, task: Task, max_samples: int = 2**40
-) -> None:
-    """Raise ``Stopped`` unless ``infos`` are of clients 0 … size−1 of this experiment and task."""
-    check_together(infos)
-    for info in infos:
-        if why := why_not(info, size, experiment, task, max_samples):
-            raise Stopped(f"census: {why}")
-
-
 def check_together(infos: Sequence[ClientInfo]) -> None:
     """Raise ``Stopped`` if two nodes claim to be one client, or for different public sets."""
     k, claims = max(Counter(info.k for info in infos).items(), key=itemgetter(1), default=(0, 0))

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from deploy.run.loopback import Loopback
-from server_app.messaging.census import check_peers
 from server_app.stopped import Stopped
 from tests.support.battery import failed
-from tests.support.halves import TASK, info
+from tests.support.halves import TASK, check_peers, info
 from tests.support.tiny import flat, play
 
 WITHOUT_A_NUMBER = {"clients": 0, "wait": 2.5}

@@ -23,12 +23,12 @@ from common.methods import names
 from common.methods.fedmd import ConsensusReply
 from common.techniques.incentive import IncentiveReply
 from server_app.messaging import messenger
-from server_app.messaging.census import check_peers
 from server_app.messaging.messenger import check_finite, open_reply
 from server_app.method import Replies, mean_metrics
 from server_app.methods import half
 from server_app.stopped import Stopped
 from tests.support.battery import METHODS, of_families, pairs
+from tests.support.halves import check_peers
 from tests.support.hostile import (
     HUGE,
     Case,

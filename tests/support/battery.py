@@ -14,7 +14,7 @@ from common.exchange.protocol import Reply
 from common.methods import names
 from deploy.run.loopback import Loopback
 from deploy.run.user_modules import look_in
-from tests.support.tiny import flat, play, under
+from tests.support.tiny import flat, under
 
 PLUGIN = Path(__file__).parents[1] / "example_plugin"
 """Folder of an experiment with its own modules."""
@@ -262,25 +262,6 @@ class Changing(Loopback):  # type: ignore[misc]
     def by(cls, upload: type[Reply], change: Callable[[Any], dict[str, Any]]) -> type[Changing]:
         """Return the loopback for a reply type and a function that returns the changed fields."""
         return type("Grid", (cls,), {"up": upload, "change": staticmethod(change)})
-
-    @classmethod
-    def refusal(
-        cls,
-        folder: Path,
-        upload: type[Reply],
-        change: Callable[[Any], dict[str, Any]],
-        **settings: Any,
-    ) -> str:
-        """Return why client 1 is refused in a run of three clients, of which it lacks class 2."""
-        uneven = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 6}
-        small = {"rounds": 1, "min_replies": 0.5, "clients": 3, "seed": 3}
-        run = play(flat(folder, **{**uneven, **small, **settings}), cls.by(upload, change))
-        census, entry = run.journal
-        assert census["clients"][1]["counts"] == [32, 14, 0]
-        (failure,) = entry["failures"]
-        assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
-        assert entry["replied"] == [0, 2]
-        return str(failure["reason"])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(list(message_ids)))

@@ -1,5 +1,6 @@
 """Tasks, clients and server halves without a run, for tests with numbers computed by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from common.exchange.protocol import ClientInfo
 from common.settings.parse import parse
 from common.settings.version import code_version
 from common.training.task import Task, global_spec
+from server_app.messaging.census import check_together, why_not
 from server_app.method import Client
 from server_app.methods import AnyMethod, make
+from server_app.stopped import Stopped
 from tests.support.tiny import flat
 
 
@@ -46,3 +49,13 @@ def info(**changes: Any) -> ClientInfo:
 def client(k: int = 0, n: int = 10, **changes: Any) -> Client:
     """Return client k with n samples, at node k + 1."""
     return Client(info(k=k, n=n, **changes), k + 1)
+
+
+def check_peers(
+    infos: Sequence[ClientInfo], size: int, experiment: str, task: Task, max_samples: int = 2**40
+) -> None:
+    """Raise ``Stopped`` unless ``infos`` are of clients 0 … size−1 of this experiment and task."""
+    check_together(infos)
+    for info in infos:
+        if why := why_not(info, size, experiment, task, max_samples):
+            raise Stopped(f"census: {why}")
