@@ -12,7 +12,6 @@ from common.methods.fedin import Options as FedIN
 from common.models import architecture, build, check, count, parameters, parse, smallest
 from common.models.external import Headed
 from common.models.split import splittable
-from common.vision import torchvision
 from tests.support.halves import task
 from tests.support.own_modules import importing_from, module, new_name
 from tests.support.recorded_calls import record_calls
@@ -182,6 +181,8 @@ def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
 ) -> None:
     def device(*_: Any, **named: Any) -> str:
         return torch.get_default_device().type
+
+    from common.vision import torchvision  # two seconds, which only its networks need
 
     devices = record_calls(monkeypatch, torchvision.models, "get_model", device)
     with pytest.raises(ValueError, match="Wrong image width"):
