@@ -18,7 +18,6 @@ from common.models.offloaded import OffloadedModel
 from common.models.parts import batchnorm, buffers, last, layers
 from common.training import seeds
 from common.training.tree import check_nested, parameters_only, snapshot
-from common.vision import torchvision
 from server_app.messaging.channel import PlainChannel
 from server_app.methods.fedavg import FedAvg
 from tests.support.cost import macs
@@ -285,6 +284,7 @@ def test_published_networks_cost_what_they_should() -> None:
 
 def test_torchvision_s_networks_and_operators_are_there_and_none_beside_a_cuda_build() -> None:
     from common import vision
+    from common.vision import torchvision
 
     assert torchvision.models.resnet18(num_classes=10).fc.out_features == 10
     assert hasattr(torch.ops.torchvision, "nms")

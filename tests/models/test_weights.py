@@ -12,7 +12,6 @@ from torch import Tensor
 
 from common.models import MODELS, build, check
 from common.models.weights import _OLD_DENSE, fitted, path_of
-from common.vision import torchvision
 from deploy.run.preflight import preflight
 from deploy.run.user_modules import look_in
 from tests.support.battery import PLUGIN
@@ -134,6 +133,8 @@ CONSTRUCTORS = {
 
 def published(monkeypatch: pytest.MonkeyPatch, spec: str) -> dict[str, torch.Tensor]:
     """A network of torchvision stands in for the download; its state is what is published."""
+    from common.vision import torchvision
+
     state = getattr(torchvision.models, CONSTRUCTORS[spec])().state_dict()
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -187,6 +188,8 @@ def test_without_a_network_the_refusal_says_what_to_do(
 ) -> None:
     def unreachable(self: Any, *args: Any, **kwargs: Any) -> None:
         raise URLError("no route to host")
+
+    from common.vision import torchvision
 
     monkeypatch.setattr(torchvision.models._api.WeightsEnum, "get_state_dict", unreachable)
     with pytest.raises(ValueError, match=r"no route to host.*pretrained = false or with network"):
