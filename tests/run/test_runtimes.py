@@ -184,8 +184,6 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 
 LONGER = {"rounds": 4, "train__epochs": 6}
-
-
 KILLED = """
 import os, signal, sys
 from deploy.cli import main
@@ -205,8 +203,10 @@ main()
 
 @pytest.mark.full
 def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = play(flat(tmp_path / "whole", **{**FEDERATION, **LONGER}))
     path, part = experiment(tmp_path, **LONGER), tmp_path / "part"
+    done = typed("run", path, "--workers", 0, "--out", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    whole = TinyRun(tmp_path / "whole")
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, "2", "run", path, "--out", part], start_new_session=True
     )
