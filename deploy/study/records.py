@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -22,7 +22,6 @@ from typing import Any, final
 import filelock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.files import write_atomically
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.settings.config import Value
@@ -227,11 +226,6 @@ def _copy(source: Mapping[str, Any], to: dict[str, Any], path: Sequence[str]) ->
         kept: dict[str, Any] = dict(to.get(name) or {})
         _copy(below, kept, inner)
         to |= {name: kept} if kept else {}
-
-
-def rewrite(folder: Path, cells: Iterable[Recorded]) -> None:
-    """Replace the record in ``folder``."""
-    write_atomically(folder / NAME, b"".join(cell.line() for cell in cells))
 
 
 def _numbers(entry: Entry) -> dict[str, Any]:

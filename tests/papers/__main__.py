@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from common.files import write_atomically
 from deploy.cli import Commands, main
 from deploy.console import (
     Answering,
@@ -148,7 +149,8 @@ def slim() -> None:
     for folder in sorted([*RESULTS.iterdir(), *(BUNDLED / "results").iterdir()]):
         if (folder / records.NAME).exists():
             cells = records.read(folder).values()
-            records.rewrite(folder, [cell.slim(*read_of(folder.name)) for cell in cells])
+            lines = (cell.slim(*read_of(folder.name)).line() for cell in cells)
+            write_atomically(folder / records.NAME, b"".join(lines))
 
 
 def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
