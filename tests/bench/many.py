@@ -24,7 +24,7 @@ from deploy.flower import watchdog
 from tests.bench import record
 from tests.bench.memory import own, peak
 from tests.bench.runs import FASHION
-from tests.support.idx import idx
+from tests.support.data_files import idx
 
 LENET = {**FASHION, "data.test-samples": 2000, "per-round": 10, "rounds": 3}
 SMALL = LENET | {"fleet": "mlp", "data.name": "mnist", "per-round": 100, "rounds": 20}

@@ -37,7 +37,7 @@ from common.training import tree
 from common.training.task import global_spec
 from deploy.run.settings import numbers
 from tests.bench.runs import played
-from tests.support.htfllib_driver import SETTINGS
+from tests.papers.htfllib_driver import SETTINGS
 
 METHODS = ("fml", "fd")
 SAME_LAYOUT = "same layout"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.clone import Clone, steps
 from tests.support.engine import until
-from tests.support.images import paint
+from tests.support.data_files import paint
 
 pytestmark = pytest.mark.containers
 

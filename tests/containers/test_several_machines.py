@@ -17,7 +17,7 @@ from deploy.machines.certificates import make
 from tests.bench import idle
 from tests.support.clone import Clone, steps
 from tests.support.engine import on_this_machine, until
-from tests.support.images import paint
+from tests.support.data_files import paint
 
 pytestmark = pytest.mark.containers
 

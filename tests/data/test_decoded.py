@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.data import DATASETS, decoded, load, published
-from tests.support.idx import write
+from tests.support.data_files import write_idx
 from tests.support.recorded_calls import record_calls
 
 IMAGES = 20
@@ -30,7 +30,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def read(options: Callable[..., Any], tmp_path: Path) -> Callable[[], Any]:
     """Reads the data set below ``tmp_path`` as a new process would, past the cache in memory."""
     folder = tmp_path / "MNIST" / "raw"
-    write(folder, "train", "t10k", np.arange(IMAGES) % 10, packed=True)
+    write_idx(folder, "train", "t10k", np.arange(IMAGES) % 10, packed=True)
     return lambda: DATASETS["mnist"].load(options(name="mnist", dir=str(tmp_path)))
 
 

@@ -16,7 +16,7 @@ from common.data.shares import check_public_tests, share
 from common.settings.config import Data
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
-from tests.support.npz import write
+from tests.support.data_files import write_npz
 from tests.support.tiny import flat, play, under
 
 Options = Callable[..., Data]
@@ -77,7 +77,7 @@ def test_single_test_images_of_the_server_and_of_clients_with_own_data(
     def write_parts(folder: Path, train: np.ndarray, test: np.ndarray) -> None:
         for part, pixels in (("train", train), ("test", test)):
             data = {"x": pixels.astype(np.float32) / 255, "y": np.arange(len(pixels)) % 2}
-            write(folder / part / "0.npz", data)
+            write_npz(folder / part / "0.npz", data)
 
     for name, rows in (("server", x[:12]), ("0", x[12:20]), ("1", x[20:28])):
         write_parts(tmp_path / "own" / name, 255 - rows, rows)

@@ -15,7 +15,7 @@ from common.data import Dataset, decoded, load, unpickle
 from common.data.arrays import labels, load_npz
 from common.data.unpickle import read_npz
 from common.settings.config import Data
-from tests.support.npz import clients, write
+from tests.support.data_files import write_clients, write_npz
 
 Npz = Callable[..., Dataset]
 
@@ -27,7 +27,7 @@ def npz(options: Callable[..., Data]) -> Npz:
 
 
 def test_each_file_is_an_owners(npz: Npz, tmp_path: Path) -> None:
-    data = npz(clients(tmp_path / "mine", 12))
+    data = npz(write_clients(tmp_path / "mine", 12))
     assert (data.name, data.shape, data.classes) == ("mine", (1, 8, 8), ("0", "1", "2"))
     assert data.owners == 12 and data.owner is not None and data.owner_test is not None
     assert torch.bincount(data.owner).tolist() == [24 + k for k in range(12)]
@@ -41,7 +41,7 @@ def test_each_file_is_an_owners(npz: Npz, tmp_path: Path) -> None:
 
 
 def test_the_generators_config_tells_of_classes_that_are_not_seen(npz: Npz, tmp_path: Path) -> None:
-    folder = clients(tmp_path, 1)
+    folder = write_clients(tmp_path, 1)
     (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 5}')
     assert npz(folder, partition="own").num_classes == 5
     for text, line in (
@@ -57,14 +57,14 @@ def test_the_generators_config_tells_of_classes_that_are_not_seen(npz: Npz, tmp_
 
 
 def test_a_client_may_have_nothing_for_testing(npz: Npz, tmp_path: Path) -> None:
-    folder = clients(tmp_path, 3)
+    folder = write_clients(tmp_path, 3)
     for nothing in (np.zeros((0, 1, 8, 8)), np.zeros(0), []):
-        write(folder / "test" / "1.npz", {"x": nothing, "y": []})
+        write_npz(folder / "test" / "1.npz", {"x": nothing, "y": []})
         data = load_npz(Data(name="npz", dir=str(folder)))
         assert data.owner_test is not None and data.owners == 3
         assert torch.bincount(data.owner_test).tolist() == [9, 0, 11]
     for k in range(3):
-        write(folder / "test" / f"{k}.npz", {"x": [], "y": []})
+        write_npz(folder / "test" / f"{k}.npz", {"x": [], "y": []})
     with pytest.raises(ValueError, match="there are no samples for training, or none for testing"):
         load_npz(Data(name="npz", dir=str(folder)))
 
@@ -72,7 +72,7 @@ def test_a_client_may_have_nothing_for_testing(npz: Npz, tmp_path: Path) -> None
 def test_large_files_are_unpickled_once(
     npz: Npz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, read = clients(tmp_path, 2), []
+    folder, read = write_clients(tmp_path, 2), []
     monkeypatch.setattr(decoded, "SMALL", 0)
     monkeypatch.setattr(
         "common.data.arrays.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
@@ -101,7 +101,7 @@ def test_images_come_in_many_shapes(
         x = np.empty(6, dtype=object)
         x[:] = [np.zeros((1, 4, 4), np.float32) for _ in range(6)]
     for part in ("train", "test"):
-        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
+        write_npz(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
     data = npz(tmp_path, kind="image")
     assert (data.shape, data.x.dtype, data.y.tolist()) == (shape, dtype, [0, 1, 2] * 2)
 
@@ -123,7 +123,7 @@ def test_arrays_of_more_than_one_kind_need_data_kind(
 ) -> None:
     x = np.arange(np.prod(shape)).reshape(shape) / 1000
     for part in ("train", "test"):
-        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
+        write_npz(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
     with pytest.raises(ValueError, match="which can be images, signals or a table; set data.kind"):
         npz(tmp_path)
     data = npz(tmp_path, kind=kind)
@@ -143,7 +143,7 @@ def test_an_array_that_is_not_of_its_kind_is_one_line(
     npz: Npz, tmp_path: Path, x: np.ndarray, kind: str, line: str
 ) -> None:
     for part in ("train", "test"):
-        write(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2]})
+        write_npz(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2]})
     with pytest.raises(ValueError, match=line):
         npz(tmp_path, kind=kind)
 
@@ -188,10 +188,10 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
 def test_what_is_no_clients_data_is_one_line_with_the_path(
     npz: Npz, tmp_path: Path, held: Any, line: str
 ) -> None:
-    clients(tmp_path, 2)
+    write_clients(tmp_path, 2)
     for part, k in (("train", 0), ("test", 0), ("test", 1)):
-        write(tmp_path / part / f"{k}.npz", GOOD)
-    path = write(tmp_path / "train" / "1.npz", held)
+        write_npz(tmp_path / part / f"{k}.npz", GOOD)
+    path = write_npz(tmp_path / "train" / "1.npz", held)
     with pytest.raises(ValueError, match=line) as refused:
         npz(tmp_path)
     assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
@@ -213,11 +213,11 @@ def archived(path: Path, inner: bytes) -> Path:
 
 def unpickling(path: Path, code: bytes) -> Path:
     """Write a file whose pickle is ``code``."""
-    return archived(path, pickled(write(path, GOOD)).partition(b"\n")[0] + b"\n" + code)
+    return archived(path, pickled(write_npz(path, GOOD)).partition(b"\n")[0] + b"\n" + code)
 
 
 def test_a_file_that_is_cut_off_anywhere_is_one_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "0.npz", GOOD)
+    path = write_npz(tmp_path / "0.npz", GOOD)
     whole, inner = path.read_bytes(), pickled(path)
     cuts = [("damaged or no .npz file", whole[:at]) for at in range(0, len(whole) - 1, 31)]
     for at in range(0, len(inner) - 1, 7):  # the archive is whole, what is in it is not
@@ -256,7 +256,7 @@ def claims(path: Path, size: int) -> None:
 def test_a_small_file_with_a_large_content_is_refused_by_its_size(
     npz: Npz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = clients(tmp_path, 1) / "test" / "0.npz"
+    path = write_clients(tmp_path, 1) / "test" / "0.npz"
     claims(path, 3 * 2**30)
     size = path.stat().st_size
     line = (
@@ -274,7 +274,7 @@ def test_files_that_are_large_together_are_refused(
 ) -> None:
     for k in range(3):
         for part in ("train", "test"):
-            np.savez(write(tmp_path / part / f"{k}.npz", GOOD), data=np.array(GOOD))
+            np.savez(write_npz(tmp_path / part / f"{k}.npz", GOOD), data=np.array(GOOD))
     npz(tmp_path)
     monkeypatch.setattr(unpickle, "MOST_BYTES", 2000)
     line = f"{tmp_path}/train/2.npz: it and the files before it hold .*, at most 2,000 are allowed"
@@ -291,21 +291,21 @@ def shared(levels: int, end: object) -> object:
 
 @pytest.mark.parametrize("end", [0, np.zeros(9), "text"])
 def test_objects_that_a_pickle_shares_without_end_are_refused(tmp_path: Path, end: object) -> None:
-    path = write(tmp_path / "0.npz", {"x": shared(50, end), "y": [0]})
+    path = write_npz(tmp_path / "0.npz", {"x": shared(50, end), "y": [0]})
     with pytest.raises(ValueError, match=r"0.npz: its pickle of .* bytes makes objects of") as no:
         read_npz(path, "data")
     assert "at most 67,108,864 are allowed" in str(no.value) and "\n" not in str(no.value)
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(ValueError, match=r"0.npz: .* makes objects of"):
-        read_npz(write(path, {"x": loop, "y": [0]}), "data")
-    assert read_npz(write(path, {"x": shared(5, end), "y": [0]}), "data")["y"] == [0]
+        read_npz(write_npz(path, {"x": loop, "y": [0]}), "data")
+    assert read_npz(write_npz(path, {"x": shared(5, end), "y": [0]}), "data")["y"] == [0]
 
 
 def test_values_outside_arrays_are_counted_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "0.npz", {"x": [*range(2000)], "y": [0]})
+    path = write_npz(tmp_path / "0.npz", {"x": [*range(2000)], "y": [0]})
     assert len(read_npz(path, "data")["x"]) == 2000
     monkeypatch.setattr(unpickle, "MOST_VALUES", 1000)
     with pytest.raises(ValueError, match=r"0.npz: it holds more than 1,000 values outside arrays"):
@@ -356,7 +356,7 @@ def test_every_way_to_name_a_function_is_closed(tmp_path: Path) -> None:
 
 
 def test_files_that_are_missing_are_named(npz: Npz, tmp_path: Path) -> None:
-    folder = clients(tmp_path / "mine", 3)
+    folder = write_clients(tmp_path / "mine", 3)
     (folder / "test" / "2.npz").unlink()
     with pytest.raises(ValueError, match=r"mine/test/2.npz is missing"):
         npz(folder)

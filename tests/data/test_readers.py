@@ -15,24 +15,24 @@ import torch
 from common.data import Dataset, load
 from common.data.published import FASHION_MNIST, read_idx
 from common.settings.config import Data
-from tests.support.idx import idx, write
+from tests.support.data_files import idx, write_idx
 
 
 def test_mnist_is_read_from_the_layout_of_torchvision_or_gzipped_from_the_folder(options, tmp_path):
-    images = write(tmp_path / "MNIST" / "raw", "train", "t10k", np.arange(20) % 10)
+    images = write_idx(tmp_path / "MNIST" / "raw", "train", "t10k", np.arange(20) % 10)
     dataset = load(options(name="mnist", dir=str(tmp_path)))
     assert dataset.shape == (1, 28, 28) and dataset.num_classes == 10
     assert torch.equal(dataset.x[:, 0], torch.from_numpy(images))
     assert dataset.y_test.tolist() == [*range(10)] * 2
     assert (dataset.mean, dataset.std) == ((0.1307,), (0.3081,))
-    write(tmp_path / "here", "train", "t10k", np.arange(20) % 10, packed=True)
+    write_idx(tmp_path / "here", "train", "t10k", np.arange(20) % 10, packed=True)
     dataset = load(options(name="fashion-mnist", dir=str(tmp_path / "here"), image_size=32))
     assert dataset.shape == (1, 32, 32) and dataset.classes[9] == "Ankle boot"
 
 
 def test_emnist_letters_stand_upright_and_start_at_zero(options, tmp_path):
     stems = ("emnist-letters-train", "emnist-letters-test")
-    write(tmp_path / "EMNIST" / "raw", *stems, np.arange(52) % 26 + 1)
+    write_idx(tmp_path / "EMNIST" / "raw", *stems, np.arange(52) % 26 + 1)
     dataset = load(options(name="emnist-letters", dir=str(tmp_path)))
     assert dataset.y.tolist() == [*range(26)] * 2
     assert dataset.x[:, 0, 2, 1].tolist() == list(range(1, 53))  # row and column exchanged
@@ -61,7 +61,7 @@ def test_the_debian_package_of_fashion_mnist_is_found_by_itself(options):
 def test_a_class_without_samples_and_labels_out_of_range_are_refused(
     options, tmp_path, labels, line
 ):
-    write(tmp_path / "raw", "train", "t10k", labels)
+    write_idx(tmp_path / "raw", "train", "t10k", labels)
     with pytest.raises(ValueError, match=line):
         load(options(name="mnist", dir=str(tmp_path / "raw")))
 

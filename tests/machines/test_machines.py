@@ -28,7 +28,7 @@ from deploy.machines.node import check_here, command
 from deploy.run.settings import load, resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, fedmosaic, typed
-from tests.support.images import paint
+from tests.support.data_files import paint
 from tests.support.listening import listening, reachable
 from tests.support.registry import Registry
 from tests.support.tiny import flat

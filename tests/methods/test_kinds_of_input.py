@@ -10,7 +10,7 @@ from common.methods import names, options
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
 from tests.support.battery import config, of_families, tiers
-from tests.support.npz import write
+from tests.support.data_files import write_npz
 from tests.support.tiny import Run, TinyRun, flat, play
 
 ON_IMAGES = [name for name in names() if options(name).images]
@@ -121,7 +121,7 @@ def arrays(folder: Path, shape: tuple[int, ...]) -> None:
     draw = np.random.default_rng(0)
     for part in ("train", "test"):
         y = np.arange(12) % 3
-        write(folder / part / "0.npz", {"x": draw.normal(size=(12, *shape)), "y": y})
+        write_npz(folder / part / "0.npz", {"x": draw.normal(size=(12, *shape)), "y": y})
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from deploy.run.preflight import counted, fresh
 from deploy.run.settings import resolve
 from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
-from tests.support.images import paint
-from tests.support.npz import clients, write
+from tests.support.data_files import paint, write_clients, write_npz
 from tests.support.tiny import TinyRun, flat, play
 
 QUICK = ("-s", "method=fedorion", "-s", "fleet=mlp@0.25,cnn2@0.5", "-s", "noise.epochs=1")
@@ -51,7 +50,7 @@ def scores(out: Path) -> list[tuple[int, int]]:
 def test_a_mistake_about_owners_is_one_line_before_anything_starts(
     settings: tuple[str, ...], line: str, tmp_path: Path
 ) -> None:
-    folder = clients(tmp_path / "mine", 3)
+    folder = write_clients(tmp_path / "mine", 3)
     if not settings:
         path = folder / "test" / "1.npz"
         path.write_bytes(path.read_bytes()[:300])
@@ -72,7 +71,7 @@ def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
             ("train", dataset.x[rows], dataset.y[rows]),
             ("test", dataset.x_test[tests[k]], dataset.y_test[tests[k]]),
         ):
-            write(tmp_path / "npz" / part / f"{k}.npz", {"x": x.numpy(), "y": y.numpy()})
+            write_npz(tmp_path / "npz" / part / f"{k}.npz", {"x": x.numpy(), "y": y.numpy()})
     changes |= {"data__name": "npz", "data__dir": str(tmp_path / "npz")}
     own = flat(tmp_path / "own", data__partition="natural", **changes)
     there, here = play(own), play(cut)
@@ -80,7 +79,7 @@ def test_the_same_shares_from_files_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_data_of_owners_stay_theirs_or_are_merged_and_cut_anew(tmp_path: Path) -> None:
-    folder = str(clients(tmp_path / "mine", 3))
+    folder = str(write_clients(tmp_path / "mine", 3))
     own = ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "clients=0")
     done = run(tmp_path / "own", *own, "data.test=own", "node.1.model=cnn3@0.25")
     assert done.returncode == 0, done.stderr
@@ -213,5 +212,5 @@ def test_owners_are_counted_here_and_an_app_needs_a_number(tmp_path: Path) -> No
         counted(whole, data_here=False)
     assert counted({**whole, "clients": 5}, data_here=False)["clients"] == 5
     assert prepared(whole, False, False)["clients"] == 0, "the nodes have the number"
-    here = {**whole, "data.dir": str(clients(tmp_path / "mine", 4)), "data.samples": 30}
+    here = {**whole, "data.dir": str(write_clients(tmp_path / "mine", 4)), "data.samples": 30}
     assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4

@@ -1,14 +1,14 @@
-"""HtFLlib's own code gives the same weights: ``HTFLLIB=~/HtFLlib pytest -m full FILE``."""
+"""HtFLlib's own code gives the same weights: ``HTFLLIB=~/HtFLlib pytest -m docs FILE``."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import htfllib
+from tests.papers import htfllib
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.docs,
     pytest.mark.skipif(
         not htfllib.CHECKOUT, reason="HTFLLIB names no checkout of github.com/TsingZ0/HtFLlib"
     ),

@@ -30,7 +30,7 @@ from tests.support.tiny import TinyRun, flat, play
 
 CODE = os.environ.get("FEDKF_CODE", "")
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.docs,
     pytest.mark.skipif(not CODE, reason="FEDKF_CODE names no checkout of zxlovely/FedKF"),
 ]
 PACKAGES = ("clients", "data", "models", "servers")

@@ -26,7 +26,7 @@ from common.exchange.records import StateDict
 from common.settings.config import Value
 from common.settings.parse import defaults, parse
 from deploy.study.finished import finished
-from tests.support import htfllib_driver
+from tests.papers import htfllib_driver
 from tests.support.tiny import play
 
 CHECKOUT = os.environ.get("HTFLLIB", "")
@@ -120,7 +120,7 @@ def _settings(folder: Path, method: str) -> dict[str, Value]:
         "state-dir": str(folder / "run" / "state"),
         "experiment": "beside",
         "device": "cpu",
-        "data.name": "tests.support.htfllib:coloured",
+        "data.name": "tests.papers.htfllib:coloured",
         "data.samples": 300,
         "data.test-samples": 100,
         "data.partition": "pathological",
