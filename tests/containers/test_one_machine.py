@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.clone import Clone, steps
-from tests.support.engine import until
 from tests.support.data_files import paint
+from tests.support.engine import until
 
 pytestmark = pytest.mark.containers
 

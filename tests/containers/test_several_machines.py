@@ -16,8 +16,8 @@ from deploy.flower.warm import LINGER
 from deploy.machines.certificates import make
 from tests.bench import idle
 from tests.support.clone import Clone, steps
-from tests.support.engine import on_this_machine, until
 from tests.support.data_files import paint
+from tests.support.engine import on_this_machine, until
 
 pytestmark = pytest.mark.containers
 

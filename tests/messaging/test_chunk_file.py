@@ -97,6 +97,17 @@ def test_a_small_reply_that_stands_for_a_large_one_is_refused(tmp_path: Path) ->
         put_together(sent.object_id, parts, tmp_path)
 
 
+def test_a_reply_with_repeated_chunks_may_have_the_limits_size_and_no_byte_more(
+    tmp_path: Path,
+) -> None:
+    zeros = np.zeros(1234)  # 10,000 bytes with numpy's header, in chunks of 1000
+    sent, size = reply(zeros=zeros), 10_000
+    received = pulled(sent, tmp_path, size).content.array_records["arrays"]["zeros"]
+    assert len(received.data) == size and np.array_equal(received.numpy(), zeros)
+    with pytest.raises(ValueError, match="it expands to"):
+        pulled(sent, tmp_path, size - 1)
+
+
 def test_a_full_disk_is_told_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

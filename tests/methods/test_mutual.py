@@ -1,6 +1,7 @@
 """FML and FedKD: losses by hand, reductions, low-rank factors."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,14 @@ def test_a_convolution_is_one_matrix() -> None:
 def test_what_factors_do_not_shorten_is_sent_whole(w: Tensor) -> None:
     (sent,) = low_rank.compress({"w": w}, 0.75)["w"]
     assert torch.equal(sent, w)
+
+
+def test_factors_of_a_rank_that_saves_nothing_are_refused() -> None:
+    m, n = 9, 20
+    for r, accepted in ((5, True), (6, False)):  # 5 · 30 < 9 · 20 = 6 · 30
+        update = {"w": [torch.zeros(m, r), torch.zeros(r), torch.zeros(r, n)]}
+        with nullcontext() if accepted else pytest.raises(ValueError, match="3 factors of rank 6"):
+            low_rank.check(update, {"w": torch.zeros(m, n)}, "client 0")
 
 
 # What travels, and what both sides hold.

@@ -6,6 +6,7 @@ belongs to the installed package.
 
 from pathlib import Path
 
+from common.settings.plugins import nearest
 from deploy.run import settings
 
 HERE, BUNDLED = Path(__file__).parent, settings.EXPERIMENTS
@@ -19,9 +20,17 @@ def record(name: str) -> Path:
 
 
 def place(name: str | Path) -> Path:
-    """Return the path of an experiment file: the papers' or bundled one of this name, if any."""
+    """Return the path of an experiment file: the papers' or bundled one of this name, if any.
+
+    Raises ``ValueError``, one line, for a name without a folder that neither has.
+    """
     named = Path(name)
     for folder in () if named.is_file() else (EXPERIMENTS, BUNDLED):
         if (path := folder / f"{named.stem}.toml").is_file():
             return path
-    return named
+    if named.is_file() or named.parent != Path():
+        return named
+    known = (path.stem for folder in (EXPERIMENTS, BUNDLED) for path in folder.glob("*.toml"))
+    raise ValueError(
+        f"there is no file {str(name)!r} and no table of this name{nearest(named.stem, known)}"
+    )

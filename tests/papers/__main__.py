@@ -155,7 +155,7 @@ def slim() -> None:
 
 def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
     """Return the paths of summaries and the curves that the table or board ``name`` reads."""
-    if not place(name).exists():
+    if not (RESULTS / name).is_dir():
         return board.MEASURES, ()
     file = tables.read(place(name))
     cells = list(tables.cells(file))

@@ -40,7 +40,10 @@ def write_npz(path: Path, data: Any, **more: Any) -> Path:
 
 
 def write_clients(folder: Path, count: int = 3, *, train: int = 24, test: int = 9) -> Path:
-    """Write the files of ``count`` clients, in the format of PFLlib and HtFLlib, with images in [-1, 1], a little darker for each k."""
+    """Write the files of ``count`` clients in the format of PFLlib and HtFLlib.
+
+    Images are in [-1, 1], a little darker for each k.
+    """
     draw = np.random.default_rng(0)
     for part, n in (("train", train), ("test", test)):
         for k in range(count):
