@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from common.settings.config import Node
-from common.settings.parse import PATTERNS
+from common.settings.parse import form_of
 from common.settings.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {
@@ -38,13 +38,11 @@ def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
         if not fits or (least is not None and int(value) < least):
             bound = "" if least is None else f" of at least {least}"
             raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")
-        if key in PATTERNS:
+        if form := form_of(Node.model_fields.get(key.replace("-", "_"))):
             try:
                 Node.model_validate({key: value})
             except ValidationError:
-                raise ValueError(
-                    f"node config {key} = {value!r}; it must be {PATTERNS[key]}"
-                ) from None
+                raise ValueError(f"node config {key} = {value!r}; it must be {form}") from None
 
 
 def limit_memory(megabytes: int) -> None:

@@ -92,13 +92,13 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
 
 
 def test_the_nearest_name_is_shown() -> None:
-    for key, name, near in (
-        ("method", "fedavgg", "fedavg"),
-        ("fleet", "resnet9", "resnet8"),
-        ("data.name", "minst", "mnist"),
-        ("data.partition", "label_dirichlt", "label_dirichlet"),
+    for kind, name, near in (
+        ("methods", "fedavgg", "fedavg"),
+        ("models", "resnet9", "resnet8"),
+        ("datasets", "minst", "mnist"),
+        ("partitions", "label_dirichlt", "label_dirichlet"),
     ):
-        assert f"; did you mean '{near}'" in refusal(LOOK_UPS[plugins.KEYS[key]], name)
+        assert f"; did you mean '{near}'" in refusal(LOOK_UPS[kind], name)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Request as Request
 from common.methods.local import OwnModels
 from common.settings.config import MethodOptions, not_allowed
+from common.settings.marks import Mark
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 from common.training.task import Task
 
@@ -78,7 +79,7 @@ class OneShot(MethodOptions):
         rounds="one",
     )
 
-    epochs: AtLeastOne = 20
+    epochs: Annotated[AtLeastOne, Mark.SERVER_EPOCHS] = 20
     """Server epochs; 200 in the papers. Each adds a batch to the pool and trains on it once."""
     generated: Annotated[int, Field(ge=2)] = 32
     """B, images in a generated batch; 256 in DENSE, 128 in Co-Boosting."""

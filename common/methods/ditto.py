@@ -30,6 +30,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common.methods.fedavg import AVERAGED, Averaging, Reply, Request
+from common.settings.marks import Mark
 from common.settings.section import NonNegative
 
 __all__ = ["Options", "Reply", "Request"]
@@ -52,5 +53,5 @@ class Options(Averaging):
 
     lambda_prox: NonNegative = 1.0
     """λ, weight of the distance between a client's personal model and the global one."""
-    epochs: Annotated[int, Field(ge=0, le=100_000)] = 0
+    epochs: Annotated[int, Field(ge=0, le=100_000), Mark.CLIENT_EPOCHS] = 0
     """Epochs of the personal model in a round; 0: ``train.epochs``."""

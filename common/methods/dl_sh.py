@@ -69,6 +69,7 @@ from common.exchange import protocol
 from common.exchange.predictions import Predictions
 from common.methods.local import OwnModels
 from common.settings.config import Config, not_allowed
+from common.settings.marks import Mark
 from common.settings.section import AtLeastOne
 from common.techniques.public_set import OnPublicSet
 
@@ -119,7 +120,7 @@ class Options(Distilling):
     """Targets of M_tgt: Y_g, or the true classes of X_dist (an upper bound)."""
     incentive: Literal["none", "model", "ensemble"] = "none"
     """Predictions that clients receive and train on: those of M_tgt, or Y_g."""
-    incentive_epochs: AtLeastOne = 5
+    incentive_epochs: Annotated[AtLeastOne, Mark.CLIENT_EPOCHS] = 5
     """Epochs of a client on these predictions."""
 
     def check(self, config: Config) -> None:

@@ -29,6 +29,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common.exchange.protocol import ModelRequest
+from common.settings.marks import Mark
 from common.settings.section import Positive
 from common.techniques.class_table import TableOptions, TableReply
 
@@ -49,7 +50,7 @@ class Options(TableOptions):
     leaks = "class means of single clients' features"
 
     collect: Literal["running", "final"] = "final"
-    server_epochs: Annotated[int, Field(ge=0)] = 1
+    server_epochs: Annotated[int, Field(ge=0), Mark.SERVER_EPOCHS] = 1
     """Epochs over the received class means in a round."""
     server_lr: Positive = 0.01
     """Learning rate of the server's SGD."""

@@ -27,7 +27,7 @@ extra block. Here f_c is a mean and a linear layer, and each client scores on it
 Labels leave the client, as in the paper.
 """
 
-from typing import final
+from typing import Annotated, final
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -35,6 +35,7 @@ from torch import Tensor
 from common.exchange import protocol
 from common.methods.local import OwnModels
 from common.settings.config import MethodOptions
+from common.settings.marks import Mark
 from common.settings.section import AtLeastOne, NonNegative, Positive
 
 
@@ -59,7 +60,7 @@ class Options(MethodOptions):
     """α, the weight of the client's distillation and of the server's cross-entropy with labels."""
     temperature: Positive = 3.0
     """T of both softmaxes."""
-    server_epochs: AtLeastOne = 5
+    server_epochs: Annotated[AtLeastOne, Mark.SERVER_EPOCHS] = 5
     """E_s, epochs of the server in a round."""
     bound: NonNegative = 0.0
     """Largest norm of a sample's features, and of its logits, relative to the median over the

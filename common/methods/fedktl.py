@@ -51,6 +51,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.exchange import protocol
+from common.settings.marks import Mark, Place
 from common.settings.section import AtLeastOne, NonNegative, Positive
 from common.techniques.class_table import Outputs, RowOptions, TableReply
 
@@ -77,7 +78,7 @@ class Options(RowOptions):
     images = "its server generates images with a StyleGAN"
     outputs: ClassVar[Outputs] = "logits"
 
-    generator: str = ""
+    generator: Annotated[str, Place()] = ""
     """Path at the server of the weights of its generator, in safetensors; empty: random weights."""
     mu: NonNegative = 50.0
     """μ, the weight of the generated images in a client's loss."""
@@ -87,7 +88,7 @@ class Options(RowOptions):
     """m of ArcFace, in radians."""
     lambda_term: NonNegative = 1.0
     """λ, the weight of the distance to the class's vector in the server's loss."""
-    server_epochs: Annotated[int, Field(ge=0)] = 100
+    server_epochs: Annotated[int, Field(ge=0), Mark.SERVER_EPOCHS] = 100
     """Epochs over the received class means in a round."""
     server_lr: Positive = 0.01
     """Learning rate of the server's Adam."""

@@ -59,6 +59,7 @@ from common.exchange.predictions import Predictions
 from common.losses.distillation import kl_from
 from common.methods.local import OwnModels
 from common.settings.config import Value
+from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training.task import Task
 
@@ -73,10 +74,10 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
         public="everybody",
     )
 
-    public_epochs: Annotated[int, Field(ge=0)] = 0
+    public_epochs: Annotated[int, Field(ge=0), Mark.CLIENT_EPOCHS] = 0
     """Epochs on the labelled public set before a client's first round, with [train]'s optimiser and
     batch size; the public set must have the task's classes."""
-    first_epochs: Annotated[int, Field(ge=0)] = 0
+    first_epochs: Annotated[int, Field(ge=0), Mark.CLIENT_EPOCHS] = 0
     """Epochs on the client's own samples before its first round, after the public epochs."""
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
@@ -125,7 +126,7 @@ class Options(PredictionExchange):
         "public.batch-size": 256,
     }
 
-    first_epochs: Annotated[int, Field(ge=0)] = 5
+    first_epochs: Annotated[int, Field(ge=0), Mark.CLIENT_EPOCHS] = 5
     """Epochs on the client's own samples before its first round; 25 in the released code."""
     align: Literal["l1", "mse", "kl"] = "l1"
     """Digestion loss: absolute or squared differences of logits, or KL of probabilities."""

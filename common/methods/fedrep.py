@@ -28,11 +28,12 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common.methods.fedper import PrivateHead, Reply, Request
+from common.settings.marks import Mark
 
 __all__ = ["Options", "Reply", "Request"]
 
 SERVER = "fedper"
-Epochs = Annotated[int, Field(ge=0, le=100_000)]
+Epochs = Annotated[int, Field(ge=0, le=100_000), Mark.CLIENT_EPOCHS]
 
 
 @final

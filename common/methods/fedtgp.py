@@ -26,6 +26,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
+from common.settings.marks import Mark
 from common.settings.section import NonNegative, Positive
 from common.techniques.class_table import PrototypeOptions
 
@@ -40,7 +41,7 @@ class Options(PrototypeOptions):
     lambda_term: NonNegative = 10.0
     margin: NonNegative = 100.0
     """τ, largest margin."""
-    server_epochs: Annotated[int, Field(ge=0)] = 100
+    server_epochs: Annotated[int, Field(ge=0), Mark.SERVER_EPOCHS] = 100
     """Epochs over the received prototypes in a round."""
     server_lr: Positive = 0.01
     """Learning rate of the server's SGD."""

@@ -55,6 +55,7 @@ from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
 from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.marks import Mark
 from common.settings.section import Positive
 
 
@@ -72,7 +73,7 @@ class Options(MethodOptions):
     leaks = "parts that few clients may share"
     uses = ("finetune",)
 
-    sizes: str = "1, 0.25, 0.0625, 0.015625"
+    sizes: Annotated[str, Mark.TEXT] = "1, 0.25, 0.0625, 0.015625"
     """s_k of the clients: comma-separated shares; client k gets entry k mod length."""
     scope: Literal["global", "stage"] = "global"
     """Entries that share a threshold: all of the network, or those of one part of it."""

@@ -26,9 +26,10 @@ Deviations: as DL-MH; in addition
 - Line 21 keeps the largest value; the client needs the label instead.
 """
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from common.methods.dl_mh import Masking, Request, SchemeReply
+from common.settings.marks import Mark
 from common.settings.section import AtLeastOne
 
 
@@ -45,7 +46,7 @@ class Options(Masking):
     """Targets that clients receive: labels among their own classes, or all of θ."""
     reward: Literal["model", "ensemble"] = "model"
     """θ: predictions of M_tgt for the public set, or Y_g."""
-    incentive_epochs: AtLeastOne = 5
+    incentive_epochs: Annotated[AtLeastOne, Mark.CLIENT_EPOCHS] = 5
     """Epochs of a client on these targets."""
     opt_in: bool = True
     """Whether clients whose node has no ``incentive`` setting take part."""

@@ -29,10 +29,11 @@ Deviations:
 - The momentum in the released code is that of the previous round, here that of the current round.
 """
 
-from typing import final
+from typing import Annotated, final
 
 from common.methods.fedavg import Averaging, Reply, Request
 from common.settings.config import Config
+from common.settings.marks import Mark
 
 SERVER = "fedavg"
 
@@ -53,7 +54,7 @@ class Options(Averaging):
     auto = {"average.across": "depth"}
     schemes = ("depth",)
 
-    lr_factors: str = ""
+    lr_factors: Annotated[str, Mark.TEXT] = ""
     """Factors of the learning rate for clients of some sizes: ``cnn2=1,cnn4=0.5``."""
 
     @property

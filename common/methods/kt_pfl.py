@@ -55,6 +55,7 @@ from common.methods.fedmd import (
     Request,
 )
 from common.settings.config import Value
+from common.settings.marks import Mark
 from common.settings.section import NonNegative, Positive
 
 CLIENT = "fedmd"
@@ -78,7 +79,7 @@ class Options(PredictionExchange):
         "public.batch-size": 256,
     }
 
-    first_epochs: Annotated[int, Field(ge=0)] = 1
+    first_epochs: Annotated[int, Field(ge=0), Mark.CLIENT_EPOCHS] = 1
     """Epochs on the client's own samples before its first round."""
     temperature: Positive = 10.0
     """T of the softmax on both sides."""

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+from pydantic.fields import FieldInfo
 
 from common.settings.facts import Facts
+from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
     Average,
     Confidence,
@@ -29,12 +31,12 @@ from common.settings.options import (
 from common.settings.plugins import table_of
 from common.settings.section import (
     AtLeastOne,
-    Auto,
     Fraction,
     NonNegative,
     Positive,
     Section,
     kebab,
+    keys_of,
 )
 from common.settings.section import Value as Value
 
@@ -47,6 +49,14 @@ SERVER = "server"
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
+DEVICE = (Field(pattern=DEVICES), Form("auto, cpu, cuda or cuda:N"))
+TAGS = (
+    Field(pattern=r"^$|^[A-Za-z0-9._-]{1,50}( *, *[A-Za-z0-9._-]{1,50}){0,19}$"),
+    Form("at most 20 tags of letters, digits, '.', '_' and '-' with commas between them"),
+)
+SAMPLES_SHOWN = "it shows how many samples a client has"
+SCORES_SHOWN = "clients' scores have no noise"
+EQUAL_CHANCES = "each client must be selected with the same probability"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
 _LARGE = (f"torchvision:resnet{depth}" for depth in (50, 101, 152))
@@ -85,100 +95,121 @@ def entries(fleet: str) -> tuple[str, ...]:
 class Run(Section):
     """Settings at the top level: participants, folders and machines."""
 
-    method: str = "fedorion"
+    method: Annotated[str, Names("methods"), Mark.CHOSEN] = "fedorion"
     """Federated learning method: a name of ``fedmosaic list methods``, or ``module:attribute``."""
     experiment: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
+        str,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100),
+        Form("letters, digits, '.', '_' and '-', beginning with a letter or digit"),
+        Mark.TEXT,
+        Mark.FREE,
+        Mark.STARTED,
     ] = ""
     """Name of the folder of private client states; empty: the run's id. A resumed run keeps it."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**31), Mark.MACHINE] = 1
     """Seed of every random draw."""
-    rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 6
+    rounds: Annotated[int, Field(ge=1, le=1_000_000), Mark.FREE_WITHOUT_COSINE] = 6
     """Total number of rounds."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
     ``data.partition = "natural"``. With ``submit`` and ``flwr run`` 0 is the number that the
     connected nodes expect."""
-    min_clients: Annotated[int, Field(ge=0)] = 0
+    min_clients: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Number of clients with which a run starts and goes on; the others may join later. 0: a run
     starts with all."""
-    leave_after: Annotated[int, Field(ge=0)] = 0
+    leave_after: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Rounds before which a client is not connected until it has left: it is no longer selected and
     no failure, until it returns. 0: it never leaves."""
-    membership: str = ""
+    membership: Annotated[str, Place()] = ""
     """File of events that the run replays: clients that join, leave and return (.toml), or the
     journal of another run (.jsonl). Empty: the membership follows the connected nodes."""
     per_round: Annotated[int, Field(ge=0)] = 0
     """Clients selected in each round; 0: all."""
-    min_replies: Fraction = 1.0
+    min_replies: Annotated[
+        Fraction,
+        Unprotected("a missing reply counts as a zero update and stops nothing", 1.0),
+    ] = 1.0
     """Minimum share of the selected clients that must send a valid reply for a round to count."""
-    sanity: NonNegative = 720.0
+    sanity: Annotated[NonNegative, Mark.FREE] = 720.0
     """Limit s for refusing a reply; 0: none. Refused: a parameter change per local step above s
     times the median of three or more clients of one architecture, or a number above 10^4 · s."""
-    fleet: Annotated[str, Field(min_length=1)] = "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
+    fleet: Annotated[str, Field(min_length=1), Names("models")] = (
+        "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
+    )
     """Comma-separated architectures (names of ``fedmosaic list models``, or ``module:attribute``),
     or a preset; client k gets entry k mod length, unless ``[node.k]`` has a ``model``."""
-    global_model: Annotated[str, Field(min_length=1)] = "smallest"
+    global_model: Annotated[str, Field(min_length=1), Names("models"), Mark.CHOSEN] = "smallest"
     """The server's architecture; ``smallest``: the one in the fleet with the fewest parameters."""
-    pretrained: bool = False
+    pretrained: Annotated[bool, Mark.DOWNLOAD] = False
     """Initialise the clients' models from torchvision's ImageNet weights, if there are any."""
-    weights: str = ""
+    weights: Annotated[str, Place("weights")] = ""
     """File of initial weights of the server's and the clients' networks (.safetensors, or a state
     dict of torch); ``{model}`` in the path is replaced by the architecture's name."""
     stem: Literal["auto", "imagenet", "cifar"] = "auto"
     """First layers of architectures that have both kinds; ``auto``: the architecture's default."""
     projection: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
     """MOON's projection of features to length 256 before the head of every network."""
-    feature_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
+    feature_dim: Annotated[int, Field(ge=0, le=100_000), Mark.CHOSEN] = 0
     """Number of features before the head of every network, by adaptive average pooling of its own
     features, as in HtFLlib (512 there); 0: each architecture's own number."""
-    out: str = ""
+    out: Annotated[str, Place(), Mark.FREE, Mark.STARTED] = ""
     """Folder on the server's machine for journal, checkpoint, summary and model."""
-    state_dir: str = ""
+    state_dir: Annotated[str, Place("state-dirs"), Mark.FREE, Mark.STARTED] = ""
     """Folder on each client's machine for private state; a node's ``state-dir`` has precedence."""
-    resume: bool = False
+    resume: Annotated[bool, Mark.FREE, Mark.STARTED] = False
     """Resume from the checkpoint in ``out``."""
-    from_round: Annotated[int, Field(ge=-1)] = -1
+    from_round: Annotated[
+        int,
+        Field(ge=-1),
+        Mark.FREE,
+        Unprotected("results released after that round count too", -1),
+    ] = -1
     """With ``resume``: the round whose kept state the run resumes from; -1: the newest."""
-    keep: AtLeastOne = 5
+    keep: Annotated[AtLeastOne, Mark.FREE] = 5
     """Number of last rounds whose states are kept, on the server and on each client."""
-    plugins: str = ""
+    plugins: Annotated[str, Place(), Mark.FREE] = ""
     """Folder of modules in ``module:attribute`` names, which are sent to the clients; empty: the
     experiment file's folder, or the current one."""
-    runtime: Literal["", "loopback", "ray", "grpc"] = ""
+    runtime: Annotated[Literal["", "loopback", "ray", "grpc"], Mark.FREE, Mark.STARTED] = ""
     """Where the clients run. The launcher writes it to the summary; results do not depend on it."""
-    timeout: Positive = 3600.0
+    timeout: Annotated[Positive, Mark.FREE] = 3600.0
     """Seconds to wait for the replies of one exchange."""
-    window: AtLeastOne = 1000
+    window: Annotated[AtLeastOne, Mark.FREE] = 1000
     """Maximum number of messages that wait for a reply at once; the others are sent later, within
     ``timeout``."""
-    wait: Positive = 120.0
+    wait: Annotated[Positive, Mark.FREE] = 120.0
     """Seconds to wait at the start for all clients to connect."""
-    device: Annotated[str, Field(pattern=DEVICES)] = "auto"
+    device: Annotated[str, *DEVICE, Mark.TEXT, Mark.MACHINE] = "auto"
     """Device of the networks: auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of forward passes in training, on server and clients. Weights, optimisers, scores,
     measurements and predictions for the public set are always float32."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    threads: Annotated[int, Field(ge=1, le=256), Mark.MACHINE] = 1
     """Torch threads of each process. Results depend on it, so it does not follow the machine."""
-    max_samples: Annotated[int, Field(ge=1, lt=2**40)] = 10_000_000
+    max_samples: Annotated[int, Field(ge=1, lt=2**40), Mark.FREE] = 10_000_000
     """Maximum training samples of a client; the census refuses a client that reports more."""
-    rebind: bool = True
+    rebind: Annotated[bool, Mark.FREE] = True
     """Allow a node with a new id to replace a client whose node is gone. Set it to false if
     SuperNodes have registered keys: a key keeps its node id, so a new id means another key."""
-    flops: bool = False
+    flops: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
     """Count the floating-point operations of training on clients and server (matrix products and
     convolutions, forward and backward). Unlike seconds, they are equal in every run. Slower."""
-    memory: bool = False
+    memory: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
     """Measure the peak bytes of tensors while a client trains, with its message, and while the
     server works. Equal in every run; slower."""
     share_counts: bool = True
     """Clients send the server their number of samples of each class (for pictures)."""
-    name: Annotated[str, Field(max_length=60)] = ""
+    name: Annotated[str, Field(max_length=60), Mark.TEXT, Mark.FREE] = ""
     """Name of the run in reports and comparisons; empty: the method."""
-    labels: Annotated[str, Field(max_length=400, pattern=LABELS)] = ""
+    labels: Annotated[
+        str,
+        Field(max_length=400, pattern=LABELS),
+        Form("key=value, or several with commas between them"),
+        Mark.TEXT,
+        Mark.FREE,
+    ] = ""
     """Comma-separated labels ``key=value`` of the run in reports and comparisons."""
-    track: str = ""
+    track: Annotated[str, Names("trackers"), Mark.FREE, Mark.STARTED] = ""
     """Comma-separated trackers that show the run's progress: tensorboard, wandb, mlflow."""
 
 
@@ -186,18 +217,18 @@ class Run(Section):
 class Data(Section):
     """Settings of the samples, their partition into clients, and their batches."""
 
-    name: str = "digits"
+    name: Annotated[str, Names("datasets")] = "digits"
     """Data set: a name of ``fedmosaic list datasets``, or ``module:attribute``."""
     kind: Literal["auto", "image", "signal", "table"] = "auto"
     """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
     can be more than one kind need it."""
-    dir: str = ""
+    dir: Annotated[str, Place("data-dirs"), Mark.STARTED, Mark.MACHINE] = ""
     """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
     ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
-    digest: str = ""
+    digest: Annotated[str, Mark.TEXT, Mark.MACHINE] = ""
     """Digest of the content of ``dir``; a folder with another content is refused, on the server and
     on each client. The digest instead of the path then identifies a recorded run."""
-    download: bool = False
+    download: Annotated[bool, Mark.DOWNLOAD, Mark.MACHINE] = False
     """Download a missing data set, if its source allows it."""
     image_size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Side in pixels to which images are resized; 0: unchanged."""
@@ -205,7 +236,7 @@ class Data(Section):
     """Number of training samples, with unchanged shares of the classes; 0: all."""
     test_samples: Annotated[int, Field(ge=0)] = 0
     """Number of test samples, with unchanged shares of the classes; 0: all."""
-    partition: str = "label_dirichlet"
+    partition: Annotated[str, Names("partitions")] = "label_dirichlet"
     """Partition: a name of ``fedmosaic list partitions``, or ``module:attribute``."""
     alpha: Positive = 0.5
     """Concentration of the Dirichlet partitions; a smaller value gives more skew."""
@@ -220,10 +251,10 @@ class Data(Section):
     classes_per_client: AtLeastOne = 2
     """Classes of each client (``pathological``, ``flwr-pathological``), or shards of each client
     (``flwr-shard``)."""
-    label_column: str = ""
+    label_column: Annotated[str, Mark.TEXT] = ""
     """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
     feature type of a class."""
-    owner_column: str = ""
+    owner_column: Annotated[str, Mark.TEXT] = ""
     """``hub``, ``csv``: column of the samples' owners; empty: samples have no owner."""
     window: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Length of signals in CSV files: consecutive rows in a window; 0: each row is a sample."""
@@ -232,10 +263,10 @@ class Data(Section):
     public: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the training set that becomes the unlabelled public set, or of the data set's
     separate public images, if it has any. Clients share the remaining samples. 0: no public set."""
-    public_name: str = ""
+    public_name: Annotated[str, Names("datasets")] = ""
     """Another data set whose training images are the public set, in the task's size and number of
     channels; a name of ``fedmosaic list datasets``, or ``module:attribute``."""
-    public_dir: str = ""
+    public_dir: Annotated[str, Place("data-dirs"), Mark.STARTED] = ""
     """Folder of the public set, in the format of ``public-name`` or else ``name``; a node's
     ``public-dir`` takes precedence."""
     public_samples: Annotated[int, Field(ge=0)] = 0
@@ -303,24 +334,21 @@ class Data(Section):
 class Train(Descent):
     """Settings of local training, equal for all methods unless a contract states otherwise."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
+    epochs: Annotated[int, Field(ge=1, le=100_000), Mark.CLIENT_EPOCHS] = 5
     """Local epochs in a round."""
     steps: Annotated[int, Field(ge=0)] = 0
     """Number of full batches in local training, over as many epochs as needed; 0: ``epochs``."""
     batch_size: AtLeastOne = 32
     """Images in a batch."""
-    shuffle: bool = True
+    shuffle: Annotated[bool, Mark.CHOSEN] = True
     """Draw a new order of the samples in each local epoch; false: one random order for the run."""
-    drop_last: bool = False
+    drop_last: Annotated[bool, Mark.CHOSEN] = False
     """Omit the incomplete last batch of a local epoch, unless it is the only one."""
-    clip: Annotated[NonNegative, Auto(0.0)] = 0.0
+    clip: Annotated[NonNegative, Auto(0.0), Mark.CHOSEN] = 0.0
     """Maximum gradient norm; 0: the method's default, usually no clipping."""
-    memory_format: MemoryFormat = "auto"
+    memory_format: Annotated[MemoryFormat, Mark.CHOSEN] = "auto"
     """Memory layout of weights; ``auto``: by the number of parameters. Networks for which
     channels-last is not safe are always contiguous."""
-
-
-TAGS = r"^$|^[A-Za-z0-9._-]{1,50}( *, *[A-Za-z0-9._-]{1,50}){0,19}$"  #: at most 20 tags
 
 
 def listed(tags: str) -> list[str]:
@@ -332,9 +360,9 @@ def listed(tags: str) -> list[str]:
 class Select(Section):
     """Settings of the selection of ``per-round`` clients."""
 
-    by: str = "uniform"
+    by: Annotated[str, Names("selections"), Unprotected(EQUAL_CHANCES, "uniform")] = "uniform"
     """Rule of the selection: a name of ``fedmosaic list selections``, or ``module:attribute``."""
-    tags: Annotated[str, Field(pattern=TAGS)] = ""
+    tags: Annotated[str, *TAGS, Mark.TEXT, Unprotected(EQUAL_CHANCES, "")] = ""
     """Comma-separated tags; a client is selected only if it has all of them (``node.K.tags``)."""
 
 
@@ -344,7 +372,7 @@ class Wire(Section):
 
     dtype: Literal["float32", "float16", "uint8"] = "float32"
     """Number type of predictions and confidences; weights and features are never converted."""
-    max_mb: Positive = 1000.0
+    max_mb: Annotated[Positive, Mark.FREE] = 1000.0
     """Maximum size of a client's reply in 10⁶ bytes; a larger reply is refused unread."""
 
 
@@ -352,38 +380,43 @@ class Wire(Section):
 class Score(Section):
     """Settings of the models' tests."""
 
-    primary: Literal["auto", "global", "personal"] = "auto"
+    primary: Annotated[
+        Literal["auto", "global", "personal"], Unprotected(SCORES_SHOWN, "auto", "global")
+    ] = "auto"
     """Score that counts for the run. ``global``: the server's model on its test set. ``personal``:
     the clients' models on their own test samples. ``auto``: ``global`` if there is such a model."""
     every: AtLeastOne = 1
     """Rounds between primary scores and scores of the server's model; both also exist after the
     last round."""
-    clients_every: Annotated[int, Field(ge=0)] = 0
+    clients_every: Annotated[int, Field(ge=0), Unprotected(SCORES_SHOWN, 0)] = 0
     """Rounds between scores on the clients' test samples; 0: after the last round only. If the
     primary score is personal, they also follow ``every``."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Number of clients that score, drawn once for the run; 0: all."""
     target: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Primary accuracy; the summary has the round in which it is reached. 0: none."""
-    stop: bool = False
+    stop: Annotated[bool, Mark.FREE] = False
     """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
-    patience: Annotated[int, Field(ge=0)] = 0
+    patience: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Rounds without a new best score after which the run ends; 0: it ends after ``rounds``."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images in a batch while scoring."""
-    bn: Literal["running", "batch", "recalibrated"] = "running"
+    bn: Annotated[
+        Literal["running", "batch", "recalibrated"],
+        Unprotected("clients' statistics have no noise", "running", "batch"),
+    ] = "running"
     """BatchNorm statistics for scores, equal for every method. ``running``: running statistics.
     ``batch``: those of each test batch (transductive). ``recalibrated``: clients measure running
     statistics of the global models anew on their training data, also for the saved model."""
     passes: AtLeastOne = 1
     """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact if there
     are as many measurements as BatchNorm layers in a row."""
-    collapse: Literal["report", "undo", "off"] = "report"
+    collapse: Annotated[Literal["report", "undo", "off"], Mark.FREE] = "report"
     """Reaction to a round after which the server's accuracy collapses, compared to the last four
     scores. ``report``: a warning. ``undo``: repeat the round once, without the clients whose
     updates stand out in it, if there are any. Always off under [privacy], for one-shot methods and
     without a global model."""
-    drift: bool = False
+    drift: Annotated[bool, Unprotected("the clients' updates have no noise there", False)] = False
     """Measure the drift of the clients' models in every round (``server_app/scoring/drift.py``)."""
 
     def check(self) -> None:
@@ -400,25 +433,30 @@ class Score(Section):
 class Node(Section):
     """Settings of one client, ``[node.K]``; settings of its machine take precedence."""
 
-    model: str | None = None
+    model: Annotated[str | None, Names("models")] = None
     """Architecture of the client, such as ``resnet8@0.5``."""
     size: Annotated[float | None, Field(gt=0, le=1)] = None
     """``fiarse``: share of the global model's entries that the client trains."""
-    device: Annotated[str | None, Field(pattern=DEVICES)] = None
+    device: Annotated[str | None, *DEVICE, Mark.TEXT, Mark.FREE] = None
     """Device of the client's networks: auto, cpu, cuda or cuda:N."""
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
     """Torch threads of the client's process."""
-    memory_mb: Annotated[int | None, Field(ge=200)] = None
+    memory_mb: Annotated[int | None, Field(ge=200), Mark.FREE] = None
     """Maximum memory of a process of the client, in 10⁶ bytes."""
-    data_dir: str | None = None
+    data_dir: Annotated[str | None, Place("data-dirs")] = None
     """Folder of the client's data."""
-    public_dir: str | None = None
+    public_dir: Annotated[str | None, Place("data-dirs")] = None
     """Folder of the client's copy of the public set."""
-    state_dir: str | None = None
+    state_dir: Annotated[str | None, Place("state-dirs"), Mark.FREE] = None
     """Folder of the client's private state."""
-    tags: Annotated[str | None, Field(pattern=TAGS)] = None
+    tags: Annotated[str | None, *TAGS, Mark.TEXT] = None
     """Comma-separated tags of the client, such as ``gpu,north``, for ``select.tags``."""
-    name: Annotated[str | None, Field(pattern=r"^[^\x00-\x1f\x7f]{1,60}$")] = None
+    name: Annotated[
+        str | None,
+        Field(pattern=r"^[^\x00-\x1f\x7f]{1,60}$"),
+        Form("1 to 60 characters on one line"),
+        Mark.TEXT,
+    ] = None
     """Name of the client's node for the operator (``fedmosaic status``)."""
     incentive: bool | None = None
     """``i-dl-mh``: whether the client takes the server's reward."""
@@ -492,30 +530,13 @@ class MethodOptions(Section):
         if "privacy" not in self.uses:
             why = f'method = "{config.run.method}": there are {self.leaks}'
             raise not_allowed("privacy.mode", privacy.mode, why, "off")
-        samples, flat = "it shows how many samples a client has", config.flat
-        rules: dict[str, tuple[str, *tuple[Value, ...]]] = {
-            "average.weights": ("all clients must have equal weights", "uniform"),
-            "average.robust": ("the noise is for a mean", "none"),
-            "average.across": ("a size may belong to a single client", "none"),
-            "oca.aggregate": ("cached uploads would be used again", "off"),
-            "score.bn": ("clients' statistics have no noise", "running", "batch"),
-            "score.primary": ("clients' scores have no noise", "auto", "global"),
-            "score.clients-every": ("clients' scores have no noise", 0),
-            "score.drift": ("the clients' updates have no noise there", False),
-            "finetune.epochs": ("clients' scores have no noise", 0),
-            "select.by": ("each client must be selected with the same probability", "uniform"),
-            "select.tags": ("each client must be selected with the same probability", ""),
-            "flops": (samples, False),
-            "memory": (samples, False),
-            "from-round": ("results released after that round count too", -1),
-            "min-replies": ("a missing reply counts as a zero update and stops nothing", 1.0),
-        }
-        if privacy.mode == "local":
-            rules["privacy.sampling"] = ("the selection is not secret from the server", "public")
-        for key, (reason, *allowed) in rules.items():
-            if flat[key] not in allowed:
-                why = f'privacy.mode = "{privacy.mode}": {reason}'
-                raise not_allowed(key, flat[key], why, *allowed)
+        flat = config.flat
+        for key, field in config.fields.items():
+            for mark in field.metadata:
+                excluded = isinstance(mark, Unprotected) and flat[key] not in mark.allowed
+                if excluded and privacy.mode in mark.modes:
+                    why = f'privacy.mode = "{privacy.mode}": {mark.reason}'
+                    raise not_allowed(key, flat[key], why, *mark.allowed)
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
@@ -567,6 +588,15 @@ class Config(BaseModel):
         }
         own = ((k, leaf, v) for k in sorted(self.nodes) for leaf, v in self.node(k).items())
         return shared | {f"node.{k}.{leaf}": value for k, leaf, value in own}
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """The field of each key in ``flat``, without those of single clients."""
+        return {
+            key: field
+            for table, section in self.tables.items()
+            for key, field in keys_of("" if table == "run" else table, type(section))
+        }
 
     @property
     def fine_tunes(self) -> bool:

@@ -7,7 +7,7 @@ from common import methods
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import MODELS
-from common.settings import plugins
+from common.settings import keys, plugins
 from common.settings.config import FLEETS, Config
 from common.settings.version import code_version
 
@@ -88,4 +88,4 @@ def check_requested(model: str, config: Config) -> None:
 
 def _named(flat: Mapping[str, object]) -> list[tuple[str, str]]:
     """Return each (kind, name) in a run config once, without trackers."""
-    return list(dict.fromkeys((kind, n) for kind, n in plugins.named(flat) if kind in OURS))
+    return list(dict.fromkeys((kind, n) for kind, n in keys.named(flat) if kind in OURS))

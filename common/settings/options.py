@@ -8,9 +8,9 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
+from common.settings.marks import Auto, Form, Mark, Unprotected
 from common.settings.section import (
     AtLeastOne,
-    Auto,
     Fraction,
     Momentum,
     NonNegative,
@@ -28,23 +28,25 @@ MILESTONES = r"^([1-9][0-9]*(, *[1-9][0-9]*)*)?$"
 class Descent(Section):
     """Settings of an optimiser and of its learning rate over the rounds."""
 
-    optimizer: str = "sgd"
+    optimizer: Annotated[str, Mark.TEXT] = "sgd"
     """sgd, adam, adamw, or the name of any other class in torch.optim."""
-    optimizer_options: str = ""
+    optimizer_options: Annotated[str, Mark.TEXT, Mark.CHOSEN] = ""
     """Further arguments of the optimiser, as in TOML: ``alpha = 0.9, betas = [0.9, 0.99]``."""
-    lr: Positive = 0.01
+    lr: Annotated[Positive, Mark.CHOSEN] = 0.01
     """Learning rate of the first round."""
     momentum: Momentum = 0.9
     """Momentum of SGD; for other optimisers see ``optimizer-options``."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: Annotated[NonNegative, Mark.CHOSEN] = 0.0
     """L2 penalty on the weights; adamw applies it separately from the gradient."""
-    lr_decay: Fraction = 1.0
+    lr_decay: Annotated[Fraction, Mark.CHOSEN] = 1.0
     """Factor of the learning rate after every round."""
-    milestones: Annotated[str, Field(pattern=MILESTONES)] = ""
+    milestones: Annotated[
+        str, Field(pattern=MILESTONES), Form("rounds, such as 100,150"), Mark.TEXT, Mark.CHOSEN
+    ] = ""
     """Comma-separated rounds; after each, ``milestone-factor`` multiplies the learning rate."""
-    milestone_factor: Fraction = 0.1
+    milestone_factor: Annotated[Fraction, Mark.CHOSEN] = 0.1
     """Factor of the learning rate at a milestone."""
-    cosine: bool = False
+    cosine: Annotated[bool, Mark.CHOSEN] = False
     """Decrease the learning rate over the run as half a cosine; results depend on ``rounds``."""
 
     def lr_at(self, t: int, rounds: int) -> float:
@@ -61,12 +63,18 @@ class Descent(Section):
 class Average(Section):
     """Settings of the mean of the clients' copies of the global model."""
 
-    weights: Annotated[Literal["auto", "samples", "uniform"], Auto("samples")] = "auto"
+    weights: Annotated[
+        Literal["auto", "samples", "uniform"],
+        Auto("samples"),
+        Unprotected("all clients must have equal weights", "uniform"),
+    ] = "auto"
     """Weight of a client in the mean: its number of training samples, or equal for all."""
     bn_buffers: bool = True
     """Average BatchNorm's running statistics too; otherwise the server keeps its own."""
     across: Annotated[
-        Literal["auto", "none", "layerwise", "same", "depth", "width"], Auto("none")
+        Literal["auto", "none", "layerwise", "same", "depth", "width"],
+        Auto("none"),
+        Unprotected("a size may belong to a single client", "none"),
     ] = "auto"
     """``none``: clients train the global architecture; otherwise each client trains its own.
     ``layerwise``: average a layer over all clients that have it. ``same``: average only among equal
@@ -80,8 +88,11 @@ class Average(Section):
     the step of an architecture's last blocks."""
     stages: Literal["all", "last"] = "all"
     """``depth``: momentum distillation in every stage, or only in the last."""
-    robust: Literal[
-        "none", "median", "trimmed", "clip", "krum", "multi-krum", "geometric-median", "fltrust"
+    robust: Annotated[
+        Literal[
+            "none", "median", "trimmed", "clip", "krum", "multi-krum", "geometric-median", "fltrust"
+        ],
+        Unprotected("the noise is for a mean", "none"),
     ] = "none"
     """Robust aggregation. ``median``, ``trimmed``: coordinate-wise median or trimmed mean, with
     equal weights. ``clip``: the mean of the clients' steps from the previous model, each shortened
@@ -109,7 +120,10 @@ class Privacy(Section):
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """δ for which ε is computed; 0: 1 / (10 · clients), at most 1e-5. A larger value makes ε look
     small; the run warns of it."""
-    sampling: Literal["public", "secret"] = "public"
+    sampling: Annotated[
+        Literal["public", "secret"],
+        Unprotected("the selection is not secret from the server", "public", modes=("local",)),
+    ] = "public"
     """``public``: the usual selection, which is predictable, so ε counts every client in every
     round. ``secret`` (``central`` only): select each client independently with probability
     per-round / clients from the operating system's entropy, which gives a smaller ε."""
@@ -125,7 +139,11 @@ class Oca(Section):
     """Settings of the server's cache of every client's latest upload ("overall clients aggregated",
     FedKF, section IV-A)."""
 
-    aggregate: Annotated[Literal["auto", "on", "off"], Auto("off")] = "auto"
+    aggregate: Annotated[
+        Literal["auto", "on", "off"],
+        Auto("off"),
+        Unprotected("cached uploads would be used again", "off"),
+    ] = "auto"
     """Also average the cached uploads of all clients; this average is then the run's model."""
     init: Literal["uploaded", "w0"] = "uploaded"
     """Clients without an upload: omitted, or represented by the first model (``w0``)."""
@@ -137,7 +155,12 @@ class Oca(Section):
 class FineTuning(Section):
     """Settings of local fine-tuning before clients score, which changes no model of the run."""
 
-    epochs: Annotated[int, Field(ge=0, le=100_000)] = 0
+    epochs: Annotated[
+        int,
+        Field(ge=0, le=100_000),
+        Mark.CLIENT_EPOCHS,
+        Unprotected("clients' scores have no noise", 0),
+    ] = 0
     """Epochs in which a client trains a copy of the model that it scores on its own training
     samples, to score the copy too (``finetuned``); the copy is then discarded. 0: none."""
     layers: Literal["all", "head"] = "all"
@@ -162,7 +185,7 @@ class NoiseTraining(Descent):
     """Keep noise from changing the student's running statistics."""
     max_norm: Literal["sum", "softmax", "none"] = "sum"
     """Normalisation of the element-wise maximum of the teachers' distributions, if it is used."""
-    epochs: AtLeastOne = 1
+    epochs: Annotated[AtLeastOne, Mark.SERVER_EPOCHS] = 1
     """Server epochs in a round; 5 in FedORION's released code."""
     batches: AtLeastOne = 50
     """Noise batches in a server epoch; 200 in FedORION's released code."""
@@ -174,7 +197,7 @@ class NoiseTraining(Descent):
 class GeneratorTraining(Descent):
     """Settings of an image generator and of data-free distillation losses (FedKF, eq. 2-5)."""
 
-    optimizer: str = "adam"
+    optimizer: Annotated[str, Mark.TEXT] = "adam"
     """Optimiser of the generator: adam as in the papers, or the name of a class in torch.optim."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.001)] = 0.0
     """Learning rate of the generator in the first round; 0: the method's default."""
@@ -209,7 +232,7 @@ class Confidence(Section):
     """Form of the confidences in equation 4: probabilities or logits."""
     init: Literal["local", "scratch"] = "local"
     """First weights of C_i: those of M_i, or random."""
-    epochs: AtLeastOne = 3
+    epochs: Annotated[AtLeastOne, Mark.CLIENT_EPOCHS] = 3
     """E_embed, training epochs of C_i."""
     balance: Literal["plain", "weights", "sampling"] = "plain"
     """Correction for more public than private images: none, loss weights, or repeated images."""
@@ -228,7 +251,7 @@ class Ensemble(Section):
     )
     """Equation 1, Algorithm 2 as printed, the median of the predictions without weights, or UHC by
     cross-entropy or matrix factorisation. UHC is for clients whose heads have different classes."""
-    epochs: AtLeastOne = 10
+    epochs: Annotated[AtLeastOne, Mark.SERVER_EPOCHS] = 10
     """E_g, training epochs of the server's model on the public set."""
     uhc_steps: AtLeastOne = 50
     """Gradient steps (uhc-ce) or alternations (uhc-mf) of UHC."""
@@ -241,7 +264,7 @@ class PublicTraining(Descent):
     """Settings for training on predictions for the public set, on the clients, on the server, or on
     both."""
 
-    optimizer: Annotated[str, Auto("sgd")] = "auto"
+    optimizer: Annotated[str, Auto("sgd"), Mark.TEXT] = "auto"
     """sgd, adam, adamw or the name of a class in torch.optim; auto: the method's default."""
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False), Auto(0.01)] = 0.0
     """Learning rate of the first round; 0: the method's default."""
@@ -251,7 +274,7 @@ class PublicTraining(Descent):
     subset: Annotated[int, Field(ge=0), Auto(0)] = 0
     """Public samples of a round, drawn anew and equal on all machines; 0: the method's default,
     usually all."""
-    epochs: Annotated[int, Field(ge=0), Auto(5)] = 0
+    epochs: Annotated[int, Field(ge=0), Auto(5), Mark.CLIENT_EPOCHS] = 0
     """Training epochs on the round's public samples; 0: the method's default."""
     batch_size: Annotated[int, Field(ge=0), Auto(128)] = 0
     """Images in a batch; 0: the method's default."""

@@ -5,7 +5,6 @@ that a ClientApp imports one method instead of all.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import TypeVar
@@ -16,24 +15,15 @@ from pydantic.fields import FieldInfo
 from common import methods
 from common.errors import refusal
 from common.files import in_order
+from common.settings import keys
 from common.settings.config import SECTIONS, Config, Data, Node, Run, not_allowed
+from common.settings.keys import NODE as NODE
+from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
-from common.settings.section import Auto, Section, Value, kebab, value_kind
+from common.settings.section import Section, kebab, keys_of, value_kind
 
 S = TypeVar("S", bound=Section)
-
-NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
-"""Name of the table of a single client, with the client's number."""
-
-PATTERNS = {
-    "device": "auto, cpu, cuda or cuda:N",
-    "labels": "key=value, or several with commas between them",
-    "tags": "at most 20 tags of letters, digits, '.', '_' and '-' with commas between them",
-    "name": "1 to 60 characters on one line",
-    "experiment": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
-    "milestones": "rounds, such as 100,150",
-}
 
 
 def parse(flat: Mapping[str, Value], *, every: bool = False) -> Config:
@@ -150,11 +140,7 @@ def _built_in_defaults() -> dict[str, Value]:
 
 
 def _defaults(some: Mapping[str, type[Section]]) -> dict[str, Value]:
-    return {
-        f"{table}.{kebab(name)}".lstrip("."): field.default
-        for table, kind in some.items()
-        for name, field in kind.model_fields.items()
-    }
+    return {key: field.default for key, field in keys.fields(some).items()}
 
 
 def reads(method: str, key: str) -> bool:
@@ -181,7 +167,13 @@ def to_toml(flat: Mapping[str, Value]) -> str:
 
 def auto_of(field: FieldInfo) -> Auto | None:
     """Return the mark of a setting whose default depends on the method; None if there is none."""
-    return next((mark for mark in field.metadata if isinstance(mark, Auto)), None)
+    return keys.mark_of(Auto, field)
+
+
+def form_of(field: FieldInfo | None) -> str:
+    """Return how the text of a setting must be written, in words; empty if there is no pattern."""
+    form = keys.mark_of(Form, field)
+    return form.words if form else ""
 
 
 def usual(key: str, field: FieldInfo, auto: Mapping[str, Value]) -> Value:
@@ -208,9 +200,10 @@ def kind_of(key: str, method: str = "") -> type[Value]:
 
 def _resolved(section: S, table: str, auto: Mapping[str, Value]) -> S:
     """Return the section of a table with resolved values for ``auto``."""
+    kind = type(section)
     resolved = {
-        name: usual(f"{table}.{kebab(name)}".lstrip("."), field, auto)
-        for name, field in type(section).model_fields.items()
+        name: usual(key, field, auto)
+        for name, (key, field) in zip(kind.model_fields, keys_of(table, kind), strict=True)
         if auto_of(field) and getattr(section, name) in ("auto", 0)
     }
     return section.model_copy(update=resolved)
@@ -229,8 +222,9 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
         return kind.model_validate(table)
     except ValidationError as invalid:
         error = invalid.errors()[0]
-        key = prefix + kebab(str(error["loc"][0]))
-        line = refusal(error, key, PATTERNS.get(key.rpartition(".")[2], ""))
+        leaf = str(error["loc"][0])
+        key, field = prefix + kebab(leaf), kind.model_fields.get(leaf.replace("-", "_"))
+        line = refusal(error, key, form_of(field))
         if error["type"] == "extra_forbidden":
             known = [*defaults(), *(prefix + kebab(name) for name in kind.model_fields)]
             line = _unknown(key, known)

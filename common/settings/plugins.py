@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -33,16 +33,8 @@ WORDS = {
     "selections": "selection",
 }
 """Kinds of plug-ins, with the word for one of each kind in messages."""
-KEYS = {
-    "method": "methods",
-    "fleet": "models",
-    "global-model": "models",
-    "data.name": "datasets",
-    "data.partition": "partitions",
-    "track": "trackers",
-    "select.by": "selections",
-}
-"""Keys of the run config whose values are names, with their kinds; ``node.K.model`` is another."""
+ON_THE_SERVER = ("trackers", "selections")
+"""Kinds of which clients never import one."""
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are not modules but libraries of models."""
 OURS = frozenset({"common", "server_app", "client_app", "deploy", "fedmosaic", "__main__"})
@@ -185,19 +177,10 @@ def choices(kind: str, name: str, ours: Iterable[str]) -> str:
     return f"{', '.join(known)}{nearest(name, known)}"
 
 
-def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of each name in a flat run config; models without their width factor."""
-    for key, value in flat.items():
-        kind = "models" if re.fullmatch(r"node\.\d+\.model", key) else KEYS.get(key)
-        for name in str(value).split(",") if kind else ():
-            if name := name.strip().partition("@")[0]:
-                yield str(kind), name
-
-
-def roots(flat: Mapping[str, object]) -> list[str]:
-    """Return the top modules of the ``module:attribute`` names in a flat run config, each once."""
-    names = [name for _, name in named(flat) if is_reference(name) and _REFERENCE.fullmatch(name)]
-    return list(dict.fromkeys(re.split("[.:]", name)[0] for name in names))
+def top_of(name: str) -> str:
+    """Return the top module of a name ``module:attribute``; empty for any other name."""
+    named = is_reference(name) and _REFERENCE.fullmatch(name)
+    return re.split("[.:]", name)[0] if named else ""
 
 
 def is_reference(name: str) -> bool:

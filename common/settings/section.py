@@ -1,17 +1,19 @@
 """Base class of the run config's tables, and the types of settings.
 
-A setting is a field with a default and a docstring. ``fedmosaic list settings`` and the defaults
-for Flower in ``pyproject.toml`` are generated from these fields.
+A setting is a field with a default, a docstring and marks (``common/settings/marks.py``).
+``fedmosaic list settings`` and the defaults for Flower in ``pyproject.toml`` are generated from
+these fields.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Literal, Union, final, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-Value = bool | int | float | str
+from common.settings.marks import Value as Value
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -48,13 +50,13 @@ class Section(BaseModel):
     )
 
 
-@final
-@dataclass(frozen=True)
-class Auto:
-    """Mark of a setting whose default, ``auto`` or for numbers 0, depends on the method."""
+def keys_of(table: str, kind: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the key in a flat run config and the field of each setting of the table ``table``.
 
-    usual: Value
-    """Value of ``auto`` unless the method's contract has another."""
+    The table of the top level is ``""``.
+    """
+    for name, field in kind.model_fields.items():
+        yield f"{table}.{kebab(name)}".lstrip("."), field
 
 
 def meaning(kind: type[Section], name: str) -> str:

@@ -4,8 +4,9 @@
 plain data, because this file must not import ``common`` (see ``pinned.py``). They come from a
 policy file (``deploy/machines/policy.py``). A node without one has rules for folders only.
 
-Every setting that names a file, a module or a download is in one of the tables below. No name of a
-run is imported here: installed plug-ins are read from the metadata of packages.
+The rules include ``settings``: the tables of the settings that name a file, a module or a download,
+or count epochs, which the node makes from its own installation. Without them every run is refused.
+No name of a run is imported here: installed plug-ins are read from the metadata of packages.
 """
 
 import os
@@ -19,59 +20,6 @@ RULES = "FEDMOSAIC_NODE_RULES"  #: environment variable of a SuperNode with its 
 STATE_DIR = "FEDMOSAIC_STATE_DIR"  #: environment variable of a client, as in ``participant.py``
 Values = Mapping[str, bool | int | float | str]
 
-PATHS = {
-    "data.dir": "data-dirs",
-    "node.K.data-dir": "data-dirs",
-    "data.public-dir": "data-dirs",
-    "node.K.public-dir": "data-dirs",
-    "state-dir": "state-dirs",
-    "node.K.state-dir": "state-dirs",
-    "weights": "weights",
-}
-"""Settings that name a folder or a file, with the rule that lists the allowed ones."""
-NAMES = {
-    "method": "methods",
-    "fleet": "models",
-    "global-model": "models",
-    "node.K.model": "models",
-    "data.name": "datasets",
-    "data.public-name": "datasets",
-    "data.partition": "partitions",
-}
-"""Settings whose value can be a plug-in or ``module:attribute``, with the kind of plug-in."""
-DOWNLOADS = ("data.download", "pretrained")
-"""Settings that download files."""
-EPOCHS = (
-    "train.epochs",
-    "public.epochs",
-    "confidence.epochs",
-    "dl-sh.incentive-epochs",
-    "i-dl-mh.incentive-epochs",
-    "fedmd.public-epochs",
-    "fedmd.first-epochs",
-    "kt-pfl.public-epochs",
-    "kt-pfl.first-epochs",
-    "fedrep.head-epochs",
-    "fedrep.body-epochs",
-    "ditto.epochs",
-    "finetune.epochs",
-)
-"""Settings of the epochs that a client trains."""
-FREE = frozenset(
-    {
-        # only the server and the launcher use them
-        *("out", "plugins", "track", "name", "labels", "membership", "select.by"),
-        *("select.tags", "node.K.tags", "node.K.name"),
-        "fedktl.generator",  # only the server reads it
-        *("experiment", "device", "node.K.device"),  # have a pattern
-        *("data.label-column", "data.owner-column", "data.digest"),
-        *(f"{table}.optimizer" for table in ("train", "noise", "generator", "public")),
-        *(f"{table}.optimizer-options" for table in ("train", "noise", "generator", "public")),
-        *(f"{table}.milestones" for table in ("train", "noise", "generator", "public")),
-        *("fiarse.sizes", "inclusivefl.lr-factors"),
-    }
-)
-"""Other settings of free text, which name nothing on a client."""
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are libraries, as in ``common/settings/plugins.py``."""
 STRICTER = {
@@ -91,8 +39,10 @@ def check(rules: Mapping[str, Any], settings: Values, node: Values) -> None:
     """Raise ``Refused``, one line, for a run config that the rules of this node do not allow.
 
     ``settings``: the run config; ``node``: the node's own configuration. A missing rule allows all
-    values.
+    values, but missing tables of settings allow no run.
     """
+    if not {"paths", "names", "downloads", "epochs", "texts"} <= rules.get("settings", {}).keys():
+        raise Refused("the node that checks this run did not receive its tables of settings")
     for key, value, rule, allowed in _violations(rules, _spelled(settings), node):
         shown = f"{value!r:.{LONGEST}}" if isinstance(value, str) else str(value).lower()
         source = f"its policy ({rule})" if rules.get("policy") else "a node without --policy"
@@ -116,27 +66,24 @@ def _violations(
     rules: Mapping[str, Any], settings: Values, node: Values
 ) -> Iterator[tuple[str, bool | int | float | str, str, str]]:
     """Yield key, value, rule and allowed values of each setting that breaks a rule."""
-    k = node.get("partition-id", "")
-    for key, value in _paths(settings, node).items():
-        rule = PATHS[_general(key)]
-        paths = _filled(str(value), k, _models(settings, node))
+    k, known = node.get("partition-id", ""), rules["settings"]
+    for key, value in _paths(settings, node, known["paths"]).items():
+        rule = known["paths"][_general(key)]
+        paths = _filled(str(value), k, _models(settings, node, known["names"]))
         if rule in rules and not all(_inside(path, rules[rule]) for path in paths):
             yield key, value, rule, _listed(rules[rule], "absolute paths inside ")
     for key, value in settings.items():
-        if kind := NAMES.get(_general(key)):
+        if kind := known["names"].get(_general(key)):
             for name in _names(str(value)):
                 if (rule := _rule_of(kind, name)) and not _allows(rules.get(rule), name):
                     yield key, name, rule, _listed(rules[rule])
-        if key in DOWNLOADS and value and not rules.get("download", True):
+        if key in known["downloads"] and value and not rules.get("download", True):
             yield key, value, "download", "false"
     yield from _limits(rules, settings)
     if rules.get("policy"):
-        known = {*PATHS, *NAMES, *FREE}
-        method = str(settings.get("method", ""))
-        own = re.split("[.:]", method)[-1].replace("_", "-") if _rule_of("methods", method) else ""
         for key, value in settings.items():
             odd = isinstance(value, str) and re.search(r"[/\\~:]", value)
-            if odd and _general(key) not in known and key.partition(".")[0] != own:
+            if odd and _general(key) not in known["texts"]:
                 yield key, value, "unknown keys", "no paths and modules"
 
 
@@ -150,7 +97,7 @@ def _limits(
     if (rounds := _number(settings, "rounds")) > (most := rules.get("max-rounds", rounds)):
         yield "rounds", rounds, "max-rounds", f"at most {most}"
     defaults = rules.get("epochs", {}).get(method)  # of the keys that a built-in method reads
-    for key in EPOCHS if defaults is None else defaults:
+    for key in rules["settings"]["epochs"] if defaults is None else defaults:
         epochs = _number(settings, key) or (defaults or {}).get(key, 0)
         if epochs > (most := rules.get("max-epochs", epochs)):
             yield key, epochs, "max-epochs", f"at most {most}"
@@ -165,7 +112,9 @@ def _limits(
         yield "privacy.noise-multiplier", z, "privacy.noise-multiplier", f"at least {least}"
 
 
-def _paths(settings: Values, node: Values) -> dict[str, bool | int | float | str]:
+def _paths(
+    settings: Values, node: Values, rule_by_key: Mapping[str, str]
+) -> dict[str, bool | int | float | str]:
     """Return the settings that name a path and that this node uses.
 
     As in ``Participant``, the node's own configuration precedes ``[node.K]``, which precedes the
@@ -180,7 +129,9 @@ def _paths(settings: Values, node: Values) -> dict[str, bool | int | float | str
     if not node.get("state-dir"):
         run = {} if os.environ.get(STATE_DIR) else {"state-dir": settings.get("state-dir", "")}
         used |= {own: settings[own]} if settings.get(own) else run
-    used["weights"] = settings.get("weights", "")
+    replaced = {"data.dir", "data.public-dir", "state-dir"}
+    others = [key for key in rule_by_key if key not in replaced and not key.startswith("node.K.")]
+    used |= {key: settings.get(key, "") for key in others}
     return {key: value for key, value in used.items() if value}
 
 
@@ -190,9 +141,9 @@ def _filled(path: str, k: object, models: Iterable[str]) -> list[str]:
     return [one.replace("{model}", model) for one in paths for model in models]
 
 
-def _models(settings: Values, node: Values) -> list[str]:
+def _models(settings: Values, node: Values, names: Mapping[str, str]) -> list[str]:
     """Return the architectures of a run as they stand in file names."""
-    values = [value for key, value in settings.items() if NAMES.get(_general(key)) == "models"]
+    values = [value for key, value in settings.items() if names.get(_general(key)) == "models"]
     texts = ",".join(map(str, [*values, node.get("model", "")]))
     return [name.replace(":", "-") for name in _names(texts)] or [""]
 

@@ -20,8 +20,6 @@ FOLDER = EXPERIMENTS / "leaderboard"
 FIRST = "fashion"  #: name of the first board
 TRIES = 8  #: configurations of each method
 COSTS = "costs"  #: column of the run that counts operations and measures memory
-OWN = {"method", "global-model", "feature-dim"}
-"""Settings at the top level that a method's row may choose."""
 RATE = "train.lr"
 
 Flattened = Annotated[dict[str, Value], BeforeValidator(flatten)]

@@ -4,17 +4,27 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.settings.keys import SHARED_FIELDS, marked
+from common.settings.marks import Mark
 from common.settings.parse import defaults, reads
-from common.settings.section import Value, kebab
+from common.settings.section import Value
 from deploy.leaderboard.board import MEASURES, Board, scored
 from deploy.leaderboard.board import record as bundled
-from deploy.leaderboard.protocol import COSTS, OWN, Place, Protocol, Row
+from deploy.leaderboard.protocol import COSTS, Place, Protocol, Row
 from deploy.run import user_modules
 from deploy.run.settings import load_run
 from deploy.run.verify import verify
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
-from server_app.storage.checkpoint import FREE
+
+COMMON = {
+    key
+    for key in SHARED_FIELDS
+    if key.rpartition(".")[0] in ("", "data", "train", "score", "finetune")
+}
+"""Settings of the tables that the protocol fixes for all methods, with few exceptions."""
+CHOSEN = {*marked(Mark.CHOSEN)}
+FIXED = COMMON - CHOSEN - {*marked(Mark.MACHINE, Mark.FREE)}
 
 
 def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
@@ -103,7 +113,7 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
         differs = {
             key: (flat[key], value)
             for key, value in wanted.items()
-            if _fixed(key) and flat.get(key) != value
+            if key in FIXED and flat.get(key) != value
         }
         seeds = protocol.seeds[:1] if name == COSTS else protocol.seeds
         if seed not in seeds:
@@ -119,34 +129,12 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
     raise ValueError(f"{folder} does not follow the protocol: {wrong} (nearest: {where})")
 
 
-def _fixed(key: str) -> bool:
-    """Return whether the protocol fixes a setting for all methods."""
-    table, _, name = key.rpartition(".")
-    if table in ("data", "score", "finetune"):
-        return name not in {kebab(free) for free in FREE.get(table, ())} | {
-            "dir",
-            "digest",
-            "download",
-        }
-    if table == "train":
-        return name in ("epochs", "steps", "batch-size", "optimizer", "momentum")
-    free = {kebab(free) for free in FREE["run"]} - {"rounds"}
-    return not table and name not in free | OWN | {"seed", "device", "threads"}
-
-
 def _own(protocol: Protocol, flat: Flat) -> Flat:
     """Return the settings of a run that its method chooses and that differ from the board's."""
-    usual = {**defaults(str(flat["method"])), **protocol.base}
+    method = str(flat["method"])
+    usual = {**defaults(method), **protocol.base}
     return {
         key: value
         for key, value in sorted(flat.items())
-        if value != usual.get(key) and _chosen(key) and reads(str(flat["method"]), key)
+        if value != usual.get(key) and (key in CHOSEN or key not in COMMON) and reads(method, key)
     }
-
-
-def _chosen(key: str) -> bool:
-    """Return whether a setting belongs to a method's configuration."""
-    table = key.rpartition(".")[0]
-    if not table or table in ("data", "score"):
-        return key in OWN
-    return not _fixed(key)

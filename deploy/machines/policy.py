@@ -4,6 +4,7 @@
 installation, which that module must not import.
 """
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,9 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common import methods
 from common.errors import refusal
 from common.exchange.seal import files
-from common.settings.plugins import nearest
-from common.settings.section import Value, kebab
-from deploy.flower.rules import EPOCHS, STATE_DIR
+from common.settings import keys
+from common.settings.marks import Mark, Names, Place, Value
+from common.settings.parse import reads, tables, usual
+from common.settings.plugins import ON_THE_SERVER, installed, nearest
+from common.settings.section import kebab
+from deploy.flower.rules import STATE_DIR
 
 Text = Annotated[str, Field(min_length=1)]
 Most = Annotated[int, Field(ge=1)]
@@ -119,26 +123,48 @@ def rules(policy: Policy | None, node: Mapping[str, Value]) -> dict[str, Any]:
     data = [str(node[key]) for key in ("data-dir", "public-dir") if node.get(key)]
     state = node.get("state-dir") or os.environ.get(STATE_DIR)
     states = [str(state or Path.home() / ".fedmosaic" / "state")]
+    known = settings()
     if policy is None:
-        return {"data-dirs": data, "state-dirs": states, "weights": [*data, *states]}
+        own = {"data-dirs": data, "state-dirs": states, "weights": [*data, *states]}
+        return {**own, "settings": known}
     given = policy.model_dump(by_alias=True, exclude_none=True, exclude={"server_keys"})
     data, states = [*given["data-dirs"], *data], [*given["state-dirs"], *states]
     epochs = {name: _epochs(name) for name in methods.names()} if policy.max_epochs else {}
-    return {**given, "policy": True, "data-dirs": data, "state-dirs": states, "epochs": epochs}
+    more = {"data-dirs": data, "state-dirs": states, "epochs": epochs, "settings": known}
+    return {**given, "policy": True, **more}
+
+
+def settings() -> dict[str, Any]:
+    """Return the tables of settings that the checks of a run config need, from the fields' marks.
+
+    ``paths``: the rule that lists the allowed places, by key. ``names``: the kind of plug-in by
+    key. ``downloads`` and ``epochs`` (of clients): keys. ``texts``: keys of texts that may have any
+    characters, beside those. Methods of installed packages count; one that cannot be imported does
+    not, so that its texts must have no path.
+    """
+    fields = keys.fields({**keys.SHARED, **tables()})
+    for name in installed("methods"):
+        with contextlib.suppress(ValueError):
+            fields |= keys.fields({name: methods.options(name)})
+    paths = {key: place.rule for key, f in fields.items() if (place := keys.mark_of(Place, f))}
+    names = {key: named.kind for key, f in fields.items() if (named := keys.mark_of(Names, f))}
+    return {
+        "paths": {key: rule for key, rule in paths.items() if rule},
+        "names": {key: kind for key, kind in names.items() if kind not in ON_THE_SERVER},
+        "downloads": keys.marked(Mark.DOWNLOAD, within=fields),
+        "epochs": keys.marked(Mark.CLIENT_EPOCHS, within=fields),
+        "texts": [*keys.marked(Mark.TEXT, within=fields), *paths, *names],
+    }
 
 
 def _epochs(method: str) -> dict[str, int]:
     """Return the keys of a client's epochs that a built-in method reads, with their defaults."""
-    from common.settings.parse import reads, tables, usual
-
-    sections, auto = tables(), methods.options(method).auto
-    defaults = {}
-    for key in EPOCHS:
-        table, _, leaf = key.rpartition(".")
-        if reads(method, key):
-            field = sections[table].model_fields[leaf.replace("-", "_")]
-            defaults[key] = int(usual(key, field, auto))
-    return defaults
+    fields, auto = keys.fields(tables()), methods.options(method).auto
+    return {
+        key: int(usual(key, fields[key], auto))
+        for key in keys.marked(Mark.CLIENT_EPOCHS, within=fields)
+        if reads(method, key)
+    }
 
 
 def _fingerprint(path: Path, folder: Path, text: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.settings.config import Value
+from common.settings.keys import places
 from common.settings.parse import parse
 from deploy.machines.certificates import general_name
 from server_app.stopped import REMEDY
-from server_app.storage.relative_paths import places
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")

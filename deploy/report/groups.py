@@ -11,16 +11,14 @@ from typing import final
 
 from scipy.special import stdtrit
 
+from common.settings.keys import marked
+from common.settings.marks import Mark
 from deploy.report.read import Run, flat
 from deploy.report.table import clean
 
 LEVEL = 0.95  #: confidence level of an interval
 LABEL_SETTINGS = 3  # most settings in a label beside the method, so that it stays readable
-PLACES = {
-    *("out", "state-dir", "data.dir", "data.public-dir"),
-    *("experiment", "runtime", "resume", "track"),
-}
-"""Settings that name where and how a run was started and do not affect its results."""
+STARTED = frozenset(marked(Mark.STARTED))
 
 
 @final
@@ -107,20 +105,20 @@ def _belongs(run: Run, group: Sequence[Run]) -> bool:
 
 def _settings(run: Run) -> dict[str, object]:
     """Return the settings that affect a run's results, without the seed."""
-    hidden = PLACES | {"seed"}
+    hidden = STARTED | {"seed"}
     return {name: value for name, value in flat(run.config).items() if name not in hidden}
 
 
 def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
     """Return setting -> its value in each group (None: not set), for the settings that differ.
 
-    All seeds of a group are listed; the settings in ``PLACES`` are left out.
+    All seeds of a group are listed; the settings with ``Mark.STARTED`` are left out.
     """
     configs = [flat(runs[0].config) for runs in groups]
     for config, runs in zip(configs, groups, strict=True):
         if len(runs) > 1:
             config["seed"] = ", ".join(str(run.setting("seed")) for run in runs)
-    hidden = PLACES | {"name"}
+    hidden = STARTED | {"name"}
     names = dict.fromkeys(name for config in configs for name in config if name not in hidden)
     values = {name: [config.get(name) for config in configs] for name in names}
     return {n: v for n, v in values.items() if any(other != v[0] for other in v)}

@@ -18,6 +18,8 @@ from common.data.partition import rule
 from common.data.shares import check_public, check_public_tests, check_share, for_testing, share
 from common.settings.config import NATURAL, OWN, Config, Value, entries
 from common.settings.extras import check_installed
+from common.settings.keys import marked, places
+from common.settings.marks import Mark
 from common.settings.parse import data_of, parse
 from common.techniques.public_set import OnPublicSet
 from common.training import device
@@ -26,7 +28,6 @@ from deploy.run.settings import RUNTIMES, load_run
 from server_app.messaging.schedule import Schedule
 from server_app.selection import find as find_rule
 from server_app.storage import checkpoint
-from server_app.storage.relative_paths import places
 from server_app.tracking.tracker import check as check_trackers
 
 
@@ -63,7 +64,7 @@ def resumed(
 ) -> tuple[dict[str, Value], Path]:
     """Return the run config with which the run in ``folder`` resumes, and the folder.
 
-    Only keys in ``checkpoint.FREE`` may differ. ``runtime``: empty: that of the run so far.
+    Only settings with ``Mark.FREE`` may differ. ``runtime``: empty: that of the run so far.
 
     Raises ``ValueError`` if ``folder`` contains no run to resume, or for another ``out`` or method.
     """
@@ -78,7 +79,7 @@ def resumed(
             f"method = {method!r} is not allowed: the run in {folder} has method = "
             f"{saved.get('method')!r}, and a resumed run keeps it; start a new run without --resume"
         )
-    flat = saved | dict(overrides) | _absolute(overrides)
+    flat = saved | dict(overrides) | _absolute(overrides, str(method))
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder
@@ -183,9 +184,12 @@ def _check_clients(config: Config, dataset: Dataset) -> None:
             )
 
 
-def _absolute(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the folders as absolute paths, because Flower's processes have another cwd."""
-    return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat)}
+def _absolute(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
+    """Return the folders as absolute paths, because Flower's processes have another cwd.
+
+    ``method``: the run's, if ``flat`` does not name it.
+    """
+    return {key: str(Path(str(flat[key])).expanduser().resolve()) for key in places(flat, method)}
 
 
 def counted(flat: Mapping[str, Value], *, data_here: bool = True) -> dict[str, Value]:
@@ -214,7 +218,7 @@ def name_of(flat: Mapping[str, Value], alone: bool) -> str:
     resumed run reads from its checkpoint. It is needed where the clients' folder remains after the
     run, because another run with the same settings must not find these models.
     """
-    free = {key.replace("_", "-") for key in checkpoint.FREE["run"]}
+    free = [key for key in marked(Mark.FREE, Mark.FREE_WITHOUT_COSINE) if "." not in key]
     text = json.dumps({key: value for key, value in sorted(flat.items()) if key not in free})
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     suffix = f"-{secrets.token_hex(4)}" if alone else ""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from common.settings import plugins
+from common.settings import keys, plugins
 
 COPIES = "plugins"  #: subfolder of a run's folder with copies of its modules
 
@@ -23,7 +23,7 @@ def look_in(folder: Path, flat: Mapping[str, object]) -> bool:
     Raises ``ValueError``, one line, for a module with the name of another module.
     """
     folder = folder.resolve()
-    roots = [root for root in plugins.roots(flat) if place_of(folder, root)]
+    roots = [root for root in keys.roots(flat) if place_of(folder, root)]
     for root in roots:
         _check_alone(folder, root)
     if not all(map(plugins.places, roots)):
@@ -39,7 +39,7 @@ def carried(flat: Mapping[str, object]) -> dict[str, Path]:
     """
     if not flat.get("plugins"):
         return {}
-    folder, places, left = Path(str(flat["plugins"])), dict[str, Path](), plugins.roots(flat)
+    folder, places, left = Path(str(flat["plugins"])), dict[str, Path](), keys.roots(flat)
     while left:
         root = left.pop()
         place = place_of(folder, root)

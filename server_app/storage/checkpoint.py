@@ -13,27 +13,16 @@ from common.exchange.records.arrays import prove
 from common.files import Damaged, write_atomically
 from common.journal import Entry, Undone
 from common.settings.config import OWN, Config
+from common.settings.keys import marks_of
+from common.settings.marks import Mark
 from common.settings.old_defaults import check_complete
 from common.settings.options import Descent
 from common.settings.parse import usual
 from common.settings.plugins import table_of
-from common.settings.section import Value, kebab
+from common.settings.section import Section, Value, kebab
 from server_app.storage.relative_paths import relative
 
 Tables = dict[str, dict[str, Any]]
-
-FREE = {
-    "run": {
-        *("resume", "runtime", "out", "state_dir", "rounds", "timeout", "wait", "experiment"),
-        *("max_samples", "rebind", "track", "plugins", "from_round", "keep", "sanity"),
-        *("window", "name", "labels", "min_clients", "leave_after"),
-    },
-    "score": {"stop", "patience", "collapse"},
-    "wire": {"max_mb"},
-    "node": {"device", "memory_mb", "state_dir"},
-}
-"""Settings that a resumed run may change. All others decide the results, and so does ``rounds`` if
-the learning rate decreases over all rounds (``cosine``)."""
 
 
 @final
@@ -185,18 +174,22 @@ def read(folder: Path, config: Config) -> Checkpoint:
 
 
 def _identity(config: Config) -> str:
-    """Return as JSON the settings that decide the results: all that the method reads but FREE."""
+    """Return as JSON the settings that decide the results: all that the method reads but those that
+    a resumed run may change (``Mark.FREE``)."""
     own = table_of(config.run.method)
     needed = {"run", "data", "train", "score", "select", "wire", own, *config.method.uses}
     tables = {name: section for name, section in config.tables.items() if name in needed}
     cosine = any(isinstance(one, Descent) and one.cosine for one in tables.values())
-    fixed = {"rounds"} if cosine else set()
-    dumped = {
-        name: section.model_dump(exclude=FREE.get(name, set()) - fixed)
-        for name, section in tables.items()
-    }
+    free = {Mark.FREE} if cosine else {Mark.FREE, Mark.FREE_WITHOUT_COSINE}
+
+    def decisive(section: Section) -> dict[str, Any]:
+        fields = type(section).model_fields.items()
+        skipped = {name for name, field in fields if not free.isdisjoint(marks_of(field))}
+        return section.model_dump(exclude=skipped)
+
+    dumped = {name: decisive(section) for name, section in tables.items()}
     for k, node in config.nodes.items():
-        dumped[f"node.{k}"] = node.model_dump(exclude=FREE["node"], exclude_none=True)
+        dumped[f"node.{k}"] = {n: value for n, value in decisive(node).items() if value is not None}
     return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
 
 

@@ -15,9 +15,8 @@ import pytest
 from flwr.supernode.runtime import run_clientapp as flower
 
 from common.exchange.seal import files
-from common.settings.config import Node, Value
-from common.settings.parse import tables
-from common.settings.section import kebab, value_kind
+from common.settings.config import Value
+from common.settings.section import kebab
 from common.settings.version import ROOT
 from deploy.flower import pinned, rules
 from deploy.flower.rules import Refused
@@ -30,9 +29,6 @@ from tests.support.own_modules import distribution, importing_from, module
 NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure", "--k", "0"]
 PIN = "ab" * 32
 SERVER_KEY = f"SHA256:{43 * 'A'}"
-SERVER_EPOCHS = {"noise.epochs", "ensemble.epochs", "co-boosting.epochs", "dense.epochs"}
-SERVER_EPOCHS |= {"fedgkt.server-epochs", "fedgh.server-epochs", "fedtgp.server-epochs"}
-SERVER_EPOCHS |= {"fedktl.server-epochs"}
 
 
 @pytest.fixture(scope="module")
@@ -56,41 +52,6 @@ def refusal(
 def owner(folder: Path, text: str) -> policy.Policy:
     (folder / "policy.toml").write_text(text)
     return policy.read(folder / "policy.toml")
-
-
-def fields() -> dict[str, Any]:
-    """Return the field of every setting by key, with ``K`` for a client's number."""
-    return {
-        f"{table}.{kebab(name)}".lstrip("."): field
-        for table, section in {**tables(), "node.K": Node}.items()
-        for name, field in section.model_fields.items()
-    }
-
-
-def test_every_setting_that_can_name_a_file_or_a_module_has_a_rule_or_is_free_text() -> None:
-    text = {
-        key
-        for key, field in fields().items()
-        if value_kind(field) is str and "Literal" not in str(field.annotation)
-    }
-    assert text == rules.PATHS.keys() | rules.NAMES.keys() | rules.FREE
-    assert not rules.FREE & (rules.PATHS.keys() | rules.NAMES.keys())
-    for_the_server = {"out", "plugins", "membership", "select.by"}
-    for key in rules.FREE - for_the_server - {"device", "node.K.device"}:
-        meaning = fields()[key].description or ""
-        assert not re.search("module:attribute|[Ff]older of (the|modules)|[Ff]ile ", meaning), key
-
-
-def test_every_setting_that_downloads_or_counts_epochs_has_a_rule() -> None:
-    downloads = [
-        key
-        for key, field in fields().items()
-        if re.search(r"[Dd]ownload|torchvision's", field.description or "")
-        and value_kind(field) is bool
-    ]
-    assert sorted(downloads) == sorted(rules.DOWNLOADS)
-    epochs = {key for key in fields() if re.search("epochs", key) and key != "train.steps"}
-    assert epochs == {*rules.EPOCHS, *SERVER_EPOCHS}
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -234,6 +195,25 @@ def test_folders_of_a_run_must_be_inside_those_of_the_owner(
     if said:
         key = [key for key in filled if key != "fleet"][-1].replace("_", "-")
         assert said.startswith(f"{key} = ") and "allows absolute paths inside /" in said
+
+
+def test_texts_of_a_method_that_is_not_installed_on_the_node_must_have_no_path(
+    run: dict[str, Value], tmp_path: Path
+) -> None:
+    allowed = owner(tmp_path, 'methods = ["lab:way"]\nmodules = ["lab"]\n')
+    own: dict[str, Value] = {**run, "method": "lab:way", "way.note": "a text"}
+    assert refusal(allowed, own) == ""
+    assert "way.note = '../x' is not allowed" in refusal(allowed, {**own, "way.note": "../x"})
+
+
+@pytest.mark.parametrize("lacking", ["settings", "paths", "texts"])
+def test_without_the_tables_of_settings_no_run_is_allowed(
+    run: dict[str, Value], lacking: str
+) -> None:
+    received = policy.rules(None, {})
+    received.get("settings", {}).pop(lacking, None), received.pop(lacking, None)
+    with pytest.raises(Refused, match="did not receive its tables of settings"):
+        rules.check(received, run, {"partition-id": 0})
 
 
 def test_a_nodes_own_folders_replace_those_of_the_run(run: dict[str, Value], folders: Path) -> None:

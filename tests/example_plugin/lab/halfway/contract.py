@@ -9,10 +9,12 @@ Round t: client k trains w_k from w on the cross-entropy with labels smoothed by
 s = 1 and ε = 0 is FedAvg.
 """
 
-from typing import final
+from typing import Annotated, final
+
+from pydantic import Field
 
 from common.methods.fedavg import Averaging, Reply, Request
-from common.settings.section import Fraction, Momentum
+from common.settings.section import Fraction
 
 __all__ = ["Options", "Reply", "Request"]
 
@@ -21,5 +23,5 @@ __all__ = ["Options", "Reply", "Request"]
 class Options(Averaging):
     step: Fraction = 0.5
     """s, how far the server goes towards the mean."""
-    smoothing: Momentum = 0.1
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """ε of the labels."""

@@ -1,0 +1,82 @@
+"""The keys of a run config, and what the marks on their fields say of them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from pydantic.fields import FieldInfo
+
+from common import methods
+from common.settings import plugins
+from common.settings.config import SECTIONS, MethodOptions, Node, Run
+from common.settings.marks import Mark, Names, Place
+from common.settings.section import Section, Value, keys_of
+
+NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
+"""Name of the table of a single client, with the client's number."""
+EVERY_NODE = "node.K"
+"""The same in names of keys that stand for all clients."""
+SHARED: Mapping[str, type[Section]] = {"": Run, **SECTIONS, EVERY_NODE: Node}
+"""Tables that every run config may have, by name; the top level is ``""``."""
+
+Fields = Mapping[str, FieldInfo]
+M = TypeVar("M")
+
+
+def fields(tables: Mapping[str, type[Section]]) -> dict[str, FieldInfo]:
+    """Return the field of each key of these tables, by key."""
+    return {key: field for table, kind in tables.items() for key, field in keys_of(table, kind)}
+
+
+SHARED_FIELDS: Fields = fields(SHARED)
+
+
+def general(key: str) -> str:
+    """Return a key with ``K`` for the client's number, as in ``SHARED``."""
+    table, _, leaf = key.rpartition(".")
+    return f"{EVERY_NODE}.{leaf}" if NODE.fullmatch(table) else key
+
+
+def marked(*marks: Mark, within: Fields = SHARED_FIELDS) -> list[str]:
+    """Return the keys of the fields that have any of these marks."""
+    return [key for key, field in within.items() if not {*marks}.isdisjoint(marks_of(field))]
+
+
+def mark_of(kind: type[M], field: FieldInfo | None) -> M | None:
+    """Return the field's mark of class ``kind``; None if it has none, or if there is no field."""
+    return next((m for m in field.metadata if isinstance(m, kind)), None) if field else None
+
+
+def marks_of(field: FieldInfo) -> list[Mark]:
+    """Return the marks without parameters of a field."""
+    return [mark for mark in field.metadata if isinstance(mark, Mark)]
+
+
+def places(flat: Mapping[str, Value], method: str = "") -> list[str]:
+    """Return the keys with a value that names a folder or file, of all clients or of one.
+
+    ``method``: the method whose table counts too, if ``flat`` does not name it.
+    """
+    method = method or str(flat.get("method", ""))
+    try:
+        own = methods.options(method) if method else MethodOptions
+    except ValueError:  # a plug-in that is not here: the error follows where the method is made
+        own = MethodOptions
+    known = {**SHARED_FIELDS, **fields({plugins.table_of(method): own})}
+    found = {key for key, field in known.items() if mark_of(Place, field)}
+    return [key for key, value in flat.items() if value and general(key) in found]
+
+
+def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) of each name in a flat run config; models without their width factor."""
+    for key, value in flat.items():
+        field = SHARED_FIELDS.get(general(key))
+        mark = mark_of(Names, field)
+        for name in str(value).split(",") if mark else ():
+            if mark and (name := name.strip().partition("@")[0]):
+                yield mark.kind, name
+
+
+def roots(flat: Mapping[str, object]) -> list[str]:
+    """Return the top modules of the ``module:attribute`` names in a flat run config, each once."""
+    return list(dict.fromkeys(filter(None, (plugins.top_of(name) for _, name in named(flat)))))
