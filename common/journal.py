@@ -180,6 +180,24 @@ class Undone(Part):
     once: bool = False  #: whether the suspects are left out of this round only
 
 
+FailureKind = Literal[
+    "late",
+    "unreachable",
+    "not authentic",
+    "left out",
+    "refused",
+    "diverged",
+    "no session",
+    "client error",
+    "unknown",
+]
+"""Kind of a failure, set where it arises. ``late``: no reply in time. ``unreachable``: the message
+did not arrive, or the node is not connected. ``not authentic``: another sender, or a forged reply.
+``left out``: the client is suspected of a collapse. ``refused``: the server refuses the reply.
+``diverged``: the client's training diverged. ``no session``: the client lost the keys of its
+session. ``client error``: any other error of the client. ``unknown``: of an earlier release."""
+
+
 @final
 class Failure(Part):
     """Failure of client k in a round; ``reason`` is one line."""
@@ -187,6 +205,7 @@ class Failure(Part):
     k: int
     round: int
     reason: str
+    kind: FailureKind = "unknown"
 
 
 @final

@@ -182,7 +182,7 @@ class MethodStrategy(Strategy):
             self.sent = {c.k: request(c) if callable(request) else request for c in asked}
             if silent := sorted(missed & {*entry.selected}):
                 why = "no reply, by membership"
-                entry.failures = [Failure(k=k, round=t, reason=why) for k in silent]
+                entry.failures = [Failure(k=k, round=t, reason=why, kind="late") for k in silent]
             payloads = [(client, self.sent[client.k]) for client in asked]
             return self.messenger.make_messages(t, "train", payloads).values()
 
@@ -222,7 +222,10 @@ class MethodStrategy(Strategy):
         magnitudes = sanity.measure(method, {} if self.private else self.sent, good)
         entry.magnitudes = {} if self.private else magnitudes
         beyond = sanity.beyond(magnitudes, config.run.sanity)
-        refused += [Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}") for k in beyond]
+        refused += [
+            Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}", kind="refused")
+            for k in beyond
+        ]
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
         if config.score.drift:
             entry.drift = drift.measure(method, self.sent, self.good)

@@ -237,4 +237,5 @@ def test_a_client_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Participant, "statistics", failing)
     run, asked = listened(tmp_path, rounds=1, min_replies=0.5, score__passes=2)
     assert [ks for _, ks in asked] == [[0, 1, 2, 3], [0, 1, 3]]
-    assert run.summary["failures"] == [{"k": 2, "round": 1, "reason": "OSError: disk full"}]
+    (failure,) = run.summary["failures"]
+    assert failure == {"k": 2, "round": 1, "reason": "OSError: disk full", "kind": "client error"}

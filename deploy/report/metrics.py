@@ -5,19 +5,18 @@ and the list of connected nodes. For a private run, metrics without a value are 
 0.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import final, get_args
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import Entry, present
+from common.journal import Entry, FailureKind, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -25,22 +24,6 @@ from server_app.storage.status_file import ServerStatus
 PATH = "/metrics"
 KIND = "text/plain; version=0.0.4; charset=utf-8"  #: Prometheus's text format
 CERTIFICATES = ("ca.crt", "server.crt", "serverapp.crt")
-REASONS = {
-    r"no reply within|not asked within|the reply stopped halfway": "late",
-    r"the message could not be delivered|Error: .* Unavailable": "unreachable",
-    r"another node answered|node \d+ claims|.* is not authentic": "not authentic",
-    r"left out (once|from now on)": "left out",
-    r"[\w ]+ refused: ": "refused",
-}
-"""Reasons of failures, as regular expressions, and the label of each. Reasons contain numbers and
-texts of clients, so they cannot be labels themselves."""
-OTHER = "client error"  #: label of all further reasons
-
-
-def reason_label(reason: str) -> str:
-    """Return the label of a failure's reason."""
-    matching = (label for pattern, label in REASONS.items() if re.match(pattern, reason))
-    return next(matching, OTHER)
 
 
 def gauge(name: str, text: str, *values: float | None) -> Iterator[Metric]:
@@ -122,8 +105,8 @@ def _of_all(run: Run) -> Iterator[Metric]:
         return
     sent = {way: run.cost(way) for way in ("down", "up")}
     yield from counters("bytes", "Bytes to (down) and from (up) the clients.", "direction", sent)
-    failed = Counter(reason_label(failure.reason) for failure in run.failures())
-    zero = dict.fromkeys((*REASONS.values(), OTHER), 0)  # so that the first failure is an increase
+    failed = Counter(failure.kind for failure in run.failures())
+    zero = dict.fromkeys(get_args(FailureKind), 0)  # so that the first failure is an increase
     yield from counters("failures", "Clients without a valid reply.", "reason", zero | failed)
 
 

@@ -26,7 +26,6 @@ POLL = 0.25  #: seconds between two looks at the list of nodes
 SETTLED = 2.0  #: seconds without a change after which the list of nodes is complete
 FEWEST = 3  #: the fewest clients of which a median or a trimmed mean leaves one out
 LIMITED = ("median", "trimmed", "geometric-median")  #: robust means that need so many clients
-LEFT = "Node Unavailable"  #: Flower's message for a node that is not connected
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -138,9 +137,10 @@ def _census_replies(
         sent = messenger.census_messages(missing, size)
         replies, failures = messenger.channel.exchange(grid, sent, config.run.timeout, 0)
         received |= {missing[i]: reply for i, reply in replies.items()}
-        lost = {missing[f.k]: f.reason for f in failures if f.k not in replies}
+        lost = {missing[f.k]: f for f in failures if f.k not in replies}
         late = time.monotonic() - start > config.run.wait
-        failed |= {node: why for node, why in lost.items() if late or LEFT not in why}
+        final = {node: f for node, f in lost.items() if late or f.kind != "unreachable"}
+        failed |= {node: failure.reason for node, failure in final.items()}
         if lost.keys() <= failed.keys():
             return {node: received[node] for node in nodes if node in received}, failed
         nodes = wait_for_nodes(grid, config, size, strangers)

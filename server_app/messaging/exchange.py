@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from common.errors import LONGEST, first_line, line
 from common.exchange.records import count_bytes
 from common.flower.rpc import HALFWAY, details, few_at_once, whole_by
-from common.journal import Failure
+from common.journal import Failure, FailureKind
 from server_app.messaging.reply_files import ReplyStore
 from server_app.stopped import Stopped
 
@@ -27,8 +27,17 @@ PORTION = 1 << 26  #: approximate bytes of replies that are fetched together
 LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a portion
 WRAPPED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", re.DOTALL)
 """Flower's text of an exception that a ClientApp raised, with its class and message."""
+LEFT = "Node Unavailable"  #: Flower's text for a node that is not connected
 UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
-NO_REPLY = "no reply"  #: beginning of the reason of a failure after the timeout
+KINDS: Mapping[str, FailureKind] = {
+    rf".*{LEFT}|Error: (Reply )?Message Unavailable": "unreachable",
+    HALFWAY: "late",
+    "FloatingPointError: training diverged": "diverged",
+    "NoSession: ": "no session",
+}
+"""Kinds of failures by the beginning of an error reply's text, as regular expressions. The texts
+are Flower's, and those of clients (``client_app/app.py``), which begin with the exception's class.
+"""
 LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -59,10 +68,10 @@ def exchange(
     waiting: dict[str, int] = {}
     unsent = deque(messages)
 
-    def lose(k: int, reason: str) -> None:
-        failures.append(Failure(k=k, round=t, reason=reason))
+    def lose(k: int, kind: FailureKind, reason: str) -> None:
+        failures.append(Failure(k=k, round=t, reason=reason, kind=kind))
 
-    no_reply = f"{NO_REPLY} within {timeout:g} s"
+    no_reply = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
     sizes = {id(content): count_bytes(content) for content in _contents(messages)}
     most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than requests
@@ -81,7 +90,7 @@ def exchange(
             if name:
                 waiting[name] = k
             else:
-                lose(k, "the message could not be delivered")
+                lose(k, "unreachable", "the message could not be delivered")
         over = time.monotonic() >= deadline
         names, any_reply = list(waiting), False
         while names:
@@ -89,15 +98,16 @@ def exchange(
             arrived, unreadable = pull(grid, some, deadline, store)
             any_reply = any_reply or bool(arrived)
             for name, reason in unreadable.items():
-                lose(waiting.pop(name), reason)
+                lose(waiting.pop(name), "refused", reason)
             for reply in arrived:
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k < 0:  # a second reply to the same message, or a reply to an unknown message
                     continue
                 if reply.has_error():
-                    lose(k, no_reply if _late(reply) else _reason(reply))
+                    why = no_reply if _late(reply) else _reason(reply)
+                    lose(k, "late" if _late(reply) else kind_of(why), why)
                 elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                    lose(k, "another node answered in its place")
+                    lose(k, "not authentic", "another node answered in its place")
                 else:
                     size = count_bytes(reply.content)
                     most = min(most, portion(size))
@@ -109,7 +119,7 @@ def exchange(
             time.sleep(pause)
     late = f"not asked within {timeout:g} s, window = {window} others were waited for"
     for k, reason in (*((k, late) for k in unsent), *((k, no_reply) for k in waiting.values())):
-        lose(k, reason)
+        lose(k, "late", reason)
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
@@ -176,6 +186,12 @@ def pull(
             else:
                 arrived.append(reply)
     return arrived, lost
+
+
+def kind_of(reason: str) -> FailureKind:
+    """Return the kind of a failure with the text of an error reply."""
+    matching = (kind for text, kind in KINDS.items() if re.match(text, reason))
+    return next(matching, "client error")
 
 
 def _late(reply: Message) -> bool:

@@ -20,7 +20,6 @@ from common.exchange.protocol import ClientInfo
 from common.journal import Change, Event, Failure
 from common.training.task import Task
 from server_app.messaging import census
-from server_app.messaging.exchange import NO_REPLY
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import Readmission
 from server_app.messaging.schedule import Schedule
@@ -164,7 +163,7 @@ class Membership:
             if info is not None:
                 why = self._why_not(info, node, frozenset(), admit)
             else:
-                why = failed.get(node, "it did not answer")
+                why = failed[node].reason if node in failed else "it did not answer"
             if info is None or why:
                 raise Stopped(f"round {t}: client {event.k} has not {event.kind}: {why}")
             self._enter(Client(info, node), event.cause, event.kind)
@@ -204,12 +203,12 @@ class Membership:
             asked |= online - nodes.keys() - self.strangers.keys()
         replies, failed = self._ask(sorted(asked), t)
         self._doubtful = gone | {nodes[n] for n in failed.keys() & nodes.keys()}
-        for node, why in failed.items():
-            late = why.startswith(NO_REPLY)
+        for node, failure in failed.items():
+            late = failure.kind == "late"
             self._late[node] += late
-            again = census.LEFT in why or (late and self._late[node] < TRIES)
+            again = failure.kind == "unreachable" or (late and self._late[node] < TRIES)
             if node not in nodes and not again:
-                self._ignore(node, why)
+                self._ignore(node, failure.reason)
         for node, info in replies.items():
             if why := self._why_not(info, node, removed, admit, online):
                 self._ignore(node, why)
@@ -224,7 +223,7 @@ class Membership:
 
     def _ask(
         self, nodes: list[int], t: int, *, forget: bool = False
-    ) -> tuple[dict[int, ClientInfo], dict[int, str]]:
+    ) -> tuple[dict[int, ClientInfo], dict[int, Failure]]:
         """Take a census of these nodes; return by node the information or the failure."""
         if not nodes:
             return {}, {}
@@ -234,13 +233,13 @@ class Membership:
             self.messenger.census_messages([], size)
         timeout = min(self.run.timeout, self.run.wait)
         arrived, lost = self.messenger.channel.exchange(self.grid, sent, timeout, t)
-        failed = {nodes[failure.k]: failure.reason for failure in lost if failure.k not in arrived}
+        failed = {nodes[failure.k]: failure for failure in lost if failure.k not in arrived}
         infos: dict[int, ClientInfo] = {}
         for i, reply in arrived.items():
             try:
                 infos[nodes[i]] = self.messenger.info(nodes[i], reply)
             except ValueError as error:
-                failed[nodes[i]] = str(error)
+                failed[nodes[i]] = Failure(k=i, round=t, reason=str(error), kind="refused")
         return infos, failed
 
     def _why_not(

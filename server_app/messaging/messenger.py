@@ -14,7 +14,7 @@ from common import progress
 from common.errors import LONGEST, line
 from common.exchange.protocol import CensusRequest, ClientInfo, ToClient, ToServer
 from common.exchange.records import Records, array_bytes, count_bytes, tensors
-from common.journal import Failure
+from common.journal import Failure, FailureKind
 from common.settings.config import Config
 from common.training import tree
 from server_app.messaging.channel import CENSUS, Channel, check_size
@@ -114,7 +114,8 @@ class Messenger:
                 if not isinstance(error, ValueError):
                     log.exception("client %d: %s refused", k, what)
                 reason = f"{what} refused: {line(error, LONGEST)}"
-                failures.append(Failure(k=k, round=t, reason=reason))
+                why: FailureKind = "diverged" if isinstance(error, NotFinite) else "refused"
+                failures.append(Failure(k=k, round=t, reason=reason, kind=why))
         return good, failures
 
 
@@ -124,8 +125,12 @@ def open_reply(reply: Message, kind: type[R], config: Config) -> R:
     return kind.unpack(reply.content)
 
 
+class NotFinite(ValueError):
+    """Error for a reply with numbers that are not finite: the client's training diverged."""
+
+
 def check_finite(reply: Records) -> None:
-    """Raise ``ValueError`` unless all numbers of all tensors are finite."""
+    """Raise ``NotFinite`` unless all numbers of all tensors are finite."""
     for path, tensor in tensors(reply):
         if not tree.finite(tensor):
-            raise ValueError(f"{path!r} has values that are not finite")
+            raise NotFinite(f"{path!r} has values that are not finite")

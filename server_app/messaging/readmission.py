@@ -71,7 +71,8 @@ class Readmission:
         self.refused.add(node)
         reason = f"node {node} claims its place and is refused: {why}"
         log.warning("client %d: %s", k, reason)
-        self._failures.append(Failure(k=k, round=t, reason=first_line(reason, LONGEST)))
+        shown = first_line(reason, LONGEST)
+        self._failures.append(Failure(k=k, round=t, reason=shown, kind="not authentic"))
 
     def _why_not(self, info: ClientInfo, clients: list[Client]) -> str:
         """Return why a node must not become the client that it claims to be; empty if it may."""

@@ -39,9 +39,6 @@ FEWEST_TO_COMPARE = 5  #: the fewest changes of one architecture for a meaningfu
 DEVIATIONS, TIMES = 6.0, 3.0
 """A change stands out above median + 6 · 1.4826 · MAD and above three times the median."""
 
-DIVERGED = ("training diverged", "not finite")
-"""Parts of the failure reasons of a client whose training diverged."""
-
 Magnitudes = dict[int, Magnitude]
 """Both measures by client."""
 
@@ -127,7 +124,7 @@ def check_before(entry: Entry, before: Entry, architectures: Mapping[int, str]) 
 
     The round ``before`` must have a client that stands out.
     """
-    lost = [f for f in entry.failures if any(word in f.reason for word in DIVERGED)]
+    lost = [failure for failure in entry.failures if failure.kind == "diverged"]
     if 2 * len(lost) > len(entry.selected) and suspects(before, architectures):
         line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
         reason = f"round {entry.round}: {line}: {lost[0].reason}"

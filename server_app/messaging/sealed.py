@@ -23,11 +23,12 @@ from common.errors import LONGEST, first_line
 from common.exchange.records import array_bytes, count_bytes
 from common.exchange.seal import files, session
 from common.exchange.seal.body import Body, NotAuthentic, encrypt
-from common.exchange.seal.session import Keys, NoSession, Offer, Place
-from common.journal import Failure
+from common.exchange.seal.session import Keys, Offer, Place
+from common.journal import Failure, FailureKind
 from common.settings.config import Config
 from common.settings.section import Value
 from server_app.messaging.channel import CENSUS, Channel, Exchanged, Messages, check_size
+from server_app.messaging.exchange import kind_of
 from server_app.stopped import Stopped
 
 TRUST = "FEDMOSAIC_TRUST"
@@ -208,7 +209,7 @@ class SealedChannel(Channel):
         start = time.monotonic()
         good, failures, forged, lost = self._exchange_once(grid, messages, timeout, t)
         in_time = time.monotonic() - start < timeout
-        alone = [f for f in lost if f.reason.startswith(NoSession.__name__)]
+        alone = [failure for failure in lost if failure.kind == "no session"]
         doubtful = sorted({f.k for f in (*forged, *(lost if in_time else alone))})
         if doubtful:
             hellos = {f.k: self._hello(messages[f.k].metadata.dst_node_id) for f in alone}
@@ -250,7 +251,7 @@ class SealedChannel(Channel):
             try:
                 check_size(count_bytes(reply.content), self.config)
             except ValueError as error:
-                forged.append(_failure(k, t, f"reply refused: {error}"))
+                forged.append(_failure(k, t, "refused", f"reply refused: {error}"))
                 continue
             try:
                 if about.message_type == CENSUS:
@@ -261,10 +262,10 @@ class SealedChannel(Channel):
                 what = "the answer" if about.message_type == CENSUS else f"client {k}'s reply"
                 why = f"{what} is not authentic: the SuperLink or a registered node ({error})"
                 log.warning(why)
-                forged.append(_failure(k, t, why))
+                forged.append(_failure(k, t, "not authentic", why))
                 continue
             except ValueError as error:
-                failed.append(_failure(k, t, f"reply refused: {error}"))
+                failed.append(_failure(k, t, "refused", f"reply refused: {error}"))
                 continue
             self.count("up", reply.content, array_bytes(content))
             self.store.keep(content, count_bytes(content))
@@ -272,12 +273,12 @@ class SealedChannel(Channel):
             if (reason := session.failed(content)) is None:
                 good[k] = reply
             else:
-                failed.append(_failure(k, t, reason))
+                failed.append(_failure(k, t, kind_of(reason), reason))
         return good, failed, forged, lost
 
 
-def _failure(k: int, t: int, reason: str) -> Failure:
-    return Failure(k=k, round=t, reason=first_line(reason, LONGEST))
+def _failure(k: int, t: int, kind: FailureKind, reason: str) -> Failure:
+    return Failure(k=k, round=t, reason=first_line(reason, LONGEST), kind=kind)
 
 
 def claimed(reply: RecordDict) -> int:

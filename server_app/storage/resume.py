@@ -151,6 +151,7 @@ def note(entry: Entry, past: Sequence[Undone]) -> None:
         Failure(
             k=k,
             round=entry.round,
+            kind="left out",
             reason=first_line(
                 f"left out {'once' if attempt.once else 'from now on'}, {why}: {attempt.why}",
                 LONGEST,

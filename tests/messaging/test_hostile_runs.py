@@ -78,20 +78,20 @@ class Unreadable(Loopback):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("grid", "kind", "reason"),
     [
-        (Usurping, "another node answered in its place"),
-        (Expired, "no reply within 3600 s"),
-        (Halfway, "the reply stopped halfway, without 3f"),
-        (Unreadable, "its reply cannot be read: KeyError: 'arraychunk_ids\\nand more'"),
+        (Usurping, "not authentic", "another node answered in its place"),
+        (Expired, "late", "no reply within 3600 s"),
+        (Halfway, "late", "the reply stopped halfway, without 3f"),
+        (Unreadable, "refused", "its reply cannot be read: KeyError: 'arraychunk_ids\\nand more'"),
     ],
 )
 def test_the_run_goes_on_without_a_reply_from_elsewhere_or_beyond_reading(
-    kind: type[Loopback], reason: str, tmp_path: Path
+    grid: type[Loopback], kind: str, reason: str, tmp_path: Path
 ) -> None:
-    result = play(flat(tmp_path, method="fedavg", rounds=1, min_replies=0.75), kind)
+    result = play(flat(tmp_path, method="fedavg", rounds=1, min_replies=0.75), grid)
     assert result.journal[1]["replied"] == [0, 2, 3]
-    assert result.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": reason}]
+    assert result.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": reason, "kind": kind}]
 
 
 def test_a_reply_above_max_mb_is_left_out_and_named(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_with_keys_another_node_never_gets_a_clients_place_and_is_named_once(
     journal = swapped(tmp_path, {}, rebind=False)
     assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
     reason = "node 99 claims its place and is refused: it belongs to node 3 (rebind = false)"
-    assert claims(journal) == [{"k": 2, "round": 2, "reason": reason}]
+    assert claims(journal) == [{"k": 2, "round": 2, "reason": reason, "kind": "not authentic"}]
 
 
 @pytest.mark.full
@@ -178,7 +178,7 @@ def test_a_node_that_says_something_else_than_the_census_heard_is_refused(tmp_pa
     journal = swapped(tmp_path, {"model": "lenet5"}, method="fedorion")
     why = "its information differs from that of node 3 in the census"
     reason = f"node 99 claims its place and is refused: {why}"
-    assert claims(journal) == [{"k": 2, "round": 2, "reason": reason}]
+    assert claims(journal) == [{"k": 2, "round": 2, "reason": reason, "kind": "not authentic"}]
     assert journal[2]["replied"] == journal[3]["replied"] == [0, 1, 3]
 
 

@@ -6,9 +6,10 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from client_app.app import CLIENT_FAILED
+from common.flower.rpc import HALFWAY
 from deploy.flower.messages import nameless_run
 from server_app.messaging import exchange as module
-from server_app.messaging.exchange import exchange
+from server_app.messaging.exchange import exchange, kind_of
 
 
 class Slow:
@@ -91,6 +92,7 @@ def test_silent_clients_take_their_places_until_the_time_is_over() -> None:
     assert list(reasons) == list(range(6)) and {failure.round for failure in failures} == {3}
     assert reasons[0] == reasons[1] == "no reply within 0.2 s"
     assert reasons[5] == "not asked within 0.2 s, window = 2 others were waited for"
+    assert {failure.kind for failure in failures} == {"late"}
 
 
 @pytest.mark.usefixtures("clock")
@@ -103,3 +105,20 @@ def test_one_silent_client_holds_nobody_up() -> None:
 def test_an_exception_of_a_client_is_its_name_and_message() -> None:
     replies, failures = exchange(Raising(), letters(1), 60, 1)
     assert not replies and [f.reason for f in failures] == ["Refused: rounds = 9 is not"]
+    assert failures[0].kind == "client error"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Error: Node Unavailable", "unreachable"),
+        ("Error: Reply Message Unavailable", "unreachable"),
+        (f"{HALFWAY}, without 3f", "late"),
+        ("FloatingPointError: training diverged: mean loss nan over 3 steps", "diverged"),
+        ("NoSession: this client does not have the session of the message", "no session"),
+        ("ValueError: x holds numbers that are not finite", "client error"),
+        ('evil"}\n refused: x', "client error"),
+    ],
+)
+def test_texts_of_error_replies_have_a_kind_in_one_place(reason: str, kind: str) -> None:
+    assert kind_of(reason) == kind

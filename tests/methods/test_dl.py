@@ -244,7 +244,8 @@ def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_count
 
     monkeypatch.setattr(IDLMH, "second", second)
     result = play(flat(tmp_path, **LONG))
-    assert result.journal[1]["failures"] == [{"k": 3, "round": 1, "reason": "OSError: disk full"}]
+    (failure,) = result.journal[1]["failures"]
+    assert failure == {"k": 3, "round": 1, "reason": "OSError: disk full", "kind": "client error"}
     assert sorted(result.journal[1]["incentive"]["clients"]) == ["0", "1", "2"]
 
 

@@ -104,7 +104,8 @@ def test_who_did_not_hear_the_answer_goes_on_from_its_model(
     monkeypatch.setattr(FedMD, "second", deaf)
     done = play(flat(tmp_path, **{**SMALL, "min_replies": 0.5, "public__subset": 999}))
     assert done.journal[1]["replied"] == [0, 2] and done.journal[2]["replied"] == [0, 1, 2]
-    assert done.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": "OSError: cut off"}]
+    (failure,) = done.journal[1]["failures"]
+    assert failure == {"k": 1, "round": 1, "reason": "OSError: cut off", "kind": "client error"}
     said = dict(replies)
     assert torch.equal(said[1, 1], said[1, 2]), "all public images, the same weights"
     assert not torch.equal(said[0, 1], said[0, 2])

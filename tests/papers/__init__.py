@@ -20,17 +20,21 @@ def record(name: str) -> Path:
 
 
 def place(name: str | Path) -> Path:
-    """Return the path of an experiment file: the papers' or bundled one of this name, if any.
-
-    Raises ``ValueError``, one line, for a name without a folder that neither has.
-    """
+    """Return the path of an experiment file: the papers' or bundled one of this name, if any."""
     named = Path(name)
     for folder in () if named.is_file() else (EXPERIMENTS, BUNDLED):
         if (path := folder / f"{named.stem}.toml").is_file():
             return path
-    if named.is_file() or named.parent != Path():
-        return named
+    return named
+
+
+def found(name: Path) -> Path:
+    """Return the path of an existing experiment file, as ``place`` does.
+
+    Raises ``ValueError``, one line with the nearest name, if there is none.
+    """
+    if (path := place(name)).exists() or name.parent != Path():
+        return path
     known = (path.stem for folder in (EXPERIMENTS, BUNDLED) for path in folder.glob("*.toml"))
-    raise ValueError(
-        f"there is no file {str(name)!r} and no table of this name{nearest(named.stem, known)}"
-    )
+    near = nearest(name.stem, known)
+    raise ValueError(f"there is no file {str(name)!r} and no table of this name{near}")

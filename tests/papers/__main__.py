@@ -31,7 +31,7 @@ from deploy.leaderboard import board
 from deploy.run import launch
 from deploy.study import commands, records
 from deploy.study import paper_table as tables
-from tests.papers import BUNDLED, RESULTS, canary, claims_page, judging, noise, place
+from tests.papers import BUNDLED, RESULTS, canary, claims_page, found, judging, noise, place
 
 PROGRAM = "python -m tests.papers"
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
@@ -65,7 +65,7 @@ def table(
     ] = False,
 ) -> None:
     """Run a paper's table as `fedmosaic table` does, with canaries in a record to keep."""
-    path = place(file)
+    path = found(file)
     spec = tables.read(path)
     selected = tables.part(spec, row or [], column or [], seed or [])
     folder = (to or Path("runs") / path.stem).resolve()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,9 +15,9 @@ import yaml
 pytest.importorskip("prometheus_client", reason="pip install 'fedmosaic[metrics]'")
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.journal import Failure
+from common.journal import Failure, FailureKind
 from deploy.machines.certificates import make
-from deploy.report.metrics import OTHER, Metrics, reason_label
+from deploy.report.metrics import Metrics
 from server_app.storage.status_file import NAME, NodeStatus, ServerStatus
 from tests.support.compose import FOLDER
 from tests.support.run_folder import census, entry, finished, write_run
@@ -39,7 +39,7 @@ def scraped(folder: Path, trust: Path | None = None) -> Values:
 
 def failing(folder: Path) -> Path:
     """Write a run in which client 1 has failed in its last round, and that has not ended."""
-    lost = [Failure(k=1, round=2, reason="no reply within 5 s")]
+    lost = [Failure(k=1, round=2, reason="no reply within 5 s", kind="late")]
     entries = [census(), entry(1, 0.25), entry(2, 0.0, replied=[0], failures=lost)]
     write_run(folder, entries, rounds=9)
     nodes = {0: NodeStatus(node=8, online=True), 1: NodeStatus(node=9)}
@@ -50,7 +50,7 @@ def failing(folder: Path) -> Path:
 def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
     values = scraped(failing(tmp_path / "run"))
     info = "run_info{dataset=digits,method=fedkf,run=run,runtime=,seed=1}"
-    reasons = {"late": 1.0, "unreachable": 0, "not authentic": 0, "left out": 0, "refused": 0}
+    reasons = {**dict.fromkeys(get_args(FailureKind), 0), "late": 1.0}
     written = values.pop("last_round_timestamp_seconds")
     assert written == (tmp_path / "run" / "journal.jsonl").stat().st_mtime
     assert values == {
@@ -72,7 +72,7 @@ def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
         "seconds_total{phase=step}": 1,
         "bytes_total{direction=down}": 2010,
         "bytes_total{direction=up}": 1020,
-        **{f"failures_total{{reason={r}}}": n for r, n in (reasons | {OTHER: 0}).items()},
+        **{f"failures_total{{reason={r}}}": n for r, n in reasons.items()},
     }
 
 
@@ -101,28 +101,9 @@ def test_certificates_expire_also_before_there_is_a_run(tmp_path: Path) -> None:
     assert scraped(tmp_path / "absent", tmp_path) == {"run_found": 0}
 
 
-@pytest.mark.parametrize(
-    ("reason", "label"),
-    [
-        ("no reply within 3600 s", "late"),
-        ("not asked within 5 s, window = 10 others were waited for", "late"),
-        ("the message could not be delivered", "unreachable"),
-        ("Error: Node Unavailable", "unreachable"),
-        ("node 17 claims its place and is refused: keys", "not authentic"),
-        ("client 3's reply is not authentic: the SuperLink", "not authentic"),
-        ("left out once, its update stood out when the round was undone: x", "left out"),
-        ("second reply refused: 'w' has values that are not finite", "refused"),
-        ("OSError: disk full", OTHER),
-        ('evil"}\n refused: x', OTHER),
-    ],
-)
-def test_a_reason_has_one_of_a_few_labels(reason: str, label: str) -> None:
-    assert reason_label(reason) == label
-
-
 def test_a_private_run_has_no_metric_of_what_it_withholds(tmp_path: Path) -> None:
     """Also before the first round, and if a journal of another program has these fields."""
-    lost = [Failure(k=1, round=1, reason="no reply within 5 s")]
+    lost = [Failure(k=1, round=1, reason="no reply within 5 s", kind="late")]
     folder = write_run(tmp_path / "run", [census(), entry(1, 0.5, failures=lost)])
     withheld = {"clients_replied", "bytes_total", "failures_total"}
     assert {name.partition("{")[0] for name in scraped(folder)} > withheld
