@@ -16,11 +16,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,24 +38,35 @@ VERSION = 2
 and stored the fairness of every model beside that of the run's model."""
 
 
+class Use(Enum):
+    """Mark of a field: where it goes beside the journal of a run without privacy."""
+
+    RELEASED = "It may leave the server under [privacy]: it tells nothing of single clients."
+    TRACKED = "Trackers get its numbers, with their paths."
+
+
 class Part(BaseModel):
     """Part of an entry; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
+
+    def flat(self) -> Mapping[str, object]:
+        """Return the fields by name, in the form for summaries and trackers."""
+        return self.model_dump()
 
 
 @final
 class Member(Part):
     """A client in the census."""
 
-    k: int
-    model: str = "?"
+    k: Annotated[int, Use.RELEASED]
+    model: Annotated[str, Use.RELEASED] = "?"
     n: int = 0  #: training samples
     n_test: int = 0
-    parameters: int | None = None
+    parameters: Annotated[int | None, Use.RELEASED] = None
     classes: list[int] = []  #: classes with at least one training sample
     counts: list[int] | None = None  #: training samples of each class, if the client sends them
-    tags: list[str] = []  #: in order of the client's setting
+    tags: Annotated[list[str], Use.RELEASED] = []  #: in order of the client's setting
 
 
 Change = Literal["joined", "left", "returned", "replaced"]
@@ -99,7 +111,7 @@ class Fairness(Part):
     main: Spread
     models: dict[str, Spread] = {}
 
-    def flat(self) -> dict[str, float | dict[str, float]]:
+    def flat(self) -> Mapping[str, object]:
         """Return amp, fm and wlp of the run's model, and those of every model under its name."""
         return {**self.main.model_dump(), **{n: s.model_dump() for n, s in self.models.items()}}
 
@@ -159,6 +171,10 @@ class Incentive(Part):
     before: float
     after: float
     clients: dict[int, Gain] = {}
+
+    def flat(self) -> Mapping[str, object]:
+        """Return the means."""
+        return self.model_dump(exclude={"clients"})
 
 
 @final
@@ -224,7 +240,7 @@ class PeakMemory(Part):
                 clients[k] = max(size, clients.get(k, 0.0))
         return PeakMemory(clients=clients, server=max((peak.server for peak in peaks), default=0.0))
 
-    def as_dict(self) -> dict[str, float]:
+    def flat(self) -> Mapping[str, float]:
         """Return the clients' mean, the clients' maximum and the server's bytes."""
         sizes = list(self.clients.values()) or [0.0]
         return {"clients": fmean(sizes), "largest": max(sizes), "server": self.server}
@@ -234,54 +250,61 @@ class PeakMemory(Part):
 class Entry(Part):
     """One line of the journal. Accuracies are shares in [0, 1], losses nats, times seconds."""
 
-    version: int = VERSION
-    round: int = Field(ge=0)
+    version: Annotated[int, Use.RELEASED] = VERSION
+    round: Annotated[int, Use.RELEASED] = Field(ge=0)
 
     # Only in the census.
-    clients: list[Member] = []
-    classes: list[str] = []
+    clients: Annotated[list[Member], Use.RELEASED] = []
+    classes: Annotated[list[str], Use.RELEASED] = []
     uncovered: list[int] = []  #: classes without a sample at any client
 
     # Only in rounds.
-    events: list[Event] = []  #: clients that joined, left, returned or were replaced before it
-    selected: list[int] = []
+    #: clients that joined, left, returned or were replaced before it
+    events: Annotated[list[Event], Use.RELEASED] = []
+    selected: Annotated[list[int], Use.RELEASED] = []
     replied: list[int] = []
-    metrics: dict[str, float] = {}
+    metrics: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
     client_metrics: dict[int, dict[str, float]] = {}
     magnitudes: dict[int, Magnitude] = {}  #: sizes of the received replies, by client
-    drift: float | None = None  #: difference of the clients' updates, in [0, 1] (``score.drift``)
+    #: difference of the clients' updates, in [0, 1] (``score.drift``)
+    drift: Annotated[float | None, Use.TRACKED] = None
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Cost | None = None
-    privacy: Privacy | None = None
-    incentive: Incentive | None = None
+    privacy: Annotated[Privacy | None, Use.RELEASED] = None
+    incentive: Annotated[Incentive | None, Use.TRACKED] = None
     coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, for N ≤ 100
 
     # The server's model on the server's test set, in rounds with scores.
-    accuracy: float | None = None
-    loss: float | None = None
-    accuracy_covered: float | None = None  #: on the classes that at least one client has
-    accuracies: dict[str, float] = {}  #: accuracies of all models by name, if several
-    accuracy_bn: dict[
-        str, float
-    ] = {}  #: accuracies by BatchNorm statistics (running, batch, recalibrated)
-    reached: float | None = None  #: the target that ends the run (``score.stop``)
-    stalled: int | None = None  #: rounds without a new best score that end it (``score.patience``)
+    accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED] = None
+    loss: Annotated[float | None, Use.RELEASED, Use.TRACKED] = None
+    #: on the classes that at least one client has
+    accuracy_covered: Annotated[float | None, Use.TRACKED] = None
+    #: accuracies of all models by name, if several
+    accuracies: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
+    #: accuracies by BatchNorm statistics (running, batch, recalibrated)
+    accuracy_bn: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
+    #: the target that ends the run (``score.stop``)
+    reached: Annotated[float | None, Use.RELEASED] = None
+    #: rounds without a new best score that end it (``score.patience``)
+    stalled: Annotated[int | None, Use.RELEASED] = None
 
     # The clients' scores, in rounds with scores.
     scores: list[ClientScore] = []
-    fairness: Fairness | None = None
-    personal: Personal | None = None
+    fairness: Annotated[Fairness | None, Use.TRACKED] = None
+    personal: Annotated[Personal | None, Use.TRACKED] = None
 
     # The run's primary score.
     primary: Primary = "global"  #: ``personal``: ``personal.accuracy``, else ``accuracy``
-    by_class: ByClass | None = None
+    by_class: Annotated[ByClass | None, Use.RELEASED, Use.TRACKED] = None
 
     failures: list[Failure] = []
-    notes: list[str] = []  #: remarks for the reader of the run
-    bytes: dict[str, int] = {}  #: down, up, and of the numbers only: arrays_down, arrays_up
-    seconds: dict[str, float] = {}  #: wall clock by phase
-    flops: dict[str, int] = {}  #: operations in training: clients, server; if counted
-    memory: PeakMemory | None = None  #: if measured
+    notes: Annotated[list[str], Use.RELEASED] = []  #: remarks for the reader of the run
+    #: down, up, and of the numbers only: arrays_down, arrays_up
+    bytes: Annotated[dict[str, int], Use.TRACKED] = {}
+    seconds: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}  #: wall clock by phase
+    #: operations in training: clients, server; if counted
+    flops: Annotated[dict[str, int], Use.TRACKED] = {}
+    memory: Annotated[PeakMemory | None, Use.TRACKED] = None  #: if measured
 
     @property
     def end(self) -> str:

@@ -1,8 +1,9 @@
 """What may leave the server of a run under differential privacy: journal fields, notes and lines.
 
 The journal is the source of the summary, the trackers, the displays and the reports, so
-``withhold`` covers them too. Log lines and the line of a stopped run pass ``released``. Both keep
-only what they list: a new journal field or a new line is withheld until it is added here.
+``withhold`` covers them too; it keeps the fields marked ``Use.RELEASED``. Log lines and the line of
+a stopped run pass ``released``. A new journal field without the mark and a line that is not listed
+here are withheld.
 
 Whether a reply was refused, or a client failed, depends on a single update without noise. It leaves
 no trace. A missing reply does not depend on the update, so its reason is listed, without client and
@@ -17,21 +18,12 @@ from pathlib import Path
 from typing import final
 
 from common import progress
-from common.journal import Entry, Failure
+from common.journal import Entry, Failure, Member, Part, Use
 from common.settings.config import Config
 from server_app.aggregation.privacy import spent
 
 log = logging.getLogger("flwr.fedmosaic")
 
-FIELDS = {
-    *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
-    "events",  # without information about data; nor does a change depend on an update
-    *("accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
-    "by_class",  # of the global model: under [privacy] no score is personal
-}
-"""Journal fields without information about single clients or updates."""
-HIDDEN = {"n": 0, "n_test": 0, "classes": [], "counts": None}
-"""Fields of a client in the journal that depend on its data, and their values there."""
 MISSING = {
     r"no reply within [\d.e+]+ s": r"\g<0>",
     r"not asked within [\d.e+]+ s": r"\g<0>",
@@ -63,7 +55,7 @@ def released(text: str, *, of: dict[str, str] = LINES) -> str:
 
 
 def withhold(entry: Entry, config: Config, clients: int) -> None:
-    """Reduce a journal entry to ``FIELDS``, and add ε, δ and the reasons of missing replies.
+    """Reduce a journal entry to released fields, and add ε, δ and the reasons of missing replies.
 
     Without differential privacy the entry stays as it is.
     """
@@ -74,13 +66,29 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
         entry.notes = [] if secret else _missing(entry.failures)
         entry.privacy = spent(config, clients, entry.round)
     else:
-        entry.clients = [member.model_copy(update=HIDDEN) for member in entry.clients]
+        entry.clients = [_reduced(member) for member in entry.clients]
     for event in entry.events:
-        event.member = event.member and event.member.model_copy(update=HIDDEN)
-    for name in Entry.model_fields.keys() - FIELDS | ({"selected"} if secret else set()):
-        field = Entry.model_fields[name]
-        setattr(entry, name, field.get_default(call_default_factory=True))
+        event.member = event.member and _reduced(event.member)
+    for name, default in _withheld(Entry).items():
+        setattr(entry, name, default)
         entry.model_fields_set.discard(name)
+    if secret:
+        entry.selected = []
+        entry.model_fields_set.discard("selected")
+
+
+def _reduced(member: Member) -> Member:
+    """Return a client of the census without what depends on its data."""
+    return member.model_copy(update=_withheld(Member))
+
+
+def _withheld(kind: type[Part]) -> dict[str, object]:
+    """Return the fields that may not leave the server, with their defaults."""
+    return {
+        name: field.get_default(call_default_factory=True)
+        for name, field in kind.model_fields.items()
+        if Use.RELEASED not in field.metadata
+    }
 
 
 def _missing(failures: list[Failure]) -> list[str]:

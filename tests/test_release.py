@@ -14,7 +14,7 @@ from flwr.app import Message
 from rich.console import Console
 
 from common import progress
-from common.journal import Entry, Failure
+from common.journal import Entry, Failure, Member, Use
 from common.settings.parse import parse
 from common.settings.section import Value
 from deploy.report.pages import write_report
@@ -22,7 +22,7 @@ from deploy.report.read import read
 from deploy.run.loopback import Loopback
 from deploy.run.progress import Progress, show_summary
 from server_app.methods.fedavg import FedAvg
-from server_app.release import FIELDS, LINES, MISSING, released, withhold
+from server_app.release import LINES, MISSING, released, withhold
 from server_app.stopped import Stopped
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
@@ -33,6 +33,12 @@ pytest.importorskip("dp_accounting")
 pytest.importorskip("prometheus_client")
 from deploy.report.metrics import Metrics
 
+FIELDS = {
+    *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
+    *("events", "accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
+    "by_class",  # of the global model: under [privacy] no score is personal
+}
+"""Journal fields without information about single clients or updates."""
 CLIENTS = 6
 LATE = "no reply within 3600 s; a missing reply counts as a zero update"
 LEAKS = re.compile(
@@ -226,3 +232,11 @@ def test_a_journal_field_is_withheld_unless_it_is_listed(tmp_path: Path) -> None
     off = Entry(round=1, replied=[0], failures=lost)
     withhold(off, parse(flat(tmp_path, method="fedavg")), 4)
     assert off.replied == [0] and off.failures == lost and not off.notes
+
+
+def test_the_marks_of_the_journal_release_these_fields_and_nothing_else() -> None:
+    released_of = {
+        kind: {n for n, field in kind.model_fields.items() if Use.RELEASED in field.metadata}
+        for kind in (Entry, Member)
+    }
+    assert released_of == {Entry: FIELDS, Member: {"k", "model", "parameters", "tags"}}

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from common.journal import Entry
+from common.journal import Entry, Part, Use
 from common.settings.config import Config
 from common.settings.section import Value, kebab
 
@@ -40,37 +40,26 @@ def scores(entry: Entry) -> dict[str, list[float]]:
 
 
 def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
-    for name in ("accuracy", "loss", "accuracy_covered", "primary_accuracy", "drift"):
-        if (value := getattr(entry, name)) is not None:
-            yield name, value
-    groups: dict[str, Mapping[str, float]] = {
-        "accuracies": entry.accuracies,
-        "accuracy_bn": entry.accuracy_bn,
-        "metrics": entry.metrics,
-        "bytes": entry.bytes,
-        "seconds": entry.seconds,
-        "flops": entry.flops,
-        "memory": entry.memory.as_dict() if entry.memory else {},
-    }
-    if entry.personal is not None:
-        groups["personal"] = entry.personal.model_dump()
-    if entry.by_class is not None:
-        groups["by_class"] = entry.by_class.model_dump(exclude={"accuracy"})
-    if entry.fairness is not None:
-        groups["fairness"] = entry.fairness.main.model_dump()
-        for model, spread in entry.fairness.models.items():
-            groups[f"fairness/{_plain(model)}"] = spread.model_dump()
-    if entry.incentive is not None:
-        incentive = entry.incentive
-        groups["incentive"] = {"before": incentive.before, "after": incentive.after}
-    for group, values in groups.items():
-        for name, value in values.items():
-            yield f"{group}/{_plain(name)}", value
-    if entry.privacy is not None:  # these numbers are withheld
+    for name, field in Entry.model_fields.items():
+        if Use.TRACKED in field.metadata:
+            yield from _numbers(name, getattr(entry, name))
+    if entry.primary_accuracy is not None:
+        yield "primary_accuracy", entry.primary_accuracy
+    if entry.privacy is not None:  # the other numbers are withheld
         return
     yield "failures", len(entry.failures)
     if entry.round > 0:
         yield "replied", len(entry.replied)
+
+
+def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
+    """Yield every number in the value of a field, with its path; lists are left out."""
+    inner = value.flat() if isinstance(value, Part) else value
+    if isinstance(inner, Mapping):
+        for name, part in inner.items():
+            yield from _numbers(f"{path}/{_plain(name)}", part)
+    elif isinstance(inner, int | float):
+        yield path, inner
 
 
 def _plain(name: str) -> str:
