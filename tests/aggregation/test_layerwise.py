@@ -91,9 +91,7 @@ def values(uploads: Uploads[Reply], clients: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(10, [0, 2]), (1, [0]), (0, [])])
-def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(
-    limit: int, in_memory: list[int], tmp_path: Path
-) -> None:
+def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(limit, in_memory, tmp_path) -> None:
     uploads = cache(tmp_path, limit)
     uploads.put(1, [(0, upload(1)), (2, upload(2))])
     assert sorted(uploads.in_memory) == in_memory, "of one round the smaller k"

@@ -70,9 +70,7 @@ def test_with_everybody_active_it_is_the_active_clients_mean_bit_for_bit(
 
 @every_method
 @pytest.mark.parametrize("who", [{}, SOME], ids=["all", "some"])
-def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(
-    named: str, who: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_active_clients_mean_takes_the_course_that_it_takes_alone(named, who, tmp_path) -> None:
     both = play(settings(named, tmp_path / "both", **who, **UNEVEN, **ON))
     alone = play(settings(named, tmp_path / "alone", **who, **UNEVEN))
     assert course(both, "aca") == course(alone)
@@ -199,9 +197,7 @@ def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: s
         *((method, f'method = "{method}"') for method in ("hetfedfl", "fedgkt", "local", "dl-sh")),
     ],
 )
-def test_methods_that_average_nothing_refuse_what_is_about_averages(
-    method: str, named: str, key: str, value: str
-) -> None:
+def test_methods_that_average_nothing_refuse_what_is_about_averages(method, named, key, value):
     given = {**defaults(), "method": method, "data.public": 0.5, "fedorion.aggregate": False}
     parse(given)
     with pytest.raises(ValueError) as refused:

@@ -170,9 +170,7 @@ def poisoned(out: Path, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize("method", tiers(["fedavg", "fedgkd"]))
-def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
-    method: str, tmp_path: Path
-) -> None:
+def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(method, tmp_path) -> None:
     chance = math.log(3)
     assert poisoned(tmp_path / "none", method=method) > 2 * chance
     for robust in ("median", "trimmed", "clip"):
@@ -188,9 +186,7 @@ def test_a_run_with_a_poisoned_client_learns_under_every_robust_mean(
         for across, first in (("none", i % 2 == 0), ("same", i % 2 == 1))
     ],
 )
-def test_a_run_with_a_poisoned_client_learns_under_rules_for_whole_models(
-    rule: str, across: str, tmp_path: Path
-) -> None:
+def test_a_run_with_a_poisoned_client_learns_under_rules_for_whole_models(rule, across, tmp_path):
     changes = {"average__robust": rule, "average__trim": 0.1, "data__public": 0.2}
     settings = {"method": "fedavg", "average__across": across, **changes}
     assert poisoned(tmp_path, **settings) < math.log(3)

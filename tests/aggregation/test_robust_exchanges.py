@@ -48,9 +48,7 @@ def test_the_clients_learn_the_median_of_their_probabilities(method: str) -> Non
 
 
 @pytest.mark.parametrize(("align", "target"), [("l1", [0.6, 0.1, 0.1]), ("kl", MEDIAN.tolist())])
-def test_the_consensus_is_the_median_of_logits_or_probabilities(
-    align: str, target: list[float]
-) -> None:
+def test_the_consensus_is_the_median_of_logits_or_probabilities(align, target) -> None:
     half = halves.server(method="fedmd", fedmd__align=align, **battery.PUBLIC, **ROBUST)
     p = align == "kl"
     told = half.second(1, replies(fedmd.Reply, ROWS, 4, probabilities=p))
@@ -102,9 +100,7 @@ def test_dl_sh_takes_the_median_without_confidences(exchange: str) -> None:
         ("fedgkt", {"fedgkt__bound": -1.0}, "fedgkt.bound"),
     ],
 )
-def test_what_has_no_robust_mean_is_refused_in_one_line(
-    method: str, changes: dict[str, Any], key: str
-) -> None:
+def test_what_has_no_robust_mean_is_refused_in_one_line(method, changes, key) -> None:
     with pytest.raises(ValueError, match=key.replace(".", r"\.")) as refused:
         parse(flat(Path("out"), method=method, **{**battery.PUBLIC, **changes}))
     assert "\n" not in str(refused.value)

@@ -159,9 +159,7 @@ GUIDE = points((1.0, 2.0))[0]
 
 @pytest.mark.parametrize("rule", WHOLE)
 @pytest.mark.parametrize("far", FAR)
-def test_two_liars_of_eight_are_bounded_and_none_is_near_the_mean(
-    rule: str, far: tuple[float, float]
-) -> None:
+def test_two_liars_of_eight_are_bounded_and_none_is_near_the_mean(rule, far) -> None:
     centre = np.mean(HONEST, axis=0)
     alone = mean(rule, points(*HONEST), trim=0.1, trusted=GUIDE)
     assert float(np.linalg.norm(alone - centre)) < 0.1

@@ -167,9 +167,7 @@ class Scoring(Loopback):  # type: ignore[misc]
     ],
     ids=["missing", "impossible", "infinite", "too many"],
 )
-def test_a_false_score_is_refused_by_name(
-    change: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_a_false_score_is_refused_by_name(change, reason, tmp_path) -> None:
     grid = type("Grid", (Scoring,), {"change": change})
     played = play(flat(tmp_path, method="fedavg", rounds=1, **ON), grid)
     (failure,) = played.journal[1]["failures"]

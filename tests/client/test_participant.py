@@ -42,9 +42,7 @@ def test_the_fleet_is_dealt_out_by_partition_id_unless_a_node_names_its_own(tmp_
         ({"device": "cuda:9"}, 'device = "cuda:9" is not here'),
     ],
 )
-def test_a_node_that_cannot_be_a_client_is_refused(
-    node: dict[str, Value], line: str, tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_be_a_client_is_refused(node, line, tmp_path) -> None:
     with pytest.raises(ValueError, match=line):
         participant(tmp_path, node)
 
@@ -83,9 +81,7 @@ def test_bf16_learns_and_repeats_bit_for_bit(run: Run) -> None:
     assert first.weights != run(**settings | {"precision": "fp32"}).weights
 
 
-def test_only_models_with_published_weights_are_pretrained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_models_with_published_weights_are_pretrained(tmp_path, monkeypatch) -> None:
     asked: dict[str, bool] = {}
     build = models.build
 
@@ -131,9 +127,7 @@ def test_memory_beyond_the_limit_fails_and_the_process_lives_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
-def test_a_limit_of_one_client_does_not_stay_for_the_next_in_the_same_process(
-    tmp_path: Path,
-) -> None:
+def test_a_limit_of_one_client_does_not_stay_for_the_next_in_the_same_process(tmp_path) -> None:
     import resource
 
     config = parse(flat(tmp_path))
@@ -156,9 +150,7 @@ def test_a_cpu_client_and_a_gpu_client_learn_together(tmp_path: Path) -> None:
     assert all(entry["replied"] == [0, 1] for entry in run.journal[1:])
 
 
-def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(tmp_path, monkeypatch):
     name = module(tmp_path, "raise SystemExit('imported')\n")
     own_modules.distribution(tmp_path, name, f"[fedmosaic.models]\nby-{name} = {name}:Net\n")
     importing_from(tmp_path, monkeypatch)

@@ -72,9 +72,7 @@ def test_an_earlier_run_under_the_same_name_is_not_remembered(store: Store) -> N
     assert store.rounds() == [1] and recalled(store, 2) == 1.0
 
 
-def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(
-    store: Store, tmp_path: Path
-) -> None:
+def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(store, tmp_path) -> None:
     saved(store, 1)
     assert recalled(Store(tmp_path, "e", 1), 2) is None
     assert recalled(Store(tmp_path, "f", 0), 2) is None
@@ -86,9 +84,7 @@ def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(
         Store(path, "e", 0).load_state(1, Memory)
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(store, tmp_path, monkeypatch):
     saved(store, 1)
     (kept,) = store.folder.glob("1/*")
     before = kept.read_bytes()

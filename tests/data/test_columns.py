@@ -124,9 +124,7 @@ def test_windows_by_hand() -> None:
         (["1,2,run,a"], {"kind": "image"}, "data.kind = 'image' is not allowed with data.window"),
     ],
 )
-def test_a_wrong_file_is_one_line(
-    csv: Csv, tmp_path: Path, rows: list[str], settings: dict[str, object], line: str
-) -> None:
+def test_a_wrong_file_is_one_line(csv, tmp_path, rows, settings, line) -> None:
     write(tmp_path / "train.csv", rows)
     with pytest.raises(ValueError, match=line) as refused:
         csv(**settings)

@@ -269,9 +269,7 @@ def with_half_an_image(root: Path) -> None:
         (with_half_an_image, "h10/dog/0.png: not a readable image"),
     ],
 )
-def test_what_is_wrong_with_a_clients_folder_is_one_line(
-    options: Options, tmp_path: Path, spoil: Callable[[Path], None], line: str
-) -> None:
+def test_what_is_wrong_with_a_clients_folder_is_one_line(options, tmp_path, spoil, line) -> None:
     spoil(hospitals(tmp_path / "h"))
     with pytest.raises(ValueError, match=line) as refused:
         load(options(name="client-folders", dir=str(tmp_path / "h")))

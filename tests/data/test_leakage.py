@@ -68,9 +68,7 @@ def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path: Pa
         play(flat(tmp_path / "fltrust", method="fedavg", **trusting))
 
 
-def test_single_test_images_of_the_server_and_of_clients_with_own_data(
-    options: Options, tmp_path: Path
-) -> None:
+def test_single_test_images_of_the_server_and_of_clients_with_own_data(options, tmp_path) -> None:
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
 

@@ -77,9 +77,7 @@ def test_a_client_is_tested_on_its_own_test_samples(owned: Owned) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"public": 0.2}, {"samples": 200, "test_samples": 60}])
-def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on(
-    owned: Owned, changes: dict[str, float]
-) -> None:
+def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on(owned, changes):
     data = owned(test="merge", test_fraction=0.25, **changes)
     train, test, server = rows(data)
     owner = [*OWNERS.tolist(), *TESTERS.tolist()]
@@ -143,9 +141,7 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"test": "merge"}, 0, '"merge" needs clients'),
     ],
 )
-def test_what_cannot_be_followed_is_one_line(
-    owned: Owned, changes: dict[str, object], clients: int, line: str
-) -> None:
+def test_what_cannot_be_followed_is_one_line(owned, changes, clients, line) -> None:
     with pytest.raises(ValueError, match=line) as refused:
         rows(owned(**changes), clients) if clients else for_testing(owned(**changes), 0, 1)
     assert "\n" not in str(refused.value)

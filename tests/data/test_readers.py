@@ -179,9 +179,7 @@ def test_nested_lists_say_their_own_shape(leaf: Leaf, tmp_path: Path) -> None:
         ({"user_data": {"a": [1, 2]}}, "user 'a': there are no 'x' and 'y', but list"),
     ],
 )
-def test_a_file_that_is_wrong_is_one_line_with_its_path(
-    leaf: Leaf, tmp_path: Path, changes: dict[str, Any], line: str
-) -> None:
+def test_a_file_that_is_wrong_is_one_line_with_its_path(leaf, tmp_path, changes, line) -> None:
     users(tmp_path / "train" / "a.json", {"u": 3})
     path = users(tmp_path / "test" / "a.json", {"a": 3}, **changes)
     with pytest.raises(ValueError, match=line) as refused:
@@ -199,9 +197,7 @@ def test_a_file_that_is_wrong_is_one_line_with_its_path(
         (None, "not a regular file"),
     ],
 )
-def test_a_file_without_users_is_one_line_with_its_path(
-    leaf: Leaf, tmp_path: Path, content: bytes | None, line: str
-) -> None:
+def test_a_file_without_users_is_one_line_with_its_path(leaf, tmp_path, content, line) -> None:
     users(tmp_path / "train" / "a.json", {"u": 3})
     path = tmp_path / "test" / "a.json"
     path.parent.mkdir()

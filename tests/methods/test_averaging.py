@@ -72,9 +72,7 @@ def test_it_says_nothing_about_the_labels_own_logit_nor_between_two_classes() ->
     assert not_true(Z_G[:, :2], Z[:, :2], Y).item() == 0.0
 
 
-def test_the_square_of_the_temperature_stands_before_the_term(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_square_of_the_temperature_stands_before_the_term(run, monkeypatch) -> None:
     from client_app.methods import fedntd
 
     flat = run(method="fedntd", fedntd__beta=4.0)
@@ -82,9 +80,7 @@ def test_the_square_of_the_temperature_stands_before_the_term(
     assert run(method="fedntd", fedntd__temperature=2.0).weights == flat.weights
 
 
-def test_the_teacher_is_the_mean_of_the_last_models(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_teacher_is_the_mean_of_the_last_models(run, monkeypatch) -> None:
     models = record_calls(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
     teachers = record_calls(monkeypatch, FedGKD, "request", lambda sent, *_: sent.teacher)
     run(method="fedgkd", rounds=4, fedgkd__buffer=2)
@@ -144,9 +140,7 @@ def test_in_the_first_round_of_moon_the_contrast_is_of_equal_models(run: Run) ->
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-4)
 
 
-def test_the_past_is_what_the_client_left_in_its_last_round(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_past_is_what_the_client_left_in_its_last_round(run, monkeypatch) -> None:
     recalled = record_calls(
         monkeypatch, Participant, "load_state", lambda found, p, *_: (p.k, found)
     )
@@ -177,9 +171,7 @@ def test_every_node_of_a_run_has_it_or_none(run: Run) -> None:
     assert played.summary["failures"] == []
 
 
-def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(run, monkeypatch) -> None:
     build = Task.build
 
     def as_the_server_draws(self: Task, *given: Any, **named: Any) -> Any:
@@ -203,9 +195,7 @@ def test_the_page_of_local_training_has_the_clients_models_if_they_are_scored(ru
     assert ">Clients<" not in page.read_text() and ">Cost<" in page.read_text()
 
 
-def test_on_request_they_are_measured_on_the_whole_test_set(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_request_they_are_measured_on_the_whole_test_set(run, monkeypatch) -> None:
     seen = record_calls(monkeypatch, Participant, "test_accuracy")
     local = run(method="local", rounds=1, local__whole_test=True)
     assert local.summary["metrics"]["client_test_accuracy"] == pytest.approx(sum(seen) / 4)

@@ -1,7 +1,6 @@
 """FD, FedProto, FedTGP and FedGH: class tables, their mean, and predictors by prototypes."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,9 +226,7 @@ def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps
 
 
 @pytest.mark.parametrize("weights", ["uniform", "counts"])
-def test_counts_travel_only_where_they_weigh(
-    weights: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_travel_only_where_they_weigh(weights, run, monkeypatch) -> None:
     sent = record_calls(monkeypatch, TableReply, "pack", lambda _, reply: reply.counts.tolist())
     settings = {"method": "fedproto", "rounds": 1, **WIDE, **UNEVEN, "fedproto__weights": weights}
     counts = [client["counts"] for client in run(**settings).journal[0]["clients"]]
@@ -268,9 +265,7 @@ class Client(PrototypeLearner[Options]):
 '''
 
 
-def test_fedproto_is_a_loss_in_a_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, played: Run
-) -> None:
+def test_fedproto_is_a_loss_in_a_plugin(tmp_path, monkeypatch, run, played) -> None:
     importing_from(tmp_path, monkeypatch)
     name = f"{package(tmp_path, {'mine': MINE})}:mine"
     settings = {"rounds": 2, **WIDE, **UNEVEN}

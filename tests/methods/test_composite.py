@@ -85,9 +85,7 @@ def test_the_gate_reads_each_image() -> None:
 # Reductions.
 
 
-def test_with_the_shared_extractor_alone_it_is_fedper(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_shared_extractor_alone_it_is_fedper(run, monkeypatch) -> None:
     settings = {"fleet": "cnn2@0.5", "feature_dim": 16, "rounds": 3, "per_round": 3}
     settings |= {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
     fedper = run(**settings, method="fedper")
@@ -175,9 +173,7 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
     assert Small(net)(x)[0].tolist() == pytest.approx([0.0, 0.7])
 
 
-def test_w_is_the_mean_of_the_copies_with_equal_weights(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_w_is_the_mean_of_the_copies_with_equal_weights(run, monkeypatch) -> None:
     sent = record_calls(monkeypatch, FedMRL, "train", lambda reply, half, request: reply.w)
     uneven = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
     played = run(**MRL, **uneven, rounds=1)

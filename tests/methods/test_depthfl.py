@@ -103,9 +103,7 @@ def test_without_dynamic_regularisation_it_is_the_mean() -> None:
     assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
 
 
-def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(run, monkeypatch):
     def last(self: GlobalCopy[Any, Any], request: Any, net: Any) -> Any:
         return lambda x, y: F.cross_entropy(net.each(x)[-1], y)
 

@@ -125,9 +125,7 @@ def public_labels(result) -> torch.Tensor:
 
 @pytest.mark.parametrize("balance", ["weights", "sampling"])
 @pytest.mark.parametrize("start", ["local", "scratch"])
-def test_every_way_to_grow_a_confidence_gives_another_one(
-    tmp_path, monkeypatch, balance: str, start: str
-):
+def test_every_way_to_grow_a_confidence_gives_another_one(tmp_path, monkeypatch, balance, start):
     plain, _, _ = exchanged(tmp_path / "a", monkeypatch)
     replies, _, _ = exchanged(
         tmp_path / "b", monkeypatch, **{"confidence.balance": balance, "confidence.init": start}

@@ -232,9 +232,7 @@ def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) 
     return [payload for payload in packed if isinstance(payload, kind)]
 
 
-def test_nobody_is_sent_its_own_features_unless_allowed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_sent_its_own_features_unless_allowed(run, monkeypatch) -> None:
     for others_only in (True, False):
         changes = {"rounds": 2, "fedin__others_only": others_only, "fedin__samples": 64}
         downs = [d for d in sent(run, monkeypatch, Request, **changes) if d.t == 2]

@@ -54,9 +54,7 @@ def test_fedkf_minus_sends_one_model_less_and_round_one_no_teacher(run: Run) -> 
     assert sent[0][1] - sent[1][1] == 4 * sum(v.nbytes for v in one.model.values())
 
 
-def test_the_servers_generator_travels_and_stands_still_at_the_clients(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_servers_generator_travels_and_stands_still_at_the_clients(run, monkeypatch) -> None:
     def owned(_: None, datafree: DataFree, *given: Any, **named: Any) -> bool:
         return given[4] is not None
 
@@ -83,9 +81,7 @@ def test_the_servers_generator_travels_and_stands_still_at_the_clients(
         ("w0", 7.2),
     ],
 )
-def test_the_oca_model_is_the_mean_over_the_latest_uploads(
-    init: str, expected: float, tmp_path: Path
-) -> None:
+def test_the_oca_model_is_the_mean_over_the_latest_uploads(init, expected, tmp_path) -> None:
     def sent(*values: tuple[int, float]) -> Replies[ModelReply]:
         replies = [ModelReply(experiment="e", w=weight(value)) for _, value in values]
         return Replies.of([(clients[k], up) for (k, _), up in zip(values, replies, strict=True)])
@@ -162,9 +158,7 @@ def test_adam_goes_on_where_it_was_in_any_memory_format() -> None:
     assert torch.allclose(plain, last, atol=1e-5)
 
 
-def test_a_clients_loss_is_cross_entropy_and_gamma_times_kl_from_the_teacher(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clients_loss_is_cross_entropy_and_gamma_times_kl_from_the_teacher(run, monkeypatch):
     model, train = Participant.model, Participant.train
     nets: list[Any] = []
     seen: list[tuple[float, float]] = []
@@ -239,9 +233,7 @@ TABLE_IX: list[tuple[str, dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("method", "changes", "passes"), TABLE_IX)
-def test_passes_for_each_batch_are_those_of_table_ix(
-    method: str, changes: dict[str, Any], passes: Any, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_for_each_batch_are_those_of_table_ix(method, changes, passes, run, monkeypatch):
     assert counted(method, run, monkeypatch, **changes) == passes
 
 

@@ -57,9 +57,7 @@ def test_the_meta_step_by_hand() -> None:
 
 @pytest.mark.parametrize("settings", [L2G, FEATURES], ids=["logits", "features"])
 @pytest.mark.parametrize("fleet", ["mlp@0.25", "cnn2@0.25"])
-def test_the_meta_step_is_the_derivative_through_one_step(
-    fleet: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_meta_step_is_the_derivative_through_one_step(fleet, settings, tmp_path) -> None:
     """Networks with BatchNorm, by a graph through the whole step."""
     ours = half(tmp_path, **settings, fleet=fleet)
     p, net = ours.participant, ours.local(1).train()

@@ -1,7 +1,6 @@
 """FIARSE: the largest entries travel, are trained and averaged."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,9 +201,7 @@ def test_a_share_of_the_entries_and_a_bit_for_each_travels(size: float) -> None:
     assert request.rest == {} and len(request.kept) == int(size * parameters)
 
 
-def test_a_client_changes_what_it_was_sent_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path, monkeypatch) -> None:
     settings = {**TINY, "train__weight_decay": 0.1, "fiarse__sizes": "0.25"}
     half = server(**settings)
     request = half.request(1)(client(size=0.25))
@@ -223,9 +220,7 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(
     assert reply.delta.count_nonzero() > 0.9 * len(reply.delta)
 
 
-def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(run, monkeypatch) -> None:
     fedavg = run(method="fedavg", fleet="cnn2@0.5", average__weights="uniform").model
     alone = {**TINY, "fiarse__sizes": "1"}
     thresholded = run(**alone).model

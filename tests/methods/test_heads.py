@@ -162,9 +162,7 @@ def test_one_client_whose_first_head_the_server_has_trains_locally(tmp_path: Pat
     assert lg.journal[2]["client_metrics"] == local.journal[2]["client_metrics"]
 
 
-def test_it_is_fedavg_if_all_layers_are_shared(
-    tmp_path: Path, played: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_fedavg_if_all_layers_are_shared(tmp_path, played, monkeypatch) -> None:
     given = {"fleet": "cnn2@0.25", **SIZES}
     fedavg = played(method="fedavg", **given)
     head = play(flat(tmp_path / "head", method="lg-fedavg", **given))

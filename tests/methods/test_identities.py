@@ -191,9 +191,7 @@ def test_a_method_at_the_edge_is_another_bit_for_bit(case: str, played: Run) -> 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 @pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "fedper", "fedrep", "fedbn"])
-def test_with_one_architecture_a_scheme_changes_nothing(
-    method: str, across: str, played: Run
-) -> None:
+def test_with_one_architecture_a_scheme_changes_nothing(method, across, played) -> None:
     if across == "layerwise" and method in ("fedper", "fedrep", "fedbn"):
         across = "same"
     settings = {"method": method, "fleet": "cnn2@0.5", "per_round": 3, "rounds": 3, **UNEVEN}
@@ -325,9 +323,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_a_client_that_learns_nothing_from_others_trains_locally(
-    case: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_learns_nothing_from_others_trains_locally(case, run, monkeypatch) -> None:
     one = ALONE[case]
     if one.patch:
         one.patch(monkeypatch)
@@ -349,9 +345,7 @@ def test_a_client_that_learns_nothing_from_others_trains_locally(
         assert not one.later or metrics[0] == metrics[1]
 
 
-def test_with_the_own_features_fedmrl_trains_locally(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_own_features_fedmrl_trains_locally(run, monkeypatch) -> None:
     own_features(monkeypatch)
     fedmrl = run(method="fedmrl", global_model="cnn2@0.25", fedmrl__weight=0.0)
     local = run(method="local")

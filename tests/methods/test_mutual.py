@@ -244,9 +244,7 @@ def test_the_bytes_are_those_of_the_factors(run: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("loses", [False, True])
-def test_an_update_continues_from_the_servers_mentee(
-    loses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_continues_from_the_servers_mentee(loses, tmp_path, monkeypatch) -> None:
     """Where each client gets w whole in each round, everything is the same, except for bytes."""
     given = {**FEDKD, "rounds": 4, "min_replies": 0.5, **({} if loses else {"per_round": 3})}
     grid = {"grid": Losing} if loses else {}

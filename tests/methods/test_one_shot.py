@@ -90,9 +90,7 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn_or_to_be_asked()
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
 
 
-def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(monkeypatch) -> None:
     made, says = half(dense__generator_steps=4), iter([3.0, 2.0, -7.0, -6.5])
     seen = record_calls(monkeypatch, made, "seen", lambda _, images: images.detach().clone())
     loss = made.generator_loss

@@ -54,9 +54,7 @@ def replies(*said: Any, probabilities: bool = False) -> Replies[Reply]:
     ("align", "agreed", "distance"),
     [("l1", [1.0, 1.0], 1.0), ("mse", [1.0, 1.0], 1.0), ("kl", [0.5, 0.5], 0.433781)],
 )
-def test_two_clients_meet_in_the_middle_by_hand(
-    align: str, agreed: list[float], distance: float
-) -> None:
+def test_two_clients_meet_in_the_middle_by_hand(align, agreed, distance) -> None:
     method = server(fedmd__align=align)
     o, z = method.options, torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     told = method.second(1, replies(*(o.speak(x).tolist() for x in z), probabilities=align == "kl"))
@@ -87,9 +85,7 @@ def test_what_digests_is_what_spoke(run: Run) -> None:
     assert len(found) == 2 and max(found) < 1e-12
 
 
-def test_who_did_not_hear_the_answer_goes_on_from_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_did_not_hear_the_answer_goes_on_from_its_model(tmp_path, monkeypatch) -> None:
     second = FedMD.second
 
     def place(reply: Reply, half: FedMD, request: Any) -> tuple[tuple[int, int], Tensor]:
@@ -407,9 +403,7 @@ def test_private_epochs_grow_by_one_a_round(run: Run) -> None:
     assert steps[1] == steps[2] == 2 * steps[0]
 
 
-def test_the_page_shows_the_coefficients_unless_clients_are_many(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_the_coefficients_unless_clients_are_many(run, monkeypatch) -> None:
     done = run(**{**KT_PFL, "rounds": 1})
     c = done.summary["coefficients"]
     assert all(sum(row) == pytest.approx(1, abs=2e-4) for row in c)

@@ -206,9 +206,7 @@ def rolled(**changes: Any) -> Any:
         ((), True, [4, 2, 2, 4]),  # only convolutions are weighed by their channels
     ],
 )
-def test_the_mean_over_who_took_a_number_by_hand(
-    dims: tuple[int, ...], by_width: bool, expected: list[float]
-) -> None:
+def test_the_mean_over_who_took_a_number_by_hand(dims, by_width, expected) -> None:
     """Offset 1, m 4: a of rate 1 sends 2, b of rate ½, with channels 3 and 0, sends 6."""
     whole = {"w": torch.zeros(4, *dims)}
     a, b = {"w": torch.full((4, *dims), 2.0)}, {"w": torch.full((2, *dims), 6.0)}

@@ -41,9 +41,7 @@ def test_parameters_are_those_of_the_papers() -> None:
         ("lenet5", (1, 28, 28), 26, "auto", 63_066),
     ],
 )
-def test_parameters_by_classes_and_stem(
-    spec: str, shape: tuple[int, int, int], classes: int, stem: str, expected: int
-) -> None:
+def test_parameters_by_classes_and_stem(spec, shape, classes, stem, expected) -> None:
     assert parameters(spec, shape, classes, stem=stem) == expected
 
 
@@ -58,9 +56,7 @@ def test_parameters_by_classes_and_stem(
         *((name, MODELS[name].input) for name in SENSORS),
     ],
 )
-def test_logits_are_the_head_of_the_features_and_every_weight_learns(
-    spec: str, shape: tuple[int, ...]
-) -> None:
+def test_logits_are_the_head_of_the_features_and_every_weight_learns(spec, shape) -> None:
     model = build(spec, shape, 7, seed=0).eval()
     x = images(shape)
     with torch.no_grad():
@@ -238,9 +234,7 @@ def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> No
         ("torchvision:resnet18", (6, 100), "'torchvision:resnet18' takes images, but"),
     ],
 )
-def test_an_impossible_input_is_refused_in_one_line(
-    spec: str, shape: tuple[int, int, int], message: str
-) -> None:
+def test_an_impossible_input_is_refused_in_one_line(spec, shape, message) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         check(spec, shape, 10)
     assert "\n" not in str(refusal.value)

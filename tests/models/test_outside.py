@@ -132,9 +132,7 @@ def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: 
         ("Small@0.5", GREY, "has no width factor"),
     ],
 )
-def test_what_cannot_be_a_classifier_is_refused(
-    kind: str, shape: tuple[int, int, int], line: str, nets: str
-) -> None:
+def test_what_cannot_be_a_classifier_is_refused(kind, shape, line, nets) -> None:
     with pytest.raises(ValueError) as refused:
         check(f"{nets}:{kind}", shape, 3)
     said = str(refused.value)
@@ -168,17 +166,13 @@ def test_torchvisions_take_any_number_of_channels(name: str, last: str) -> None:
         ("torchvision:", "torchvision has no network ''"),
     ],
 )
-def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(
-    spec: str, line: str
-) -> None:
+def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(spec, line) -> None:
     with pytest.raises(ValueError) as refused:
         check(spec, COLOUR, 10)
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_network_that_does_not_fit_is_refused_without_being_built(monkeypatch) -> None:
     def device(*_: Any, **named: Any) -> str:
         return torch.get_default_device().type
 

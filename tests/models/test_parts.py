@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,9 +231,7 @@ def test_it_gives_its_memory_back_and_has_it_again(layout: torch.memory_format) 
 
 
 @pytest.mark.parametrize("average", ["none", "same"])
-def test_a_methods_network_rests_while_clients_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str
-) -> None:
+def test_a_methods_network_rests_while_clients_work(tmp_path, monkeypatch, average) -> None:
     made, inside = record_calls(monkeypatch, FedAvg, "prepare", lambda _, half: half), list[int]()
 
     def exchanged(*given: Any) -> Any:

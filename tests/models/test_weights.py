@@ -109,9 +109,7 @@ def spoiled(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_file_that_does_not_fit_is_one_line_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_does_not_fit_is_one_line_before_anything_starts(tmp_path, capsys) -> None:
     for name, line in spoiled(tmp_path).items():
         file = tmp_path / name
         settings = flat(tmp_path / "out", method="fedavg", fleet="cnn2@0.5", weights=str(file))
@@ -183,9 +181,7 @@ def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.pretrained])
-def test_without_a_network_the_refusal_says_what_to_do(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_refusal_says_what_to_do(name, monkeypatch) -> None:
     def unreachable(self: Any, *args: Any, **kwargs: Any) -> None:
         raise URLError("no route to host")
 

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +211,7 @@ def counted(n: int, each: str) -> bytes:
     ],
     ids=["empty lists", "objects", "unknown fields", "numbers"],
 )
-def test_values_are_counted_before_any_of_them_is_made(
-    write: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_counted_before_any_of_them_is_made(write, monkeypatch) -> None:
     monkeypatch.setattr("common.exchange.records.parse", None)
     with pytest.raises(ValueError, match="schema has more than 50000 values"):
         Parcel.unpack(forged(write()))
@@ -294,9 +291,7 @@ DESCRIBED = "array 'float32' is described by"
         (crafted(b'{"x":' + b"9" * 5000 + b"}"), "an integer has 5000 digits"),
     ],
 )
-def test_a_file_is_measured_before_its_header_is_believed(
-    data: bytes, message: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_measured_before_its_header_is_believed(data, message, path, monkeypatch) -> None:
     path.write_bytes(data)
     if "end at byte 8" not in message and "multiple" not in message:
         monkeypatch.setattr("common.exchange.records.arrays.Flat", None)
