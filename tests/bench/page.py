@@ -10,7 +10,6 @@ from tests.bench import record
 from tests.bench.record import Recorded
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale-measured.md"
-FILES = "grpc", "scale"
 MB, GB = 10**6, 10**9
 CLIENTS = 10_000  #: of a federation on paper
 
@@ -148,9 +147,8 @@ def show(records: Recorded, *names: str) -> None:
 
 
 def recorded() -> Recorded:
-    """Return the records of both files."""
-    grpc, scale = (record.read(Path(__file__).with_name(f"{name}.json")) for name in FILES)
-    return grpc | scale
+    """Return the records."""
+    return record.read(Path(__file__).with_name("scale.json"))
 
 
 if __name__ == "__main__":

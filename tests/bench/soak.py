@@ -24,9 +24,8 @@ from statistics import median
 from typing import Any, final
 
 from deploy.report.table import Table
-from tests.bench.collect import ROOT
 from tests.bench.memory import anonymous
-from tests.bench.record import Recorded, filled, read, write
+from tests.bench.record import ROOT, Recorded, filled, read, write
 from tests.support import namespaces
 from tests.support.faults import Machines, processes, settings
 from tests.support.namespaces import Host

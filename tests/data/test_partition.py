@@ -1,5 +1,6 @@
-"""What every partition promises, and what sets each one apart."""
+"""What every partition promises, what sets each one apart, and pictures of them."""
 
+import subprocess
 import sys
 import types
 
@@ -22,6 +23,7 @@ from common.data.partition import (
     niid3,
     split,
 )
+from common.data.picture import bubbles
 from common.settings.config import Data
 from common.settings.parse import defaults, parse
 from common.training.seeds import rng
@@ -310,3 +312,43 @@ def test_iid_draw_gives_every_device_all_classes_in_equal_parts():
 def test_values_that_no_rule_is_made_for_are_refused_by_the_configuration(key, value, allowed):
     with pytest.raises(ValueError, match=f"{key} = .* is not allowed; it should be .*{allowed}"):
         parse(defaults() | {key: value})
+
+
+def test_the_area_of_a_bubble_is_proportional_to_its_count_also_in_the_key():
+    figure = bubbles(np.array([[1200, 0], [300, 600]]), classes=("cat", "dog"))
+    axes = figure.axes[0]
+    dots, key = axes.collections[:2]
+    assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
+    areas = dots.get_sizes()
+    assert (areas / areas[0]).tolist() == pytest.approx([1.0, 0.25, 0.5])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1,000", "250", "50"]
+    assert key.get_sizes()[0] / areas[0] == pytest.approx(1000 / 1200)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+
+
+def test_neighbouring_bubbles_do_not_touch_in_a_federation_of_ten():
+    figure = bubbles(np.full((10, 10), 7))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    diameter = axes.collections[0].get_sizes()[0] ** 0.5 * figure.dpi / 72
+    (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
+    assert diameter < min(x1 - x0, y1 - y0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (200, 10)])
+def test_any_federation_can_be_drawn_and_written(tmp_path, shape):
+    bubbles(np.ones(shape, dtype=int)).savefig(tmp_path / "partition.svg")
+    assert (tmp_path / "partition.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("counts", [np.zeros((0, 3)), np.zeros(3), np.array([[-1, 2]])])
+def test_counts_that_are_none_are_refused(counts):
+    with pytest.raises(ValueError, match=r"must be \(clients, classes\)"):
+        bubbles(counts)
+
+
+@pytest.mark.full
+def test_pyplot_is_not_imported():
+    code = "import numpy, sys; from common.data.picture import bubbles; bubbles(numpy.ones((2, 2)))"
+    check = f"{code}; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

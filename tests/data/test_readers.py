@@ -1,4 +1,4 @@
-"""Data sets as others keep them: IDX files and LEAF."""
+"""Data sets as others keep them: IDX files, LEAF, and those of torchvision."""
 
 import gzip
 import json
@@ -219,3 +219,70 @@ def test_a_file_that_is_cut_off_or_missing_is_named(leaf: Leaf, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"train/a.json: damaged or no JSON") as refused:
         leaf()
     assert "\n" not in str(refused.value)
+
+
+class Stored:
+    """Stands in for torchvision's class: 20 samples, of which the pixel (1, 2) tells the number."""
+
+    base_folder = "cifar-10-batches-py"
+    roots: tuple[str, ...] = ()
+    classes = tuple("abcdefghij")
+
+    def __init__(self, root: str, *, download: bool, train: bool = True, split: str = "") -> None:
+        Stored.roots += (root,)
+        number = np.arange(20, dtype=np.uint8)
+        if split:
+            self.data = np.zeros((20, 3, 32, 32), dtype=np.uint8)
+            self.data[:, 0, 1, 2] = number
+            self.labels = number.astype(np.int64) % 10
+        else:
+            self.data = np.zeros((20, 32, 32, 3), dtype=np.uint8)
+            self.data[:, 1, 2, 0] = number
+            self.targets = [int(n) % 10 for n in number]
+
+
+@pytest.mark.parametrize(("name", "title"), [("cifar10", "CIFAR10"), ("svhn", "SVHN")])
+def test_images_have_their_channels_first(options, monkeypatch, tmp_path, name, title):
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, title, Stored)
+    dataset = load(options(name=name, dir=str(tmp_path)))
+    assert dataset.shape == (3, 32, 32) and dataset.x.dtype == torch.uint8
+    assert dataset.x[:, 0, 1, 2].tolist() == list(range(20))
+    assert dataset.y.tolist() == [*range(10)] * 2 and dataset.y.dtype == torch.int64
+    assert len(dataset.mean) == 3
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
+def test_a_missing_colour_set_is_refused_in_one_line(options, tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}.*data.dir.*data.download") as refusal:
+        load(options(name=name, dir=str(tmp_path)))
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_svhn_files_that_are_not_svhn_are_refused(options, tmp_path):
+    (tmp_path / "train_32x32.mat").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"'svhn' at .*train_32x32\.mat is damaged or incomplete"):
+        load(options(name="svhn", dir=str(tmp_path)))
+
+
+def test_cifar_is_read_through_torchvision_once_and_again_when_its_files_change(
+    options, monkeypatch, tmp_path
+):
+    from common.data import DATASETS, decoded
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    batch = tmp_path / Stored.base_folder / "data_batch_1"
+    batch.parent.mkdir()
+    batch.write_bytes(b"one")
+    before, wanted = len(Stored.roots), options(name="cifar10", dir=str(batch.parent))
+    first, second = (DATASETS["cifar10"].load(wanted) for _ in range(2))
+    assert Stored.roots[before:] == (str(tmp_path),) * 2, "training and test part, once"
+    assert second.classes == first.classes == Stored.classes
+    assert torch.equal(first.x, second.x) and torch.equal(first.y_test, second.y_test)
+    assert second.y.dtype == torch.int64 and second.mean == first.mean
+    batch.write_bytes(b"three")
+    DATASETS["cifar10"].load(wanted)
+    assert len(Stored.roots) == before + 4

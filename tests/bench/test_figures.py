@@ -1,4 +1,4 @@
-"""What the benchmarks over gRPC compute from processes and records."""
+"""What benchmarks compute from processes and records, and the faults of a soak."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import memory, page, record
+from tests.bench import memory, page, record, soak
 
 pytestmark = pytest.mark.full
 
@@ -83,3 +83,13 @@ def test_a_record_is_added_to_those_of_its_file(tmp_path: Path) -> None:
         '{\n "many": {\n  "5": {"seconds": 2, "ü": [1]},\n  "10": {}\n }\n}\n'
     )
     assert record.read(file) == {"many": {"5": {"seconds": 2, "ü": [1]}, "10": {}}}
+
+
+def test_the_faults_of_a_soak_are_those_of_its_seed() -> None:
+    faults = soak.schedule(200, 1)
+    assert faults == soak.schedule(200, 1) != soak.schedule(200, 2)
+    assert {fault.kind for fault in faults} == {*soak.KINDS, "join"}
+    for t in range(200):
+        busy = [fault.k for fault in faults if fault.t <= t <= fault.end]
+        assert len(set(busy)) == len(busy) <= soak.AWAY + len(soak.LATER)
+    assert max(fault.end for fault in faults) < 199, "every client is back at the end"
