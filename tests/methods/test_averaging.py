@@ -55,14 +55,11 @@ Z_G = torch.tensor([[0.0, 1.0, 3.0]])
 Y = torch.tensor([1])
 
 
-def test_the_loss_by_hand() -> None:
+def test_the_loss_of_fedntd_leaves_out_the_label_by_hand() -> None:
     assert F.cross_entropy(Z, Y).item() == pytest.approx(0.40761, abs=1e-5)
     # without entry 1: KL(σ(0, 3) ‖ σ(1, 0))
     assert not_true(Z_G, Z, Y).item() == pytest.approx(1.07497, abs=1e-5)
     assert 4 * not_true(Z_G, Z, Y, 2.0).item() == pytest.approx(1.63125, abs=1e-5)
-
-
-def test_it_says_nothing_about_the_labels_own_logit_nor_between_two_classes() -> None:
     z, y = torch.randn(5, 4, generator=seeds.stream(0)), torch.tensor([0, 1, 2, 3, 0])
     student = z.clone().requires_grad_()
     not_true(z.flip(0), student, y).backward()
@@ -141,9 +138,7 @@ def test_in_the_first_round_of_moon_the_contrast_is_of_equal_models(run: Run) ->
 
 
 def test_the_past_is_what_the_client_left_in_its_last_round(run, monkeypatch) -> None:
-    recalled = record_calls(
-        monkeypatch, Participant, "load_state", lambda found, p, *_: (p.k, found)
-    )
+    recalled = record_calls(monkeypatch, Participant, "load_state", lambda w, p, *_: (p.k, w))
     held = own_models(run(method="moon", rounds=2), 1, ClientState, "w")
     nothing, past = (found for k, found in recalled if k == 0)
     assert nothing is None and same(past.w, held[0])
@@ -218,21 +213,15 @@ def step(sizes: tuple[int, ...], sent: tuple[float, ...], **changes: Any) -> flo
     return float(fednova.w["weight"])
 
 
-def test_a_step_by_hand() -> None:
+def test_a_step_of_fednova_by_hand() -> None:
     # τ = (1, 3), p = ½: Σ p a = 2, Σ p d = ½ (−1 − 2) = −1.5, w = 3; FedAvg has 3.5
     assert step((16, 48), (1.0, 6.0)) == pytest.approx(3.0)
     assert step((16, 16), (1.0, 6.0)) == 3.5
-
-
-def test_momentum_counts_steps_for_more() -> None:
     assert task(**PLAIN_SGD | {"train__momentum": 0.9}).effective_steps(32) == pytest.approx(2.9)
     adam = {"train__momentum": 0.9, "train__optimizer": "adam"}
     assert task(**PLAIN_SGD | adam).effective_steps(32) == 2.0
     # a = (1, 2.9): Σ p a = 1.95, Σ p d = ½ (−1 − 2) = −1.5, w = 2.925
     assert step((16, 32), (1.0, 5.8), train__momentum=0.9) == pytest.approx(2.925)
-
-
-def test_a_robust_mean_is_of_the_normalised_models() -> None:
     # Σ p a = 7/3, so the models are 7/3 · (1, 6/3, 9/3), with median 14/3
     median = step((16, 48, 48), (1.0, 6.0, 9.0), average__robust="median")
     assert median == pytest.approx(14 / 3)
@@ -287,13 +276,10 @@ def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
-def test_every_size_has_a_head_of_its_own(run: Run) -> None:
+def test_every_size_has_its_own_head_and_learning_rate(run: Run) -> None:
     held = run(method="inclusivefl", **FLEET).model
     heads = [held[f"{spec}head.weight"] for spec in ("", "cnn2@0.5/", "cnn3@0.5/")]
     assert not any(heads[i].equal(heads[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-
-
-def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
     given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 1, "train__lr_decay": 0.5}
     factors = {"inclusivefl__lr_factors": "cnn3@0.5=0.5, cnn2@0.5=1"}
     plain, slow, half = (  # in the last run everybody goes half as far

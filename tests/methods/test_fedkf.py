@@ -29,16 +29,13 @@ SMALL = {"generator__latent": 8, "generator__width": 4}
 PARTIAL = {"per_round": 2, "rounds": 3, "score__clients_every": 1}
 
 
-def test_when_all_are_active_oca_is_aca(run: Run) -> None:
+def test_oca_is_aca_while_all_are_active_and_another_teacher_otherwise(run: Run) -> None:
     fedkf = run(method="fedkf", **SMALL)
     for entry in fedkf.journal:
         assert entry["accuracies"]["oca"] == entry["accuracies"]["aca"]
     assert fedkf.summary["fairness"]["oca"] == fedkf.summary["fairness"]["aca"]
     same = run(method="fedkf", fedkf__teacher="aca", **SMALL)
     assert same.weights == fedkf.weights
-
-
-def test_when_some_are_inactive_oca_teaches_something_else(run: Run) -> None:
     given = {"method": "fedkf", **SMALL, "per_round": 1, "rounds": 3, "seed": 3}
     oca, aca = run(**given), run(**given, fedkf__teacher="aca")
     assert oca.journal[1]["selected"] != oca.journal[2]["selected"]

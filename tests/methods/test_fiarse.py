@@ -46,9 +46,6 @@ def stepped(size: float) -> Tensor:
     return W - LR * w.grad
 
 
-# By hand.
-
-
 @pytest.mark.parametrize(
     ("size", "theta", "gradient"),
     [
@@ -82,9 +79,8 @@ def test_the_gradient_of_the_mask_alone_is_that_of_a_boolean_one(theta: float) -
     assert at_theta.any() and torch.equal(default[at_theta], 1.5 * ours[at_theta])
 
 
-NORM, MEAN, COUNT = (
-    f"stem.bn.{leaf}" for leaf in ("weight", "running_mean", "num_batches_tracked")
-)
+LEAVES = ("weight", "running_mean", "num_batches_tracked")
+NORM, MEAN, COUNT = (f"stem.bn.{leaf}" for leaf in LEAVES)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
@@ -99,10 +95,8 @@ def test_a_norm_is_divided_by_the_clients_that_changed_it(server_lr: float) -> N
         changed[NORM] = changed[NORM].clone().fill_(0.4)
         changed[MEAN] = changed[MEAN].clone().fill_(2.0)
         changed[COUNT] = changed[COUNT] + 7
-        answers = [
-            Reply(delta=torch.zeros_like(sent[0].kept), rest=rest)
-            for rest in (changed, sent[1].rest)
-        ]
+        delta = torch.zeros_like(sent[0].kept)
+        answers = [Reply(delta=delta, rest=rest) for rest in (changed, sent[1].rest)]
         half.step(1, Replies.of(list(zip(members, answers, strict=True))))
         found[norm_count] = [float(half.w[n].flatten()[0]) for n in (NORM, MEAN, COUNT)]
     # the released sum of the changes over the count of the clients with a change: .6/1 and −2/1
@@ -123,15 +117,12 @@ def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) 
     return half.w["x"].tolist()  # type: ignore[no-any-return]
 
 
-def test_two_sizes_together() -> None:
+def test_the_servers_step_by_hand() -> None:
     half = (W - stepped(0.5))[[0, 3]].tolist()
     whole = (W - stepped(1.0)).tolist()
     expected = [0.361420, -0.344444, -0.05, -0.541]
     assert aggregated("nonzero", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
     assert aggregated("mask", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_unchanged_entry_counts_by_mask_alone() -> None:
     replies = ((1.0, [0.2, 0.0, 0.0, 0.0]), (0.5, [0.0, 0.4]))
     assert aggregated("nonzero", *replies) == pytest.approx([0.3, -0.2, 0.1, -0.8])
     assert aggregated("mask", *replies) == pytest.approx([0.4, -0.2, 0.1, -0.6])
@@ -168,9 +159,6 @@ def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
     error = F.softmax(torch.tensor([0.0, now]), 0)[1].item() - 1
     gradient = error * (1 + 2 * 0.5 * now / (now + 0.5) ** 2) + 0.1 * now
     assert course[1][1] == pytest.approx(now - gradient - 0.9 * (before - now))
-
-
-# What travels.
 
 
 def test_entries_are_those_of_convolutions_and_linear_layers_by_stage() -> None:
@@ -245,16 +233,10 @@ def test_without_running_statistics_none_travel() -> None:
     assert sorted(rest) == [f"{block}.{leaf}" for block in ("layer1.0", "stem") for leaf in leaves]
 
 
-# What is refused.
-
-
-def test_a_size_that_is_not_configured_is_refused_by_name() -> None:
+def test_a_size_is_a_configured_number() -> None:
     with pytest.raises(ValueError, match=r"client 1 claims the size 0.3; configured are 1, 0.25$"):
         server(**TINY).begin([client(0, size=1.0), client(1, size=0.3)])
     server(**TINY, node__1__size=0.3).begin([client(0, size=1.0), client(1, size=0.3)])
-
-
-def test_a_nodes_own_size_is_a_number() -> None:
     check({"partition-id": 0, "size": 0.5})
     check({"partition-id": 0, "size": 1})
     with pytest.raises(ValueError, match=r"size = '0.5'; it must be a number"):

@@ -99,9 +99,8 @@ def test_one_step_of_htfllibs_undetached_losses(tmp_path: Path) -> None:
         )
 
 
-FEDKD: dict[str, Any] = {"method": "fedkd", "fleet": "cnn2@0.25,mlp@0.25", "rounds": 3}
+FEDKD: dict[str, Any] = {"method": "fedkd", **FLEET, "rounds": 3}
 ALONE = {**FEDKD, "fedkd__weight": 0.0}
-OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([0])
 
 
 def network(features: Tensor, logits: Tensor) -> Any:
@@ -114,9 +113,6 @@ def loss(own: Tensor = OWN, shared: Tensor = SHARED, f_k: Any = None, **options:
     nets = network(f_k, own), network(torch.zeros(1, 2), shared)
     projection = nn.Linear(2, 3, bias=False).requires_grad_(False)
     return ClientHalf.loss(half, *nets, projection)(torch.zeros(1), Y)
-
-
-# The losses.
 
 
 def test_the_sum_of_both_losses_by_hand() -> None:
@@ -146,17 +142,19 @@ def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_t_rises_linearly_to_the_last_round() -> None:
+def test_the_rank_by_hand_for_a_rising_t() -> None:
     energies = [FedKDOptions().energy(t, 4) for t in (1, 2, 3, 4)]
-    assert (
-        energies == pytest.approx([0.95, 0.96, 0.97, 0.98]) and FedKDOptions().energy(1, 1) == 0.95
-    )
+    assert energies == pytest.approx([0.95, 0.96, 0.97, 0.98])
+    assert FedKDOptions().energy(1, 1) == 0.95
+    squares = torch.tensor([16.0, 9.0, 1.0])  # s = 4, 3, 1: sums 16, 25, 26 of 26
+    assert [low_rank.rank(squares, T) for T in (0.5, 0.95, 0.98, 1.0)] == [1, 2, 3, 3]
+    assert low_rank.rank(torch.tensor([4.0, 0.0]), 1.0) == 1
 
 
 def test_without_mutual_terms_mentees_are_fedavgs(played: Run) -> None:
     whole = {"fedkd__energy_start": 1.0, "fedkd__energy_end": 1.0}
-    fedkd, fleet = played(**ALONE, **whole), {"fleet": FEDKD["fleet"], "rounds": 3}
-    fedavg = played(method="fedavg", average__weights="uniform", **fleet)
+    fedkd = played(**ALONE, **whole)
+    fedavg = played(method="fedavg", average__weights="uniform", **FLEET, rounds=3)
     for name, value in fedavg.model.items():
         torch.testing.assert_close(fedkd.model[name], value, rtol=1e-5, atol=1e-6)
     assert fedkd.weights != played(**FEDKD, **whole).weights
@@ -168,15 +166,6 @@ def test_the_mentee_has_its_own_learning_rate(played: Run) -> None:
         for rate in ({}, *({"fedkd__mentee_lr": lr} for lr in (0.05, 0.02)))
     )
     assert same == usual != other
-
-
-# Low-rank factors.
-
-
-def test_the_rank_by_hand() -> None:
-    squares = torch.tensor([16.0, 9.0, 1.0])  # s = 4, 3, 1: sums 16, 25, 26 of 26
-    assert [low_rank.rank(squares, T) for T in (0.5, 0.95, 0.98, 1.0)] == [1, 2, 3, 3]
-    assert low_rank.rank(torch.tensor([4.0, 0.0]), 1.0) == 1
 
 
 def matrix(s: list[float], m: int, n: int) -> Tensor:
@@ -218,9 +207,6 @@ def test_a_convolution_is_one_matrix() -> None:
 def test_what_factors_do_not_shorten_is_sent_whole(w: Tensor) -> None:
     (sent,) = low_rank.compress({"w": w}, 0.75)["w"]
     assert torch.equal(sent, w)
-
-
-# What travels, and what both sides hold.
 
 
 def test_the_bytes_are_those_of_the_factors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

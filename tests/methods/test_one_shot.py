@@ -207,16 +207,13 @@ def test_the_generator_s_loss_of_co_boosting_by_hand() -> None:
     with_bn.ensemble = [None, None]  # L_BN is divided by the two clients
     more = with_bn.generator_loss(taught, Y, said, [torch.tensor(2.0), torch.tensor(4.0)])
     assert more.item() == pytest.approx(-0.101295 + 3 * 6 / 2, abs=1e-5)
-
-
-def test_how_hard_a_sample_is_weighs_it_and_has_no_gradient() -> None:
     logits = torch.tensor([[1.0, 0.5]], requires_grad=True)
     (plain,) = torch.autograd.grad(F.cross_entropy(logits, Y), logits)
     (hard,) = torch.autograd.grad(generation.hard_cross_entropy(logits, Y, 2.0), logits)
     torch.testing.assert_close(hard, (1 - 0.622459) ** 2 * plain)
 
 
-def test_the_ensemble_s_weights_by_hand() -> None:
+def test_the_ensemble_s_weights_and_moved_images_by_hand() -> None:
     w = torch.full((2,), 0.5, requires_grad=True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(weighted(LOGITS, w), Y), w)
     assert gradient.tolist() == pytest.approx([-0.566311, 0.566311], abs=1e-6)
@@ -231,8 +228,6 @@ def test_the_ensemble_s_weights_by_hand() -> None:
     alone, wrong = torch.tensor([0.0, 0.005]), torch.tensor([[[0.0, 0.0]], [[0.0, 3.0]]])
     assert float(reweighed(alone, wrong, Y, 0.01).sum()) > 0
 
-
-def test_images_move_by_hand() -> None:
     # z̄ = (x, −x) at x = ½ with u = (1, −½): gradient .184601, so the image goes up by ε
     class Opposed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

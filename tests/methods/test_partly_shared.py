@@ -129,8 +129,6 @@ def test_statistics_of_batchnorm_by_hand(run: Run, monkeypatch: pytest.MonkeyPat
         assert float(found["second.running_var"]) == pytest.approx(1.4)
 
 
-# Reductions, bit for bit.
-
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0, "rounds": 3, "per_round": 3}
 
 
@@ -171,9 +169,6 @@ def test_without_exchange_it_is_local_training(settings, run, tmp_path) -> None:
     ours, theirs = (run(**{**settings, **local}) for local in ({}, {"method": "local"}))
     assert same([{**ours.model, **w} for w in private(ours, 3)], own_models(theirs, 3))
     assert ours.journal[-1]["scores"] == theirs.journal[-1]["scores"]
-
-
-# What travels and what stays.
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -221,9 +216,6 @@ def test_a_network_without_batchnorm_is_announced(run: Run) -> None:
     (note,) = notes.journal[0]["notes"]
     assert note == "lenet5@0.5 has no BatchNorm that fedbn could keep: everything is averaged"
     assert "notes" not in run(method="fedbn", rounds=1).journal[0]
-
-
-# FedRep's phases.
 
 
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StateDict, StateDict]]:

@@ -130,8 +130,6 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     assert first & second and second - first, "somebody goes on, somebody begins"
 
 
-# Optimisers that live across rounds.
-
 LIVING: dict[str, Any] = {
     **{**SMALL, "clients": 2, "fleet": "lenet5@0.25", "rounds": 2, "fedmd__first_epochs": 2},
     **{"train__optimizer": "adam", "train__lr": 0.01, "public__lr": 0.02},
@@ -333,12 +331,9 @@ def said(n: int, seed: int = 0) -> Tensor:
     return torch.softmax(2 * z, dim=2)
 
 
-def test_the_step_is_looked_for_five_times() -> None:
+def test_one_step_of_kt_pfl_by_hand() -> None:
     steps = {0.08: 0.2, 0.01: 1.0, 0.004: 5.0, 1e-6: 5.0**5, 1e6: 5.0**-5}
     assert {m: step(m) for m in steps} == pytest.approx(steps)
-
-
-def test_one_step_by_hand() -> None:
     method, sent = kt_pfl(), {k: row[None] for k, row in enumerate(HAND)}
     method.step(1, distributions(sent))
     assert method.c[0].tolist() == pytest.approx([0.5399, 0.4601], abs=5e-5)

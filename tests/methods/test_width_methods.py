@@ -72,7 +72,7 @@ def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
         assert conv[:8].unique().tolist() == [3.0] and conv[8:].unique().tolist() == [2.0]
 
 
-def test_logits_of_absent_classes_are_0_by_hand() -> None:
+def test_absent_classes_have_logits_0_and_the_scaler_divides_in_training_alone() -> None:
     class Fixed(nn.Module):
         spec, head = "fixed", nn.Linear(1, 3)
 
@@ -81,9 +81,6 @@ def test_logits_of_absent_classes_are_0_by_hand() -> None:
 
     z = Zeroed(Fixed(), [0, 2])(torch.zeros(1))  # type: ignore[arg-type]
     assert z.tolist() == [[1.0, 0.0, -2.0]]
-
-
-def test_the_scaler_divides_in_training_alone() -> None:
     norm, x = nn.GroupNorm(1, 2, eps=0.5), torch.tensor([[[1.0], [3.0]]])
     plain = norm(x)
     norm.register_forward_pre_hook(divided_by(0.25))
@@ -103,13 +100,10 @@ def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.Monke
     assert seen == [0.5, 0.5]
 
 
-def test_the_rate_is_over_the_widest() -> None:
+def test_rates_are_over_the_widest_and_drawn_anew_by_their_shares() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
     requests = [half.request(1)(member) for member in members]
     assert [(r.spec, r.rate) for r in requests] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
-
-
-def test_rates_are_drawn_anew_in_each_round_by_their_shares() -> None:
     fleet = "cnn2@0.5,cnn2@0.25,cnn2@0.25"
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **{**REDRAWN, "fleet": fleet})
     drawn = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
