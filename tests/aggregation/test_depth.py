@@ -77,7 +77,7 @@ def averaged(
     return {s: {n: float(value) for n, value in w.items()} for s, w in parts.items()}
 
 
-def test_the_last_block_learns_from_what_the_larger_size_does_from_there_on() -> None:
+def test_the_last_block_learns_from_the_next_size_before_anything_is_mixed() -> None:
     # the smaller's block moves by 1, the larger's three by 2, 4 and 6: .8 · 1 + .2 · 4
     found = averaged(depths(1, 3), [state(0, 1), state(0, 2, 4, 6)])
     assert found["numbers1"]["layer1.0.w"] == pytest.approx(1.6)
@@ -85,6 +85,12 @@ def test_the_last_block_learns_from_what_the_larger_size_does_from_there_on() ->
     # it is a step that is distilled, wherever the networks stood before
     found = averaged(depths(1, 3), [state(5, 6), state(5, 7, 9, 11)], start=5.0)
     assert found["numbers1"]["layer1.0.w"] == pytest.approx(6.6)
+    uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
+    found = averaged(depths(1, 2, 3, beta=0.5, own="none"), uploads)
+    # block 0 of size 1: ½ · 1 + ½ · 2, the blocks of size 2 as they came; then (1.5 + 2 + 6) / 3.
+    # block 1 of size 2: ½ · 2 + ½ · 6; then (4 + 6) / 2
+    assert found["numbers1"]["layer1.0.w"] == pytest.approx(9.5 / 3)
+    assert found["numbers3"]["layer1.1.w"] == found["numbers2"]["layer1.1.w"] == 5
 
 
 def test_sizes_share_by_their_samples_what_is_nobodys_own() -> None:
@@ -94,26 +100,11 @@ def test_sizes_share_by_their_samples_what_is_nobodys_own() -> None:
     assert found["numbers1"] == {"stem": 2.5, "layer1.0.w": 1, "head.weight": 1}
     # block 0 is the smaller's last one, so the larger has it for itself
     assert found["numbers2"] == {"stem": 2.5, "layer1.0.w": 3, "layer1.1.w": 9, "head.weight": 3}
-
-
-def test_a_middle_size_shares_the_block_that_is_not_its_last() -> None:
     uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
     found = averaged(depths(1, 2, 3, beta=0.0), uploads, [1, 3, 1])
     assert found["numbers1"]["layer1.0.w"] == 1
     assert [found["numbers2"][f"layer1.{i}.w"] for i in range(2)] == [3, 2]  # (3 · 2 + 6) / 4
     assert [found["numbers3"][f"layer1.{i}.w"] for i in range(3)] == [3, 6, 6]
-
-
-def test_a_size_is_distilled_from_the_next_one_before_anything_is_mixed() -> None:
-    uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
-    found = averaged(depths(1, 2, 3, beta=0.5, own="none"), uploads)
-    # block 0 of size 1: ½ · 1 + ½ · 2, the blocks of size 2 as they came; then (1.5 + 2 + 6) / 3.
-    # block 1 of size 2: ½ · 2 + ½ · 6; then (4 + 6) / 2
-    assert found["numbers1"]["layer1.0.w"] == pytest.approx(9.5 / 3)
-    assert found["numbers3"]["layer1.1.w"] == found["numbers2"]["layer1.1.w"] == 5
-
-
-def test_what_nobody_shares_in_a_round_stays() -> None:
     found = averaged(depths(1, 2, 3), [state(1, 1, head=1)], start=7.0)
     assert found["numbers1"] == {"stem": 1, "layer1.0.w": 1, "head.weight": 1}
     assert found["numbers2"] == {"stem": 1, "layer1.0.w": 7, "layer1.1.w": 7, "head.weight": 7}

@@ -55,9 +55,6 @@ def test_equal_clients_of_all_depths_average_to_themselves() -> None:
     clients = [cut(whole, state(spec)) for spec in RESNETS]
     result = aggregate(clients, [1, 2, 3, 4, 5], whole, options(), frozenset(whole))
     assert same(result, whole)
-
-
-def test_every_resnet_of_the_family_is_a_sub_model_of_the_deepest() -> None:
     assert check_nested({spec: state(spec) for spec in RESNETS}) == RESNETS[-1]
     small = build(RESNETS[1], (1, 32, 32), 10, seed=3)
     small.load_state_dict(cut(state(RESNETS[-1]), state(RESNETS[1])))
@@ -103,13 +100,15 @@ def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(limit, in_memory,
     assert values(again, [0, 1, 2]) == [1, -1, 3], "after a checkpoint"
 
 
-def test_no_more_than_the_limit_stay_in_memory_and_none_is_lost(tmp_path: Path) -> None:
+def test_the_limit_stays_in_memory_and_a_missing_file_is_named(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 2)
     for t in range(1, 6):
         uploads.put(t, [(t, upload(t))])
     assert sorted(uploads.in_memory) == [4, 5]
     assert values(uploads, [1, 2, 3, 4, 5]) == [1, 2, 3, 4, 5]
     assert len(list((tmp_path / "uploads").iterdir())) == 3
+    with pytest.raises(ValueError, match=r"7-3\.safetensors is missing: .* client 7"):
+        cache(tmp_path, 0).restore({}, {7: 3})
 
 
 def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> None:
@@ -125,8 +124,3 @@ def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> 
     assert values(again, [0]) == [2]
     again.put(3, [])
     assert [path.name for path in (tmp_path / "uploads").iterdir()] == ["0-2.safetensors"]
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"7-3\.safetensors is missing: .* client 7"):
-        cache(tmp_path, 0).restore({}, {7: 3})

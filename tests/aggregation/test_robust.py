@@ -52,23 +52,17 @@ def of(clients: list[StateDict], robust: str, **changes: Any) -> list[float]:
     return weight
 
 
-def test_the_median_is_the_middle_in_each_coordinate() -> None:
+def test_median_and_trimmed_mean_by_hand() -> None:
     odd = states([1.0, 30.0], [2.0, 10.0], [900.0, 20.0])
     assert of(odd, "median") == [2.0, 20.0]
     even = states([1.0, 0.0], [2.0, 0.0], [4.0, 8.0], [900.0, 8.0])
     assert of(even, "median") == [3.0, 4.0]
     most = torch.finfo(torch.float32).max
     assert of(states([most, most], [most, most]), "median") == [most, most], "no overflow"
-
-
-def test_the_trimmed_mean_leaves_out_both_ends_of_each_coordinate() -> None:
     clients = states([1.0, -900.0], [2.0, 6.0], [3.0, 7.0], [4.0, 8.0], [900.0, 9.0])
     assert of(clients, "trimmed", trim=0.2) == [3.0, 7.0]
     assert of(clients, "trimmed", trim=0.4) == [3.0, 7.0]
     assert of(clients, "trimmed", trim=0.0) == [182.0, -174.0]
-
-
-def test_so_many_are_left_out_at_each_end() -> None:
     cases = {(1, 0.1): 0, (2, 0.4): 0, (3, 0.1): 1, (10, 0.1): 1, (11, 0.1): 2, (10, 0.3): 3}
     cases |= {(5, 0.49): 2, (49, 1 / 49): 1}
     assert {case: trimmed(*case) for case in cases} == cases
@@ -85,25 +79,19 @@ def test_the_trimmed_mean_is_that_of_the_sorted_middle(m: int, share: float) -> 
     assert float(got) == pytest.approx(float(expected)) and m - 2 * cut >= 1
 
 
-def test_a_long_step_is_shortened_and_a_short_one_is_not() -> None:
+def test_a_long_step_alone_is_shortened_by_its_averaged_norm() -> None:
     before = states([1.0, 1.0])[0]
     clients = states([4.0, 5.0], [1.0, 1.5])  # steps (3, 4) and (0, 0.5)
     # the first becomes 5 -> 1: (0.6, 0.8); means of (1.6, 1.8) and (1, 1.5)
     assert of(clients, "clip", before=before) == pytest.approx([1.3, 1.65])
     assert of(clients, "clip", before=before, sizes=[1, 3]) == pytest.approx([1.15, 1.575])
     assert of([before], "clip", before=before) == [1.0, 1.0], "no division by zero"
-
-
-def test_clipping_that_never_binds_is_the_mean_to_the_bit() -> None:
     clients = [{k: torch.randn(5) for k in "ab"} for _ in range(4)]
     before = {k: torch.zeros(5) for k in "ab"}
     plain = average(clients, [1, 2, 3, 4], before, options("none"), PARAMETERS)
     wide = average(clients, [1, 2, 3, 4], before, options("clip", clip_norm=1e9), PARAMETERS)
     direct = tree.mean(clients, [1, 2, 3, 4])
     assert all(torch.equal(plain[k], wide[k]) and torch.equal(plain[k], direct[k]) for k in "ab")
-
-
-def test_the_norm_leaves_out_buffers_that_are_not_averaged() -> None:
     net = nn.BatchNorm1d(1)
     before = tree.snapshot(net)
     sent = {**before, "weight": torch.tensor([1.5]), "running_var": torch.tensor([1e6])}
@@ -317,7 +305,7 @@ def images(n: int, scale: float) -> Tensor:
     return scale * torch.ones(n, 16, 4, 4)
 
 
-def test_the_server_of_fedgkt_learns_from_bounded_features() -> None:
+def test_fedgkt_and_fedin_learn_from_bounded_features() -> None:
     seen: list[Tensor] = []
     half = halves.server(method="fedgkt", **battery.OVERRIDES["fedgkt"], fedgkt__bound=2.0)
     half._logits = lambda h: seen.append(h) or torch.zeros(len(h), 3)
@@ -327,9 +315,6 @@ def test_the_server_of_fedgkt_learns_from_bounded_features() -> None:
     ]
     half.step(1, Replies.of([(halves.client(k, n=4), reply) for k, reply in enumerate(sent)]))
     assert [float(h.amax()) for h in seen] == [1.0, 1.0, 2.0]
-
-
-def test_the_pool_of_fedin_has_bounded_features() -> None:
     half = halves.server(method="fedin", **battery.DEPTHS, fedin__bound=3.0)
     sent = [fedin.Reply(w={}, s_in=images(2, s), s_out=images(2, 1.0)) for s in (1.0, 2.0, 900.0)]
     half.after(1, Replies.of([(halves.client(k), reply) for k, reply in enumerate(sent)]))

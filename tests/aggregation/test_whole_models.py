@@ -126,15 +126,12 @@ def test_fltrust_weights_steps_by_their_cosine_and_gives_them_the_servers_length
     )
 
 
-def test_fltrust_without_a_trusted_client_or_step_keeps_the_model() -> None:
+def test_fltrust_keeps_the_model_without_a_trusted_step_and_takes_median_statistics() -> None:
     before = {"a": torch.tensor([7.0]), "b": torch.tensor([1.0])}
     options = Average(robust="fltrust", weights="uniform")
     for trusted, clients in (((8, 1), points((6, 1))), ((7, 1), points((9, 1)))):
         result = average(clients, [1], before, options, NAMES, points(trusted)[0])
         assert result == before
-
-
-def test_fltrust_takes_the_median_of_statistics() -> None:
     clients = [
         {"a": torch.ones(1), "running_var": torch.tensor([v]), "seen": torch.tensor(i)}
         for i, v in enumerate((1.0, 2.0, 1e6))

@@ -72,11 +72,14 @@ def test_it_changes_no_training_and_scores_before_and_after(method: str, tmp_pat
             assert {"accuracies": {}, **before} == after
 
 
-def test_zero_epochs_and_other_methods_score_once(run: Run) -> None:
+def test_without_epochs_test_samples_or_an_average_nothing_is_tuned(run: Run) -> None:
     for settings in ({"method": "fedavg"}, {"method": "local", **ON}):
         played = run(**settings, rounds=1)
         assert all("accuracies" not in score for score in played.journal[1]["scores"])
         assert not any(name.startswith("finetune") for name in played.journal[1]["metrics"])
+    played = run(method="fedavg", rounds=1, data__test_fraction=0.0, **ON)
+    for score in played.journal[1]["scores"]:
+        assert score["accuracy"] is None and score.get("accuracies", {}) == {}
 
 
 def test_a_head_by_hand(tmp_path: Path) -> None:
@@ -129,12 +132,6 @@ def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     assert all_layers["finetune"] == plain["clients"] > 2 * last["finetune"] > 0
     assert all_layers["total"] == plain["total"] + all_layers["finetune"]
     assert every.summary["memory"]["clients"] >= without.summary["memory"]["clients"]
-
-
-def test_a_client_without_test_samples_has_no_score(run: Run) -> None:
-    played = run(method="fedavg", rounds=1, data__test_fraction=0.0, **ON)
-    for score in played.journal[1]["scores"]:
-        assert score["accuracy"] is None and score.get("accuracies", {}) == {}
 
 
 def test_privacy_refuses_it(tmp_path: Path) -> None:

@@ -164,16 +164,13 @@ def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(tmp_pa
         named.model(f"{name}:Net")
 
 
-def test_a_run_config_is_parsed_once_and_types_count() -> None:
+def test_settings_are_parsed_once_and_parameters_counted_once(monkeypatch) -> None:
     one = {**defaults(), "score.target": 1.0, "rounds": 3}
     assert parse(dict(one)) is parse(dict(one))
     other = parse({**one, "rounds": 4})
     assert other.run.rounds == 4 and parse(one).run.rounds == 3
     with pytest.raises(ValueError, match="rounds = true"):
         parse({**one, "rounds": True})
-
-
-def test_parameters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [models.parameters("cnn2@0.37", (1, 8, 8), 7)]
     monkeypatch.setattr(models, "build", None)
     counts.append(models.parameters("cnn2@0.37", (1, 8, 8), 7))

@@ -42,14 +42,11 @@ def recalled(store: Store, t: int) -> float | None:
     return None if found is None else found.w["w"].item()
 
 
-def test_a_round_reads_the_newest_state_before_it(store: Store) -> None:
+def test_a_round_reads_the_newest_state_before_it_also_if_it_is_repeated(store: Store) -> None:
     assert recalled(store, 1) is None
     saved(store, 2, 5)
     assert (recalled(store, 2), recalled(store, 5), recalled(store, 9)) == (None, 2.0, 5.0)
     assert [store.newest(t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
-
-
-def test_repeating_the_newest_round_starts_from_the_same_state(store: Store) -> None:
     assert recalled(saved(store, 1, 2, 3), 3) == 2.0
     store.save_state(3, memory(33.0))
     assert (recalled(store, 3), recalled(store, 4)) == (2.0, 33.0)

@@ -30,7 +30,7 @@ def tree(root: Path, *, parts: tuple[str, ...] = ("train", "test"), n: int = 3, 
     return root
 
 
-def test_train_and_test_folders_are_the_two_parts(options, tmp_path):
+def test_train_and_test_folders_are_the_parts_and_class_folders_alone_are_cut(options, tmp_path):
     dataset = load_folder(options(name="folder", dir=str(tree(tmp_path / "pets"))))
     assert (dataset.name, dataset.classes, dataset.shape) == ("pets", ("cat", "dog"), (3, 8, 8))
     assert dataset.x[:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
@@ -38,10 +38,7 @@ def test_train_and_test_folders_are_the_two_parts(options, tmp_path):
     assert dataset.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.x_test[:, 0, 0, 0].tolist() == [100, 101, 102, 110, 111, 112]
     assert dataset.mean[2] == 1.0 and dataset.std[2] == 1.0  # a constant channel
-
-
-def test_class_folders_alone_are_cut_four_to_one(options, tmp_path):
-    root = tree(tmp_path / "pets", parts=(".",), n=10)
+    root = tree(tmp_path / "classes", parts=(".",), n=10)
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert torch.bincount(dataset.y).tolist() == [8, 8]
     assert torch.bincount(dataset.y_test).tolist() == [2, 2]
@@ -276,7 +273,7 @@ def test_what_is_wrong_with_a_clients_folder_is_one_line(options, tmp_path, spoi
     assert "\n" not in str(refused.value)
 
 
-def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):
+def test_a_digest_is_of_the_content_of_one_folder(options, tmp_path):
     root, elsewhere = tree(tmp_path / "pets"), tmp_path / "elsewhere" / "animals"
     with pytest.raises(ValueError, match=r"has other content than data.digest = '\?'") as refusal:
         load(options(name="folder", dir=str(root), digest="?"))
@@ -292,9 +289,6 @@ def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):
     picture(root / "train" / "dog" / "2.png", 13)
     with pytest.raises(ValueError, match=f"content than data.digest = '{digest}': its digest is"):
         load(options(name="folder", dir=str(root), digest=digest, seed=1))
-
-
-def test_a_digest_needs_one_folder():
     with pytest.raises(ValueError, match="data.digest = 'a' needs one folder, and data.dir is"):
         Data(digest="a").check()
     with pytest.raises(ValueError, match="one folder, and data.partition = 'own' has several"):

@@ -61,15 +61,12 @@ def rows(data: Data, clients: int = 5) -> tuple[list[list[int]], list[list[int]]
     return train, test, numbers(for_testing(data, clients, 1).x_test)
 
 
-def test_natural_gives_each_client_what_is_its_own(owned: Owned) -> None:
+def test_natural_gives_each_client_what_is_its_own_also_for_tests(owned: Owned) -> None:
     train, test, server = rows(owned(test_fraction=0.25))
     assert [len(each) for each in train] == [54] * 5
     for k in range(5):
         assert sorted(train[k] + test[k]) == [i for i in range(360) if i % 5 == k]
     assert server == list(range(360, 480))
-
-
-def test_a_client_is_tested_on_its_own_test_samples(owned: Owned) -> None:
     train, test, server = rows(owned(test="own"))
     assert [len(each) for each in train] == [72] * 5
     assert test == [list(range(360 + 40 * k, 400 + 40 * k)) for k in range(3)] + [[], []]

@@ -139,7 +139,7 @@ def test_iid_shares_differ_in_size_by_one_at_most(samples, clients, seed):
     assert sum(sizes) == samples and max(sizes) - min(sizes) <= 1
 
 
-def test_label_dirichlet_gives_everybody_min_size_and_feeds_only_clients_below_their_fair_share():
+def test_label_dirichlet_is_skewed_for_small_alpha_and_feeds_clients_below_their_fair_share():
     # One class after another: whoever holds N/n after class c gets nothing of class c + 1, so no
     # client can end above N/n plus one whole class.
     for seed in range(5):
@@ -148,8 +148,6 @@ def test_label_dirichlet_gives_everybody_min_size_and_feeds_only_clients_below_t
         shares = label_dirichlet(LABELS, 4, rng(seed, "t"), alpha=0.1, min_size=1)
         assert max(map(len, shares)) <= 500 + 200
 
-
-def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
     def largest_class_share(alpha):
         shares = label_dirichlet(LABELS, 10, rng(0, "t"), alpha=alpha, min_size=10)
         counts = class_counts(LABELS, shares, 10)
@@ -159,7 +157,7 @@ def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
     assert largest_class_share(1000.0) < 0.15
 
 
-def test_quantity_dirichlet_skews_sizes_but_not_labels_and_gives_everybody_six_samples():
+def test_quantity_dirichlet_skews_sizes_as_published_but_not_labels():
     shares = quantity_dirichlet(LABELS, 6, rng(1, "t"), alpha=0.3)
     sizes = np.array([len(share) for share in shares])
     assert sizes.max() > 3 * np.median(sizes)
@@ -167,9 +165,6 @@ def test_quantity_dirichlet_skews_sizes_but_not_labels_and_gives_everybody_six_s
     assert np.abs(largest - 0.1).max() < 0.03
     sizes = [len(share) for share in quantity_dirichlet(LABELS, 30, rng(0, "t"), alpha=0.01)]
     assert sum(sizes) == 2000 and min(sizes) > 0 and sizes.count(6) > 10
-
-
-def test_quantity_dirichlet_has_the_published_share_of_the_largest_client():
     # 30 clients: 17 % on average for beta = 0.6, 43 % for 0.1 (of 200 draws, to 2 points)
     for beta, expected in ((0.6, 0.17), (0.1, 0.43)):
         draws = [quantity_dirichlet(LABELS, 30, rng(s, "q"), alpha=beta) for s in range(200)]
@@ -224,18 +219,17 @@ def test_niid1_gives_device_k_the_classes_2k_and_2k_plus_1():
         niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
 
 
-def test_niid2_gives_five_shared_classes_and_one_of_its_own():
+def test_niid2_and_niid3_give_the_published_classes_and_iid_draw_gives_all():
     shares = niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
     assert classes_of(shares) == [[0, 1, 2, 3, 4, 5 + k] for k in range(5)]
     assert set(class_counts(LABELS, shares, 10)[3].tolist()) == {0, 20}
-
-
-def test_niid3_reproduces_the_three_published_vectors_and_puts_each_class_on_two_devices_of_five():
     shares = niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
     assert classes_of(shares)[:3] == [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8]]
     held = class_counts(LABELS, shares, 10) > 0
     assert held[:5].sum(0).tolist() == [2] * 10 and held[:5].sum(1).tolist() == [4] * 5
     assert np.array_equal(held[:5], held[5:]), "it repeats for ten"
+    shares = iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
+    assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3
 
 
 def test_niid_adapted_to_four_devices_and_to_five_as_published():
@@ -273,27 +267,19 @@ def test_an_impossible_partition_is_refused_in_one_line(options, change, clients
     assert "\n" not in str(refusal.value)
 
 
-def test_local_split_takes_the_floor_of_the_training_part():
+def test_local_split_takes_the_floor_and_keeps_copies_on_one_side():
     train, test = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
     assert (len(train), len(test)) == (8, 3)  # floor(0.8 * 11) = 8
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(100, 111))
     again, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
     other, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 1))
     assert np.array_equal(train, again) and not np.array_equal(train, other)
-
-
-def test_local_split_leaves_one_sample_in_the_training_part_and_copies_on_one_side():
     for indices, fraction in ((np.arange(5), 0.0), (np.array([4]), 0.9), (np.array([4, 4]), 0.5)):
         train, test = local_split(indices, fraction, rng(1, "t"))
         assert np.array_equal(train, indices) and len(test) == 0
     train, test = local_split(np.repeat(np.arange(10), 3), 0.5, rng(1, "t"))
     assert len(train) == len(test) == 15
     assert not set(train.tolist()) & set(test.tolist())
-
-
-def test_iid_draw_gives_every_device_all_classes_in_equal_parts():
-    shares = iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
-    assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3
 
 
 @pytest.mark.parametrize(
@@ -314,7 +300,7 @@ def test_values_that_no_rule_is_made_for_are_refused_by_the_configuration(key, v
         parse(defaults() | {key: value})
 
 
-def test_the_area_of_a_bubble_is_proportional_to_its_count_also_in_the_key():
+def test_the_area_of_a_bubble_is_proportional_to_its_count_and_bubbles_do_not_touch():
     figure = bubbles(np.array([[1200, 0], [300, 600]]), classes=("cat", "dog"))
     axes = figure.axes[0]
     dots, key = axes.collections[:2]
@@ -324,9 +310,6 @@ def test_the_area_of_a_bubble_is_proportional_to_its_count_also_in_the_key():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1,000", "250", "50"]
     assert key.get_sizes()[0] / areas[0] == pytest.approx(1000 / 1200)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
-
-
-def test_neighbouring_bubbles_do_not_touch_in_a_federation_of_ten():
     figure = bubbles(np.full((10, 10), 7))
     figure.draw_without_rendering()
     axes = figure.axes[0]

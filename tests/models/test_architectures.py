@@ -126,10 +126,18 @@ def test_a_width_factor_thins_every_architecture(name: str) -> None:
         assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_the_width_factor_scales_the_stages() -> None:
+def test_the_width_factor_scales_stages_and_fedkf_initialises_by_fan_out() -> None:
     model = build("resnet18@0.25", (3, 32, 32), 10, seed=0)
     assert (model.spec, model.head.in_features) == ("resnet18@0.25", 128)
     assert model.get_submodule("layer2.0.conv1").weight.shape == (32, 16, 3, 3)
+    model = build("resnet8-wide-gn", (3, 32, 32), 10, seed=0)
+    conv = model.get_submodule("layer3.0.conv1")
+    assert isinstance(conv, nn.Conv2d)
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.01)
+    norm = model.get_submodule("layer3.0.bn1")
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == norm.num_channels == 256
+    assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
 
 
 @pytest.mark.parametrize("spec", ["resnet8", "lenet5", "mlp", "shufflenetv2-x0.5"])
@@ -146,24 +154,25 @@ def test_the_same_name_gives_the_same_weights_and_leaves_the_global_state(spec: 
         assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-def test_fedkf_initialises_convolutions_by_their_fan_out() -> None:
-    model = build("resnet8-wide-gn", (3, 32, 32), 10, seed=0)
-    conv = model.get_submodule("layer3.0.conv1")
-    assert isinstance(conv, nn.Conv2d)
-    assert conv.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.01)
-    norm = model.get_submodule("layer3.0.bn1")
-    assert isinstance(norm, nn.GroupNorm)
-    assert norm.num_groups == norm.num_channels == 256
-    assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
-
-
-def test_the_parameter_free_shortcut_takes_every_second_pixel() -> None:
+def test_networks_by_hand() -> None:
     block = build("resnet8-a", (1, 8, 8), 10, seed=0).get_submodule("layer2.0.downsample")
     x = torch.arange(16 * 16.0).reshape(1, 16, 4, 4)
     out = block(x)
     assert out.shape == (1, 32, 2, 2)
     assert out[0, 8].tolist() == [[0.0, 2.0], [8.0, 10.0]]
     assert out[0, :8].eq(0).all() and out[0, 24:].eq(0).all()
+    # the network of McMahan et al. without padding: 28 - 4 = 24, 12, 12 - 4 = 8, 4 pixels
+    model = build("fedavg-cnn", (1, 28, 28), 10, seed=0)
+    assert count(model) == (25 + 1) * 32 + (25 * 32 + 1) * 64 + (16 * 64 + 1) * 512 + 513 * 10
+    assert model.features(torch.rand(2, 1, 28, 28)).shape == (2, 512)
+    digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert enlarge(digit, 5).tolist() == [
+        [[[1, 1, 2, 2, 0], [1, 1, 2, 2, 0], [3, 3, 4, 4, 0], [3, 3, 4, 4, 0], [0, 0, 0, 0, 0]]]
+    ]
+    letter = enlarge(torch.ones(1, 1, 28, 28))
+    assert letter.shape == (1, 1, 32, 32)
+    assert letter[0, 0, 2:30, 2:30].eq(1).all() and letter.sum() == 28 * 28
+    assert enlarge(torch.ones(1, 1, 64, 40)).shape == (1, 1, 64, 40)
 
 
 def test_resnet18_is_torchvision_s_under_either_name() -> None:
@@ -181,24 +190,6 @@ def test_resnet18_is_torchvision_s_under_either_name() -> None:
     x = images((3, 32, 32))
     with torch.no_grad():
         assert torch.equal(ours(x), theirs(x)) and torch.equal(ours(x), wrapped(x))
-
-
-def test_the_fedavg_cnn_by_hand() -> None:
-    """The network of McMahan et al. without padding: 28 - 4 = 24, 12, 12 - 4 = 8, 4 pixels."""
-    model = build("fedavg-cnn", (1, 28, 28), 10, seed=0)
-    assert count(model) == (25 + 1) * 32 + (25 * 32 + 1) * 64 + (16 * 64 + 1) * 512 + 513 * 10
-    assert model.features(torch.rand(2, 1, 28, 28)).shape == (2, 512)
-
-
-def test_digits_are_enlarged_and_letters_padded_for_lenet5() -> None:
-    digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    assert enlarge(digit, 5).tolist() == [
-        [[[1, 1, 2, 2, 0], [1, 1, 2, 2, 0], [3, 3, 4, 4, 0], [3, 3, 4, 4, 0], [0, 0, 0, 0, 0]]]
-    ]
-    letter = enlarge(torch.ones(1, 1, 28, 28))
-    assert letter.shape == (1, 1, 32, 32)
-    assert letter[0, 0, 2:30, 2:30].eq(1).all() and letter.sum() == 28 * 28
-    assert enlarge(torch.ones(1, 1, 64, 40)).shape == (1, 1, 64, 40)
 
 
 def test_lenet5_shows_the_activations_of_its_last_convolution_and_others_their_features() -> None:
@@ -222,10 +213,13 @@ def test_the_toy_networks_take_points_and_end_each_hidden_layer_in_batchnorm() -
         assert kinds == [nn.Linear, nn.ReLU, nn.BatchNorm1d] * (len(kinds) // 3)
 
 
-def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> None:
+def test_the_smallest_architecture_is_the_first_of_equals_with_the_common_head() -> None:
     fleet = ["resnet34", "mobilenetv2", "resnet18", "shufflenetv2", "wrn-40-1", "wrn-40-1"]
     assert smallest(fleet, (3, 32, 32), 10) == "wrn-40-1"
     assert smallest(["resnet8", "resnet8-gn16"], (3, 32, 32), 10) == "resnet8"
+    fleet, grey = ["resnet10@0.0625", "cnn2"], (1, 32, 32)
+    assert smallest(fleet, grey, 100) == "resnet10@0.0625"
+    assert smallest(fleet, grey, 100, feature_dim=16) == "cnn2"
 
 
 @pytest.mark.parametrize(
@@ -333,12 +327,6 @@ def test_all_parts_of_a_run_see_it(played: Run) -> None:
     assert ours.expected("cnn2@0.5")["head.weight"].shape == (3, 12)
     assert ours.without_values("mlp@0.25").head.in_features == 12
     assert ours.cached_network("mlp@0.25", ours.build("mlp@0.25", name=("x",)).state_dict())
-
-
-def test_the_smallest_architecture_is_that_with_the_common_head() -> None:
-    fleet, grey = ["resnet10@0.0625", "cnn2"], (1, 32, 32)
-    assert smallest(fleet, grey, 100) == "resnet10@0.0625"
-    assert smallest(fleet, grey, 100, feature_dim=16) == "cnn2"
 
 
 def test_a_file_of_weights_fits_below_the_common_head(tmp_path: Path) -> None:

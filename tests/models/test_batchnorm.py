@@ -135,16 +135,13 @@ def test_buffers_stay_the_same_even_for_infinite_inputs_and_in_nested_blocks() -
     assert not same(model, before)
 
 
-def test_without_protection_the_buffers_move_as_in_training() -> None:
+def test_without_protection_buffers_and_gradients_are_those_of_train_mode() -> None:
     model, twin = (build("resnet8", (3, 8, 8), 10, seed=0) for _ in range(2))
     with batch_statistics(model, protect=False):
         model(noise())
     twin.train()(noise())
     assert same(model, buffers(twin))
     assert model.get_buffer("bn1.num_batches_tracked") == 1
-
-
-def test_gradients_are_those_of_train_mode() -> None:
     model, twin = (build("resnet8", (3, 8, 8), 10, seed=0) for _ in range(2))
     x = noise().requires_grad_()
     with batch_statistics(model):

@@ -70,15 +70,12 @@ def test_images_have_the_size_asked_for_and_every_weight_learns(shape) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in generator.parameters())
 
 
-def test_images_are_pixels_normalised_by_the_data_s_mean_and_std() -> None:
+def test_pixels_are_normalised_by_the_data_and_latents_follow_their_stream() -> None:
     generator = small().eval()
     z = generator.latents(4, seeds.stream(0, "z"))
     pixels = generator.pixels(z)
     assert pixels.min() > 0 and pixels.max() < 1
     assert torch.allclose(generator(z), (pixels - 0.5) / 0.25)
-
-
-def test_the_same_stream_gives_the_same_latents() -> None:
     generator = small()
     first = generator.latents(4, seeds.stream(0, "z", 1))
     assert torch.equal(first, generator.latents(4, seeds.stream(0, "z", 1)))

@@ -85,7 +85,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
     return name
 
 
-def test_the_last_linear_layer_is_replaced_by_a_head_of_the_tasks_classes(nets: str) -> None:
+def test_the_last_linear_layer_becomes_a_head_and_the_seed_decides_the_weights(nets: str) -> None:
     net = build(f"{nets}:Small", GREY, 3, seed=1)
     assert isinstance(net, Headed) and net.last == "out" and net.spec == f"{nets}:Small"
     x = torch.rand(2, *GREY)
@@ -94,9 +94,6 @@ def test_the_last_linear_layer_is_replaced_by_a_head_of_the_tasks_classes(nets: 
     assert features.shape == (2, 4) and net(x).shape == (2, 3)
     assert torch.equal(net(x), net.head(features))
     assert torch.equal(features, net.trunk.body(x).mean((2, 3)))
-
-
-def test_the_seed_decides_the_weights_and_nothing_else_is_drawn(nets: str) -> None:
     before, key = torch.random.get_rng_state(), "trunk.body.0.weight"
     one, same, other = (
         build(f"{nets}:Small", GREY, 3, seed=seed).state_dict()[key] for seed in (1, 1, 2)
@@ -115,9 +112,12 @@ def test_parameters_are_counted_without_a_network(kind: str, nets: str) -> None:
     assert smallest(fleet, GREY, 3) == f"{nets}:Small"
 
 
-def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: str) -> None:
+def test_plugins_keep_their_width_factor_and_have_no_pretrained_weights(nets: str) -> None:
     assert type(build(f"{nets}:Ours", GREY, 3, seed=0)).__name__ == "Ours"
     assert parse(f"{nets}:Ours@0.5") == (f"{nets}:Ours", 0.5)
+    with pytest.raises(ValueError, match="no pretrained weights"):
+        check(f"{nets}:Small", GREY, 3, pretrained=True)
+    check("torchvision:resnet18", COLOUR, 3, pretrained=True)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,6 @@ def test_what_cannot_be_a_classifier_is_refused(kind, shape, line, nets) -> None
         check(f"{nets}:{kind}", shape, 3)
     said = str(refused.value)
     assert line in said and said.startswith(f"model '{nets}:{kind}") and "\n" not in said
-
-
-def test_pretrained_weights_are_for_torchvisions(nets: str) -> None:
-    with pytest.raises(ValueError, match="no pretrained weights"):
-        check(f"{nets}:Small", GREY, 3, pretrained=True)
-    check("torchvision:resnet18", COLOUR, 3, pretrained=True)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_its_logits_are_the_mean_of_the_exits_and_each_is_a_classifier() -> None
         assert name == f"exit{i}" and torch.equal(part(x), z)
 
 
-def test_the_layers_are_those_of_the_first_authors_code() -> None:
+def test_exits_have_the_layers_of_the_first_authors_code_and_gates_for_any_side() -> None:
     # SepConv(a, b): 9a + a² + 2a + 9a + ab + 2b
     assert models.count(separable(64, 128)) == 9 * 64 + 64**2 + 128 + 9 * 64 + 64 * 128 + 256
     widths = (64, 128, 256, 512)
@@ -64,9 +64,6 @@ def test_the_layers_are_those_of_the_first_authors_code() -> None:
     assert models.count(Exit(widths, 100, "bottleneck")) == gate + path + 513 * 100
     assert models.count(Exit(widths[3:], 100, "bottleneck")) == 513 * 100
     assert models.count(Exit(widths, 100, "linear")) == 65 * 100
-
-
-def test_a_gate_opens_each_place_of_maps_of_any_side() -> None:
     leave = Exit((4, 8), 3, "bottleneck").eval()
     for side in (1, 5, 8):
         maps = torch.rand(2, 4, side, side)
@@ -179,7 +176,7 @@ def both(weights: list[float] | None = None, kind: str = "logits") -> Tensor:
     return answer
 
 
-def test_logits_or_probabilities_are_averaged_with_weights() -> None:
+def test_ensembles_average_logits_or_probabilities_with_weights_and_freeze_networks() -> None:
     assert torch.equal(both(), torch.tensor([[1.0, 0.5]]).expand(3, 2))
     assert torch.equal(both([3.0, 1.0]), torch.tensor([[1.5, 0.25]]).expand(3, 2))
     assert torch.equal(both([0.0, 1.0]), torch.tensor([[0.0, 1.0]]).expand(3, 2))
@@ -188,16 +185,10 @@ def test_logits_or_probabilities_are_averaged_with_weights() -> None:
     assert found[0].tolist() == pytest.approx([(p + q) / 2, 1 - (p + q) / 2])
     assert both([3.0, 1.0], "softmax").exp()[0, 0].item() == pytest.approx((3 * p + q) / 4)
     assert both([0.0, 1.0], "softmax").exp()[0, 0].item() == pytest.approx(q)
-
-
-def test_the_two_can_choose_differently() -> None:
-    """One that is very sure outweighs two in the logits, not in the probabilities."""
+    # one that is very sure outweighs two in the logits, not in the probabilities
     nets = [Constant(9, 0), Constant(0, 2), Constant(0, 2)]
     assert Ensemble(nets)(X).argmax(1).tolist() == [0, 0, 0]
     assert Ensemble(nets, kind="softmax")(X).argmax(1).tolist() == [1, 1, 1]
-
-
-def test_one_alone_is_itself_and_its_networks_are_frozen() -> None:
     net = Constant(0.3, 0.1)
     alone = Ensemble([net.train()])
     assert torch.equal(alone(X), net(X)) and len(alone) == 1
@@ -252,10 +243,17 @@ def test_a_methods_network_rests_while_clients_work(tmp_path, monkeypatch, avera
     assert awake.weights == rests.weights and awake.timeless == rests.timeless
 
 
-def test_lenet5_by_hand() -> None:
+def test_networks_cost_what_they_should() -> None:
     convolutions = 28 * 28 * 6 * 25 + 10 * 10 * 16 * 150 + 120 * 400
     linear = 120 * 84 + 84 * 10
     assert macs(build("lenet5", (1, 32, 32), 10, seed=0), (1, 32, 32)) == convolutions + linear
+    costs = {}
+    for name in COSTS:
+        spec, _, stem = name.partition(" ")
+        with torch.device("meta"):
+            model = build(spec, (3, 32, 32), 10, seed=0, stem=stem or "auto")
+            costs[name] = macs(model, (3, 32, 32)) / 1e6
+    assert costs == pytest.approx(COSTS, rel=0.01)
 
 
 COSTS = {
@@ -267,16 +265,6 @@ COSTS = {
     "densenet121 cifar": 890,
 }
 """Millions of multiply-adds for an image of 32×32 pixels, by architecture and stem."""
-
-
-def test_published_networks_cost_what_they_should() -> None:
-    costs = {}
-    for name in COSTS:
-        spec, _, stem = name.partition(" ")
-        with torch.device("meta"):
-            model = build(spec, (3, 32, 32), 10, seed=0, stem=stem or "auto")
-            costs[name] = macs(model, (3, 32, 32)) / 1e6
-    assert costs == pytest.approx(COSTS, rel=0.01)
 
 
 def test_torchvision_s_networks_and_operators_are_there_and_none_beside_a_cuda_build() -> None:
@@ -306,7 +294,7 @@ def test_every_entry_is_in_one_layer_and_the_head_is_the_last(spec: str) -> None
         assert layers(build(spec, (1, 32, 32), 3, seed=1)) == groups
 
 
-def test_a_layer_has_the_normalisation_after_it() -> None:
+def test_normalisation_follows_its_layer_and_is_found_by_its_type() -> None:
     network = build("cnn2@0.5", (1, 8, 8), 3, seed=1)
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert layers(network) == [
@@ -315,9 +303,6 @@ def test_a_layer_has_the_normalisation_after_it() -> None:
         ["head.weight", "head.bias"],
     ]
     assert buffers(network) == {f"{p}.bn.{n}" for p in ("stem", "layer1.0") for n in norm[2:]}
-
-
-def test_batchnorm_is_found_by_its_type_and_not_by_its_name() -> None:
     network = build("resnet18@0.0625", (3, 32, 32), 10, seed=1)
     entries, by_name = batchnorm(network), batchnorm(network, by_name=True)
     assert len(entries) == 20 * 5 and len(by_name) == 17 * 5 and by_name < entries

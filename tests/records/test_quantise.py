@@ -6,13 +6,10 @@ import torch
 from common.exchange import quantise
 
 
-def test_a_byte_holds_255_steps_of_the_range():
+def test_a_byte_holds_255_steps_between_low_and_high_which_may_be_equal():
     x = torch.tensor([0.0, 0.2, 0.5, 1.0])
     assert quantise.encode(x, "uint8").tolist() == [0, 51, 128, 255]
     assert quantise.decode(torch.tensor([51], dtype=torch.uint8)).tolist() == pytest.approx([0.2])
-
-
-def test_logits_use_the_whole_byte_between_low_and_high_which_may_be_equal():
     x = torch.tensor([-4.0, -1.5, 6.0])
     values = quantise.encode(x, "uint8", -4.0, 6.0)
     assert values.tolist() == [0, 64, 255]
