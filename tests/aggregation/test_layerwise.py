@@ -28,7 +28,7 @@ def state(spec: str, seed: int = 1) -> StateDict:
     return dict(build(spec, (1, 32, 32), 10, seed=seed).state_dict())
 
 
-def test_each_layer_is_the_mean_over_its_owners_by_hand() -> None:
+def test_each_layer_is_the_mean_over_its_owners_and_of_one_architecture_the_ordinary_one() -> None:
     deep = {"a": torch.tensor([2.0]), "b": torch.tensor([10.0])}
     flat = {"a": torch.tensor([6.0])}
     previous = {"a": torch.tensor([0.0]), "b": torch.tensor([0.0]), "c": torch.tensor([7.0])}
@@ -41,9 +41,6 @@ def test_each_layer_is_the_mean_over_its_owners_by_hand() -> None:
     assert mean() == {"a": 5, "b": 10, "c": 7}
     assert mean(weights="uniform")["a"] == 4
     assert mean(bn_buffers=False) == {"a": 5, "b": 0, "c": 7}, "parameters only"
-
-
-def test_with_one_architecture_it_is_the_ordinary_mean_bit_for_bit() -> None:
     net = build("resnet10@0.0625", (1, 32, 32), 10, seed=1)
     states = [state("resnet10@0.0625", seed) for seed in (1, 2, 3)]
     given = states, [5, 7, 9], states[0], options(), tree.parameters_only(net)

@@ -24,9 +24,8 @@ def slopes(crowd: Mapping[str, Any]) -> tuple[float, float]:
     nodes = int(many) - int(few)
     if nodes == 0:
         raise ValueError(f"one number of SuperNodes ({many}) gives no slope: measure two at least")
-    memory, processor = (
-        [crowd[n][what]["superlink"] for n in (few, many)] for what in ("idle", "idle cpu")
-    )
+    memory = [crowd[n]["idle"]["superlink"] for n in (few, many)]
+    processor = [crowd[n]["idle cpu"]["superlink"] for n in (few, many)]
     more = memory[1]["rss"] - memory[0]["rss"], processor[1] - processor[0]
     return max(more[0], 0.0) / nodes, max(more[1], 0.0) / nodes
 

@@ -29,6 +29,7 @@ from client_app.handler import Handler
 from client_app.participant import Participant
 from common.data import load
 from common.exchange.protocol import ModelReply, ModelRequest
+from common.settings.options import WHOLE
 from common.settings.parse import parse
 from common.training.task import Task, global_spec
 from deploy.report.table import Table
@@ -60,17 +61,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Settings by what clients send."""
 CLIP_NORM, BOUND = 1.0, 2.0
+ROBUST = ("median", "trimmed", "clip", *WHOLE)
 DEFENCES: dict[str, dict[str, dict[str, Any]]] = {
-    "weights": {
-        "none": {},
-        **{
-            name: {"average__robust": name}
-            for name in (
-                *("median", "trimmed", "clip", "krum", "multi-krum", "geometric-median"),
-                "fltrust",
-            )
-        },
-    },
+    "weights": {"none": {}, **{name: {"average__robust": name} for name in ROBUST}},
     "predictions": {
         "none": {},
         **{name: {"public__robust": name} for name in ("median", "trimmed")},

@@ -66,15 +66,13 @@ def filled(text: str, tables: Mapping[str, Callable[[], Table]]) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
-def collected(
-    variable: str, tests: Sequence[str], workers: int, words: str
-) -> tuple[int, Recorded]:
-    """Run ``tests`` with a folder in ``variable``: exit status, and what they left there."""
+def collected(name: str, tests: Sequence[str], workers: int, words: str) -> tuple[int, Recorded]:
+    """Run ``tests`` with a folder in the variable ``name``: exit status, and their records."""
     with tempfile.TemporaryDirectory(prefix="records-") as folder:
         command = [sys.executable, "-m", "pytest", *tests]
         command += ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
         command += ["-k", words] if words else []
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, variable: folder})
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, name: folder})
         files = sorted(Path(folder).glob("*.json"))
         found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
     return done.returncode, found

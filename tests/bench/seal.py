@@ -47,10 +47,7 @@ def rounds(pairs: int) -> dict[str, object]:
         with TemporaryDirectory() as folder:
             work = spec, clients, images
             runs = [
-                [
-                    whole(Path(folder) / f"{i}-{sealed}", *work, sealed=sealed)
-                    for sealed in (False, True)
-                ]
+                [whole(Path(folder) / f"{i}-{seal}", *work, sealed=seal) for seal in (False, True)]
                 for i in range(pairs)
             ]
         seconds = median(plain for (plain, _), _ in runs)

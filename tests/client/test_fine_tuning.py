@@ -122,9 +122,8 @@ def test_the_copy_alone_changes_and_with_the_head_nothing_else(layers: str, tmp_
 @pytest.mark.full
 def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     settings = {"method": "fedavg", "fleet": "cnn2@0.5", "rounds": 1, "flops": True, "memory": True}
-    without, every, head = (
-        run(**settings, **more) for more in ({}, ON, {**ON, "finetune__layers": "head"})
-    )
+    changes = ({}, ON, {**ON, "finetune__layers": "head"})
+    without, every, head = (run(**settings, **more) for more in changes)
     plain, all_layers, last = (one.summary["flops"] for one in (without, every, head))
     assert "finetune" not in plain
     assert plain["clients"] == all_layers["clients"] == last["clients"]
@@ -132,12 +131,6 @@ def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     assert all_layers["finetune"] == plain["clients"] > 2 * last["finetune"] > 0
     assert all_layers["total"] == plain["total"] + all_layers["finetune"]
     assert every.summary["memory"]["clients"] >= without.summary["memory"]["clients"]
-
-
-def test_privacy_refuses_it(tmp_path: Path) -> None:
-    settings = flat(tmp_path, method="fedavg", privacy__mode="central", **ON)
-    with pytest.raises(ValueError, match=r"finetune.epochs = 2 is not allowed with privacy.mode"):
-        parse(settings)
 
 
 class Scoring(Loopback):  # type: ignore[misc]

@@ -25,12 +25,18 @@ def participant(tmp_path: Path, node: dict[str, Value], **changes: Any) -> Parti
     return Participant(config, {"partition-id": 1, "num-partitions": 4, **node}, "e")
 
 
-def test_the_fleet_is_dealt_out_by_partition_id_unless_a_node_names_its_own(tmp_path: Path) -> None:
+def test_fleet_and_disjoint_shares_follow_the_partition_id(tmp_path: Path) -> None:
     specs = [participant(tmp_path, {"partition-id": k}).spec for k in range(4)]
     assert specs == ["mlp@0.25", "cnn2@0.5", "mlp@0.25", "cnn2@0.5"]
     p = participant(tmp_path, {"model": "lenet5", "state-dir": str(tmp_path / "mine")})
     assert p.spec == "lenet5" and p.folder == tmp_path / "mine" / "e" / "1"
     assert participant(tmp_path, {}, fleet="l-het").spec == "shufflenetv2", "a preset"
+    p = participant(tmp_path, {}, data__test_fraction=0.2)
+    train, test = (set(rows.tolist()) for rows in (p._share.train, p._share.test))
+    assert not train & test and (len(train), len(test)) == (24, 6)
+    assert sum(p.counts) == p.n == 24
+    whole = participant(tmp_path, {}, data__partition="own", data__test_fraction=0.25)
+    assert (whole.n, whole.n_test) == (90, 30), "a node's own data need no partition"
 
 
 @pytest.mark.parametrize(
@@ -45,15 +51,6 @@ def test_the_fleet_is_dealt_out_by_partition_id_unless_a_node_names_its_own(tmp_
 def test_a_node_that_cannot_be_a_client_is_refused(node, line, tmp_path) -> None:
     with pytest.raises(ValueError, match=line):
         participant(tmp_path, node)
-
-
-def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> None:
-    p = participant(tmp_path, {}, data__test_fraction=0.2)
-    train, test = (set(rows.tolist()) for rows in (p._share.train, p._share.test))
-    assert not train & test and (len(train), len(test)) == (24, 6)
-    assert sum(p.counts) == p.n == 24
-    whole = participant(tmp_path, {}, data__partition="own", data__test_fraction=0.25)
-    assert (whole.n, whole.n_test) == (90, 30), "a node's own data need no partition"
 
 
 def test_without_a_shuffle_every_epoch_of_every_round_has_one_random_order(tmp_path: Path) -> None:

@@ -37,10 +37,14 @@ def augmented(x, augment, **options) -> torch.Tensor:
     return next(iter(batches(x, labels, batch_size=len(x), augment=augment, **options)))[0]
 
 
-def test_a_given_order_is_that_of_every_epoch():
+def test_an_order_may_be_given_and_take_goes_round_as_often_as_it_must():
     fixed = batches(*numbered(9), order=torch.arange(9).flip(0), drop_last=True)
     order = [[8, 7, 6, 5], [4, 3, 2, 1]]
     assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * order
+    taken = [y.tolist() for _, y in batches(*numbered(8)).take(5)]
+    assert len(taken) == 5
+    assert sorted(taken[0] + taken[1]) == sorted(taken[2] + taken[3]) == list(range(8))
+    assert list(batches(*numbered(8)).take(0)) == []
 
 
 def test_samples_are_divided_by_255_if_bytes_and_standardised():
@@ -103,13 +107,6 @@ def test_lengths_of_the_batches(n, options, lengths):
     source = batches(*numbered(n), **options)
     assert [len(y) for _, y in source] == lengths
     assert len(source) == len(lengths) and source.samples == n
-
-
-def test_take_goes_round_as_often_as_it_must():
-    taken = [y.tolist() for _, y in batches(*numbered(8)).take(5)]
-    assert len(taken) == 5
-    assert sorted(taken[0] + taken[1]) == sorted(taken[2] + taken[3]) == list(range(8))
-    assert list(batches(*numbered(8)).take(0)) == []
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,21 @@ def test_one_data_set_is_loaded_once_and_an_unknown_name_lists_the_known_ones(op
         load(options(name="minst"))
 
 
-def test_samples_takes_a_stratified_subset_that_depends_on_the_data_seed(options):
+def test_samples_are_a_stratified_subset_by_the_seed_and_can_be_resized(options):
     first = load(options(name="digits", samples=100, test_samples=50))
     assert len(first.x) == len(first.y) == 100 and len(first.x_test) == 50
     assert torch.bincount(first.y).min() >= 9 and torch.bincount(first.y_test).min() >= 4
     second = load(options(name="digits", samples=100, test_samples=50, seed=1))
     assert not torch.equal(first.x, second.x)
     assert first.mean == load(options(name="digits")).mean
+    assert resize(torch.full((3, 1, 8, 8), 77, dtype=torch.uint8), 16).unique().tolist() == [77]
+    board = (torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255
+    out = resize(board.to(torch.uint8)[None, None], 4)
+    assert (out[..., 1:-1, 1:-1].int() - 127).abs().max() <= 1
+    dataset = load(options(name="toy", image_size=16))
+    assert dataset.shape == (1, 16, 16) and dataset.x.dtype == torch.uint8
+    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
+        load(options(name="points", image_size=8))
 
 
 def test_stratified_and_holdout_leave_no_class_empty():
@@ -80,17 +88,6 @@ def test_stratified_and_holdout_leave_no_class_empty():
     assert torch.bincount(y[train]).tolist() == [8, 1, 1]
     assert torch.bincount(y[test]).tolist() == [2, 1]
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(13))
-
-
-def test_resize_keeps_constants_and_a_halved_checkerboard_is_grey(options):
-    assert resize(torch.full((3, 1, 8, 8), 77, dtype=torch.uint8), 16).unique().tolist() == [77]
-    board = (torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255
-    out = resize(board.to(torch.uint8)[None, None], 4)
-    assert (out[..., 1:-1, 1:-1].int() - 127).abs().max() <= 1
-    dataset = load(options(name="toy", image_size=16))
-    assert dataset.shape == (1, 16, 16) and dataset.x.dtype == torch.uint8
-    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
-        load(options(name="points", image_size=8))
 
 
 def test_statistics_and_fingerprint_of_a_tensor():

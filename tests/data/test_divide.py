@@ -49,12 +49,7 @@ def test_a_folder_of_its_own_is_public_as_a_whole_if_its_images_fit(side, tmp_pa
     assert divided.public is not None and int(divided.public.min()) >= 200
 
 
-def test_methods_that_distil_ask_for_a_public_set():
-    with pytest.raises(ValueError, match=r"method = 'dl-sh' needs a public set: set data\.public"):
-        parse({**defaults(), "method": "dl-sh"})
-
-
-def test_another_data_set_is_brought_to_the_shape_of_the_task():
+def test_another_data_set_is_brought_to_the_shape_and_colours_of_the_task():
     options = data(name="toy", public_name="digits", public_samples=50)
     divided = divide(options, 1)
     assert divided.pool is load(options)
@@ -67,6 +62,14 @@ def test_another_data_set_is_brought_to_the_shape_of_the_task():
     assert same.labels is not None and torch.equal(same.labels, load(data(name="digits")).y)
     without = divide(data(), 1)
     assert without.pool is load(data()) and without.public is None
+    red, green = (torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for _ in range(2))
+    red[:, 0], green[:, 1] = 200, 100
+    grey = fitted(torch.cat([red, green]), (1, 4, 6), "it")
+    assert grey.shape == (2, 1, 4, 6) and grey.dtype == torch.uint8
+    assert grey[0].unique().tolist() == [60] and grey[1].unique().tolist() == [59]
+    colour = fitted(grey[:1], (3, 4, 6), "it")
+    assert colour.shape == (1, 3, 4, 6) and colour.unique().tolist() == [60]
+    assert fitted(grey, (1, 4, 6), "it") is grey
 
 
 def test_who_only_needs_a_share_does_without_the_other_data_set():
@@ -76,17 +79,6 @@ def test_who_only_needs_a_share_does_without_the_other_data_set():
         divide(options, 1)
     share = data(public=0.8)
     assert pool_of(share, 1) is divide(share, 1).pool
-
-
-def test_colour_becomes_grey_and_grey_becomes_colour():
-    red, green = (torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for _ in range(2))
-    red[:, 0], green[:, 1] = 200, 100
-    grey = fitted(torch.cat([red, green]), (1, 4, 6), "it")
-    assert grey.shape == (2, 1, 4, 6) and grey.dtype == torch.uint8
-    assert grey[0].unique().tolist() == [60] and grey[1].unique().tolist() == [59]
-    colour = fitted(grey[:1], (3, 4, 6), "it")
-    assert colour.shape == (1, 3, 4, 6) and colour.unique().tolist() == [60]
-    assert fitted(grey, (1, 4, 6), "it") is grey
 
 
 @pytest.mark.parametrize(
@@ -144,7 +136,7 @@ def refused(look: Callable[[Data, int, int, int], object], data: Data) -> list[s
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["iid", "label_dirichlet", "quantity_dirichlet", "iid_draw"])
-def test_the_check_refuses_whom_the_share_refuses(name: str, fraction: float) -> None:
+def test_the_check_refuses_whom_the_share_refuses(name, fraction) -> None:
     settings = {"name": "toy", "samples": 90, "partition": name, "min_size": 0, "alpha": 0.3}
     data = Data.model_validate({**settings, "test_fraction": fraction}, by_name=True)
     said = refused(shares.check_share, data)
@@ -152,7 +144,7 @@ def test_the_check_refuses_whom_the_share_refuses(name: str, fraction: float) ->
     assert any(said) or fraction < 0.9
 
 
-def test_a_share_that_is_large_enough_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_that_is_large_enough_is_not_drawn(monkeypatch) -> None:
     monkeypatch.setattr(shares, "share", lambda *given: pytest.fail("drawn"))
     data = Data.model_validate({"name": "toy", "samples": 90, "partition": "iid"}, by_name=True)
     assert refused(shares.check_share, data) == [""] * CLIENTS
@@ -162,7 +154,7 @@ BASE = {"name": "digits", "partition": "label_dirichlet", "samples": 600}
 
 
 @pytest.mark.parametrize("test", ["split", "merge"])
-def test_it_is_taken_from_the_training_samples_alone(test: str) -> None:
+def test_validation_samples_are_training_samples_and_the_server_scores_on_all_of_them(test) -> None:
     plain = Data(**BASE, test=test)
     held = plain.model_copy(update={"validation": 0.25})
     scored = held.model_copy(update={"score_on": "validation"})
@@ -172,10 +164,6 @@ def test_it_is_taken_from_the_training_samples_alone(test: str) -> None:
         parts = torch.cat([rest.train, validation.test])
         assert torch.equal(parts.sort().values, whole.train)
         assert len(validation.test) == len(whole.train) - int(0.75 * len(whole.train))
-
-
-@pytest.mark.parametrize("test", ["split", "merge"])
-def test_the_server_scores_on_the_validation_samples_of_all_clients(test: str) -> None:
     data = Data(**BASE, test=test, validation=0.25, score_on="validation")
     rows = torch.cat([share(data, k, 4, 1).test for k in range(4)]).sort().values
     scored, pool = for_testing(data, 4, 1), pool_of(data, 1)
@@ -236,7 +224,7 @@ def test_equal_images_have_equal_digests_whatever_their_numbers() -> None:
     + [{"method": "fedavg", "average__robust": "fltrust"}],
     ids=str,
 )
-def test_the_runs_own_data_set_is_no_public_set(method: dict[str, str], tmp_path: Path) -> None:
+def test_the_runs_own_data_set_is_no_public_set(method, tmp_path) -> None:
     settings = {**method, "clients": 2, "data__public_name": "toy"}
     line = "data.public-name = 'toy' is not allowed: 12 of the 12 test images of client 0 are in"
     with pytest.raises(ValueError, match=line) as refused:
@@ -245,7 +233,7 @@ def test_the_runs_own_data_set_is_no_public_set(method: dict[str, str], tmp_path
     preflight(flat(tmp_path, method="fedavg", clients=2, data__public_name="toy"))  # reads none
 
 
-def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path: Path) -> None:
+def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path) -> None:
     line = "census: node 1 answered: client 0: .*-name = 'toy' is not allowed: 12 of the 12"
     with pytest.raises(Stopped, match=line):
         play(flat(tmp_path, **SMALL))
@@ -289,7 +277,7 @@ def test_single_test_images_of_the_server_and_of_clients_with_own_data(options, 
     preflight(flat(tmp_path / "out", **training))
 
 
-def test_a_share_of_the_training_set_is_disjoint(options: Options, tmp_path: Path) -> None:
+def test_a_share_of_the_training_set_is_disjoint(options, tmp_path) -> None:
     names = ["digits", "toy", *["fashion-mnist"] * Path(FASHION_MNIST.system).is_dir()]
     for name in names:
         data = options(name=name, public=0.2, partition="iid")

@@ -48,19 +48,15 @@ def test_train_and_test_folders_are_the_parts_and_class_folders_alone_are_cut(op
     assert torch.equal(dataset.x, again.x)
 
 
-def test_valid_beside_test_becomes_the_public_set_and_without_test_the_test_set(options, tmp_path):
+def test_valid_becomes_the_public_or_the_test_set_and_annotations_are_followed(options, tmp_path):
     root = tree(tmp_path / "cinic", parts=("train", "test", "valid"))
     dataset = load_folder(options(name="folder", dir=str(root)))
-    assert dataset.x_public is not None
     assert dataset.x_public[:, 0, 0, 0].tolist() == [200, 201, 202, 210, 211, 212]
     pool, public, _ = set_aside(dataset, 0.5, seed=1)
     assert len(pool.x) == 6 and len(public) == 3 and int(public.max()) >= 200
     root = tree(tmp_path / "pets", parts=("train", "val"))
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert dataset.x_public is None and int(dataset.x_test[0, 0, 0, 0]) == 100
-
-
-def test_the_annotations_of_tiny_imagenet_are_followed(options, tmp_path):
     root = tmp_path / "tiny"
     for c, name in enumerate(("n01", "n02")):
         picture(root / "train" / name / "images" / f"{name}_0.png", c)
@@ -237,7 +233,6 @@ def hospitals(root: Path) -> Path:
 def test_each_folder_is_an_owners(options: Options, tmp_path: Path) -> None:
     data = load(options(name="client-folders", dir=str(hospitals(tmp_path / "h"))))
     assert data.classes == ("cat", "dog", "emu") and data.shape == (1, 6, 6)
-    assert data.owner is not None and data.owner_test is not None
     assert torch.bincount(data.owner).tolist() == [7, 12, 4]  # h1, h2, h10
     assert torch.bincount(data.owner_test).tolist() == [2, 3, 1]
     assert data.x_test[data.owner_test == 0, 0, 0, 0].tolist() == [100, 101]

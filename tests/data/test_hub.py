@@ -56,7 +56,6 @@ def test_columns_are_found_by_their_features_and_owners_by_name(hub: Hub, tmp_pa
     assert data.x[:, 0, 0, 0].tolist() == list(range(9)) and data.x.dtype == torch.uint8
     assert data.y_test.tolist() == [0, 1, 2] * 2 and data.owner is None
     owned = hub(folder, owner_column="hospital")
-    assert owned.owner is not None and owned.owner_test is not None
     assert owned.owner.tolist() == [1, 0, 0] * 3 and owned.owner_test.tolist() == [0] * 6
     assert hub(folder, image_size=4).shape == (1, 4, 4)
     with pytest.raises(ValueError, match="no column 'clinic' with owners; there are picture"):
@@ -74,7 +73,7 @@ def numbers(n: int, **columns: tuple[Any, Any]) -> Any:
     return of_columns({**known, **columns})
 
 
-def test_columns_of_numbers_are_a_table(hub: Hub, tmp_path: Path) -> None:
+def test_columns_of_numbers_are_a_table_and_lists_what_data_kind_says(hub, tmp_path) -> None:
     folder = saved(tmp_path / "moves", train=numbers(6), test=numbers(3))
     data = hub(folder, owner_column="who")
     assert data.kind.name == "table" and data.classes == tuple(NAMES)
@@ -84,13 +83,9 @@ def test_columns_of_numbers_are_a_table(hub: Hub, tmp_path: Path) -> None:
     broken = saved(tmp_path / "broken", train=missing, test=numbers(3))
     with pytest.raises(ValueError, match="broken: it holds object, not numbers"):
         hub(broken)
-
-
-def test_a_column_of_lists_is_what_data_kind_says(hub: Hub, tmp_path: Path) -> None:
     kind = datasets.Array2D((2, 4), "float32")
-    parts = [
-        numbers(n, signal=([[[i, 1, 2, 3], [4, 5, 6, i]] for i in range(n)], kind)) for n in (6, 3)
-    ]
+    signals = [[[i, 1, 2, 3], [4, 5, 6, i]] for i in range(6)]
+    parts = [numbers(n, signal=(signals[:n], kind)) for n in (6, 3)]
     folder = saved(tmp_path / "signals", train=parts[0], test=parts[1])
     data = hub(folder, kind="signal")
     assert data.shape == (2, 4) and data.x[5].tolist() == [[5, 1, 2, 3], [4, 5, 6, 5]]

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import Dataset, decoded, load, unpickle
+from common.data import Dataset, arrays, decoded, load, unpickle
 from common.data.arrays import labels, load_npz
 from common.data.unpickle import read_npz
 from common.settings.config import Data
 from tests.support.data_files import write_clients, write_npz
+from tests.support.recorded_calls import record_calls
 
 Npz = Callable[..., Dataset]
 
@@ -70,11 +71,8 @@ def test_a_client_may_have_nothing_for_testing(npz: Npz, tmp_path: Path) -> None
 
 
 def test_large_files_are_unpickled_once(npz, tmp_path, monkeypatch) -> None:
-    folder, read = write_clients(tmp_path, 2), []
+    folder, read = write_clients(tmp_path, 2), record_calls(monkeypatch, arrays, "read_npz")
     monkeypatch.setattr(decoded, "SMALL", 0)
-    monkeypatch.setattr(
-        "common.data.arrays.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
-    )
     first, second = (load_npz(Data(name="npz", dir=str(folder))) for _ in range(2))
     assert len(read) == 4 and first.x.equal(second.x)
     assert first.owner_test is not None and first.owner_test.equal(second.owner_test)
@@ -223,9 +221,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path: Path) -> None:
     path, draw = tmp_path / "0.npz", np.random.default_rng(1)
     np.savez(path, data=np.array(GOOD | {"z": [np.float32(1), np.arange(2)]}))
     inner, read = pickled(path), 0
-    for at, value in zip(
-        draw.integers(0, len(inner), 400), draw.integers(0, 256, 400), strict=True
-    ):
+    places = draw.integers(0, len(inner), 400)
+    for at, value in zip(places, draw.integers(0, 256, 400), strict=True):
         archived(path, inner[:at] + bytes([value]) + inner[at + 1 :])
         try:
             read_npz(path, "data")
@@ -246,10 +243,8 @@ def claims(path: Path, size: int) -> None:
 def test_a_small_file_with_a_large_content_is_refused_by_its_size(npz, tmp_path, monkeypatch):
     path = write_clients(tmp_path, 1) / "test" / "0.npz"
     claims(path, 3 * 2**30)
-    size = path.stat().st_size
-    line = (
-        f"{path}: 'data' holds 3,221,225,472 bytes, at most 1,073,741,824 are allowed for {size:,}"
-    )
+    line = f"{path}: 'data' holds 3,221,225,472 bytes, at most 1,073,741,824 are allowed for "
+    line += f"{path.stat().st_size:,}"
     with pytest.raises(ValueError, match=line):
         read_npz(path, "data")
     monkeypatch.setattr("common.data.arrays.read_npz", lambda *_: pytest.fail("content was read"))

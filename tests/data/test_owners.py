@@ -31,9 +31,8 @@ def owned(monkeypatch: pytest.MonkeyPatch, options: Callable[..., Data]) -> Owne
         known = {"owner": OWNERS, "owner_test": TESTERS}
         given = {name: changes.pop(name) for name in known if name in changes}
         name = f"owned {next(CALLS)}"  # a name is loaded once
-        monkeypatch.setitem(
-            DATASETS, name, Source(lambda _: numbered(**known | given), "", None, 3)
-        )
+        source = Source(lambda _: numbered(**known | given), "", None, 3)
+        monkeypatch.setitem(DATASETS, name, source)
         return options(**{"name": name, "partition": "natural", **changes})
 
     return make
@@ -91,7 +90,7 @@ def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on
         assert sorted(i for each in train + test for i in each) == list(range(480))
 
 
-def test_merging_needs_no_owners_where_samples_are_dealt_out(options: Callable[..., Data]) -> None:
+def test_merging_needs_no_owners_where_samples_are_dealt_out_or_all_ones_own(options) -> None:
     data = options(partition="iid", test="merge", test_fraction=0.25)
     shares = [share(data, k, 4, 1) for k in range(4)]
     assert [(len(s.train), len(s.test)) for s in shares] == [(90, 30)] * 4
@@ -100,9 +99,6 @@ def test_merging_needs_no_owners_where_samples_are_dealt_out(options: Callable[.
     shares = [share(drawn, k, 3, 1) for k in range(3)]
     trained = torch.cat([s.train for s in shares]).unique()
     assert len(for_testing(drawn, 3, 1).y_test) <= 480 - len(trained)
-
-
-def test_a_data_set_of_its_own_is_tested_on_its_own_test_part(options: Callable[..., Data]) -> None:
     own = {test: share(options(partition="own", test=test), 3, 9, 1) for test in ("own", "merge")}
     assert (len(own["own"].train), len(own["own"].test)) == (360, 120)
     assert own["own"].test_set[1].equal(load(options()).y_test)

@@ -10,19 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data import partition
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.embedded import toy
-from common.data.partition import (
-    PARTITIONS,
-    Partition,
-    iid,
-    iid_draw,
-    local_split,
-    niid1,
-    niid2,
-    niid3,
-    split,
-)
+from common.data.partition import PARTITIONS, Partition, iid, local_split, split
 from common.data.picture import bubbles
 from common.settings.config import Data
 from common.settings.parse import defaults, parse
@@ -88,24 +79,15 @@ def test_a_partition_of_a_missing_package_says_how_to_install_it(options, monkey
         split(options(partition="flwr-linear"), DATA, 4, 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ([[0, 1]], "'mine' gives 1 shares; it should be a list of 2 index arrays"),
-        ([[0, 1], []], "'mine' leaves client 1 without training samples"),
-        ([[0, 1], [2000]], "'mine': client 1 has samples 2000 to 2000; there are 0 to 1999"),
-        ([[0.5], [1.0]], "'mine': client 0 has float64 .*; it should be an array of indices"),
-    ],
-)
-def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(given, line, monkeypatch):
+def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(monkeypatch):
     seen = []
 
     def mine(dataset, clients, rng, *, alpha):
         seen.append((dataset, clients, alpha))
-        return [np.array(share) for share in given]
+        return [np.arange(2)]
 
     monkeypatch.setitem(PARTITIONS, "mine", Partition(mine, "", ""))
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match="'mine' gives 1 shares; it should be a list of 2 index"):
         split(Data(partition="mine", alpha=0.25), DATA, 2, 1)
     assert seen == [(DATA, 2, 0.25)]
 
@@ -205,41 +187,42 @@ def test_pathological_gives_few_classes_in_unequal_amounts_as_htfllib_does():
 
 
 def test_niid1_gives_device_k_the_classes_2k_and_2k_plus_1():
-    shares = niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
+    shares = partition.niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
     assert classes_of(shares) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1]]
     assert class_counts(LABELS, shares, 10)[2, 4:6].tolist() == [50, 50]
     labels = np.arange(5000) % 100  # slots are blocks of ten classes when there are a hundred
-    shares = niid1(labels, 5, rng(0, "t"), num_classes=100, per_client=400)
+    shares = partition.niid1(labels, 5, rng(0, "t"), num_classes=100, per_client=400)
     assert classes_of(shares, labels)[1] == list(range(20, 40))
-    small = niid1(np.arange(100) % 10, 5, rng(0, "t"), num_classes=10, per_client=500)
+    small = partition.niid1(np.arange(100) % 10, 5, rng(0, "t"), num_classes=10, per_client=500)
     assert [len(share) for share in small] == [500] * 5  # 250 of each class, from 10 samples
-    equal = niid1(LABELS, 5, rng(0, "t"), num_classes=10)
+    equal = partition.niid1(LABELS, 5, rng(0, "t"), num_classes=10)
     assert len(equal[0]) == 400, "without a size an equal part of the pool"
     with pytest.raises(ValueError, match="needs at least 10 classes, the data set has 3"):
-        niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
+        partition.niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
 
 
 def test_niid2_and_niid3_give_the_published_classes_and_iid_draw_gives_all():
-    shares = niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
+    shares = partition.niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
     assert classes_of(shares) == [[0, 1, 2, 3, 4, 5 + k] for k in range(5)]
     assert set(class_counts(LABELS, shares, 10)[3].tolist()) == {0, 20}
-    shares = niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
+    shares = partition.niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
     assert classes_of(shares)[:3] == [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8]]
     held = class_counts(LABELS, shares, 10) > 0
     assert held[:5].sum(0).tolist() == [2] * 10 and held[:5].sum(1).tolist() == [4] * 5
     assert np.array_equal(held[:5], held[5:]), "it repeats for ten"
-    shares = iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
+    shares = partition.iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
     assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3
 
 
 def test_niid_adapted_to_four_devices_and_to_five_as_published():
     labels = np.arange(1200) % 12
     kwargs = {"num_classes": 12, "niid_scale": "adapt", "per_client": 120}
-    assert classes_of(niid1(labels, 4, rng(0, "t"), **kwargs), labels)[1] == [3, 4, 5]
-    assert classes_of(niid2(labels, 4, rng(0, "t"), **kwargs), labels)[3] == [0, 1, 2, 3, 4, 5, 11]
+    rules = (partition.niid1, partition.niid2, partition.niid3)
+    found = [classes_of(rule(labels, 4, rng(0, "t"), **kwargs), labels) for rule in rules]
     # six pairs (0,1) (0,2) (0,3) (1,2) (1,3) (2,3), two classes each; device 2 is in 2nd, 4th, 6th
-    assert classes_of(niid3(labels, 4, rng(0, "t"), **kwargs), labels)[2] == [2, 3, 6, 7, 10, 11]
-    for rule in (niid1, niid2, niid3):  # five devices and ten classes: the published pattern
+    expected = [[3, 4, 5], [0, 1, 2, 3, 4, 5, 11], [2, 3, 6, 7, 10, 11]]
+    assert [found[0][1], found[1][3], found[2][2]] == expected
+    for rule in rules:  # five devices and ten classes: the published pattern
         plain = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="period5")
         adapted = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="adapt")
         assert all(np.array_equal(a, b) for a, b in zip(plain, adapted, strict=True))

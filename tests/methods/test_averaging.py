@@ -33,16 +33,13 @@ from tests.support.tiny import Run, flat, play
 from tests.support.weights import own_models, same
 
 
-def test_the_average_is_weighted_by_samples_or_not() -> None:
+def test_the_average_and_the_proximal_term_by_hand() -> None:
     net = torch.nn.Linear(1, 1, bias=False)
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
         options = Average(weights=weights)
         mean = average(states, [1, 3], states[0], options, parameters_only(net))
         assert mean["weight"].item() == expected
-
-
-def test_the_proximal_term_by_hand() -> None:
     w = [torch.tensor([3.0, 0.0], requires_grad=True), torch.tensor([[1.0]])]
     reference = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[1.0]])}
     value = proximal(zip("ab", w, strict=True), reference)
@@ -63,7 +60,6 @@ def test_the_loss_of_fedntd_leaves_out_the_label_by_hand() -> None:
     z, y = torch.randn(5, 4, generator=seeds.stream(0)), torch.tensor([0, 1, 2, 3, 0])
     student = z.clone().requires_grad_()
     not_true(z.flip(0), student, y).backward()
-    assert student.grad is not None
     own = student.grad.gather(1, y[:, None])
     assert torch.equal(own, torch.zeros(5, 1)) and bool((student.grad != 0).any())
     assert not_true(Z_G[:, :2], Z[:, :2], Y).item() == 0.0

@@ -46,13 +46,24 @@ def test_means_by_class_over_samples_and_over_clients() -> None:
     assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True], "nobody sent it"
 
 
-def test_the_distances_of_the_losses_by_hand() -> None:
+def test_distances_of_the_losses_and_the_nearest_prototype_by_hand() -> None:
     f, P = torch.tensor([[1.0, 1.0], [9.0, 9.0]]), torch.zeros(2, 2)
     assert squared(f[:1], P[:1], torch.tensor([True])) == 1
     assert squared(f, P, torch.tensor([True, False])) == 0.5
     z, mean = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
     expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 2
     assert abs(float(soft_cross_entropy(mean, z)) - expected) < 1e-6
+
+    class Identity(nn.Module):
+        spec, head = "x", nn.Linear(2, 3)
+
+        def features(self, x: Tensor) -> Tensor:
+            return x
+
+    P = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
+    net: Any = Identity()
+    logits = Nearest(net, P, torch.tensor([True, True, False]))(torch.tensor([[1.0, 0.0]]))
+    assert logits.tolist() == [[-0.5, -4.5, -1e9]]
 
 
 @pytest.mark.parametrize(
@@ -142,19 +153,6 @@ def test_without_epochs_every_round_of_fedgh_starts_from_the_first_head(played: 
 def participant(run: TinyRun, settings: dict[str, Any], k: int) -> Participant:
     node = {"partition-id": k, "state-dir": str(run.folder / "state")}
     return Participant(parse(flat(run.folder, **settings)), node, "test")
-
-
-def test_the_nearest_prototype_by_hand() -> None:
-    class Identity(nn.Module):
-        spec, head = "x", nn.Linear(2, 3)
-
-        def features(self, x: Tensor) -> Tensor:
-            return x
-
-    P = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
-    net: Any = Identity()
-    logits = Nearest(net, P, torch.tensor([True, True, False]))(torch.tensor([[1.0, 0.0]]))
-    assert logits.tolist() == [[-0.5, -4.5, -1e9]]
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])

@@ -147,8 +147,7 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
     of_r = -q * 0.5 + weight * s * 0.1
     expected = {"own.a": of_r * 2, "shared.a": of_r * 1, "joint.weight": (of_r * 3, of_r * 2)}
     for name, value in expected.items():
-        grad = net.get_parameter(name).grad
-        assert grad is not None
+        grad: Any = net.get_parameter(name).grad
         torch.testing.assert_close(grad.flatten(), torch.tensor(value).float().flatten())
     assert net(x).tolist() == [[3.5, 0.0]]
     assert Small(net)(x)[0].tolist() == pytest.approx([0.0, 0.7])

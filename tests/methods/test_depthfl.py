@@ -27,9 +27,7 @@ UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 
 def options(**changes: Any) -> Options:
     own = {f"depthfl.{name}": value for name, value in changes.items()}
-    found = parse({**defaults(), "method": "depthfl", **own}).method
-    assert isinstance(found, Options)
-    return found
+    return parse({**defaults(), "method": "depthfl", **own}).method
 
 
 def state(run: TinyRun) -> State:
@@ -60,7 +58,6 @@ def halves(**changes: Any) -> DepthFL:
     """The server half with four clients, of depths 2, 1, 2 and 1, and every number 0."""
     found = server(method="depthfl", **{"fleet": ",".join(SPECS[:2]), **changes})
     found.begin([client(k, model=SPECS[1 - k % 2]) for k in range(4)])
-    assert isinstance(found, DepthFL)
     found.w = {name: torch.zeros_like(w) for name, w in found.w.items()}
     return found
 

@@ -70,9 +70,7 @@ def exchanged(
 ) -> tuple[list[Any], torch.Tensor, TinyRun]:
     """What the clients sent, what the server learnt from it, and the run."""
     with monkeypatch.context() as patch:
-        seen = record_calls(
-            patch, half, "train", lambda reply, half, _: (half.participant.k, reply)
-        )
+        seen = record_calls(patch, half, "train", lambda up, half, _: (half.participant.k, up))
         targets = record_calls(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
         run = play(flat(tmp_path, **{**SH, **changes}))
     replies = dict(seen)
@@ -114,9 +112,7 @@ def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
 def public_labels(result) -> torch.Tensor:
     """The public labels of the tiny run's configuration."""
     config = parse(flat(result.folder, **SH))
-    labels = divide(config.data, config.partition_seed).labels
-    assert labels is not None
-    return labels
+    return divide(config.data, config.partition_seed).labels
 
 
 @pytest.mark.parametrize("balance", ["weights", "sampling"])

@@ -103,13 +103,8 @@ def test_in_the_warm_up_no_client_trains_and_the_vectors_learn(played: Run) -> N
 
 
 def test_a_reply_has_the_rows_of_the_batchs_classes(tmp_path: Path) -> None:
-    ours = half(
-        tmp_path,
-        rounds=6,
-        fedl2g__warm_up=5,
-        data__partition="pathological",
-        data__classes_per_client=2,
-    )
+    two = {"data__partition": "pathological", "data__classes_per_client": 2}
+    ours = half(tmp_path, rounds=6, fedl2g__warm_up=5, **two)
     reply = ours.train(TableRequest(rows=torch.ones(3, 3), present=torch.ones(3).bool(), t=1))
     has = torch.tensor(ours.participant.counts) > 0
     assert reply.counts.tolist() == has.long().tolist() and 0 < int(has.sum()) < 3

@@ -16,16 +16,6 @@ from common.exchange.records import array_bytes
 from common.methods.fiarse import Options, Reply
 from common.settings.parse import parse
 from common.techniques import importance
-from common.techniques.importance import (
-    bitmap,
-    entries,
-    from_bitmap,
-    groups,
-    kept,
-    masks,
-    spread,
-    thresholds,
-)
 from server_app.method import Replies
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
@@ -39,10 +29,9 @@ TINY = {"method": "fiarse", "fleet": "cnn2@0.5", "fiarse__sizes": "1, 0.25"}
 
 def stepped(size: float) -> Tensor:
     """W after a step on a client of this size, with ∂L/∂(w m) = 1."""
-    (theta,) = thresholds({"x": W}, GROUPS, size).values()
+    (theta,) = importance.thresholds({"x": W}, GROUPS, size).values()
     w = W.clone().requires_grad_()
     effective(w, theta).sum().backward()
-    assert w.grad is not None
     return W - LR * w.grad
 
 
@@ -55,7 +44,7 @@ def stepped(size: float) -> Tensor:
     ],
 )
 def test_threshold_and_gradient(size: float, theta: float, gradient: list[float]) -> None:
-    assert thresholds({"x": W}, GROUPS, size)["all"] == pytest.approx(theta)
+    assert importance.thresholds({"x": W}, GROUPS, size)["all"] == pytest.approx(theta)
     assert ((W - stepped(size)) / LR).tolist() == pytest.approx(gradient, abs=1e-5)
 
 
@@ -163,19 +152,20 @@ def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
 
 def test_entries_are_those_of_convolutions_and_linear_layers_by_stage() -> None:
     net = task().build("resnet8@0.25", name=("x",))
-    names = entries(net)
+    names = importance.entries(net)
     assert not any("bn" in name for name in names) and "head.bias" in names
-    assert sorted(groups(names, "stage")) == ["conv1", "head", "layer1", "layer2", "layer3"]
+    stages, whole = (importance.groups(names, scope) for scope in ("stage", "global"))
+    assert sorted(stages) == ["conv1", "head", "layer1", "layer2", "layer3"]
     w = dict(net.state_dict())
-    for of in (groups(names, "stage"), groups(names, "global")):
-        theta = thresholds(w, of, 0.25)
-        on = masks(w, importance.by_name(theta, of))
+    for of in (stages, whole):
+        theta = importance.thresholds(w, of, 0.25)
+        on = importance.masks(w, importance.by_name(theta, of))
         for members in of.values():
             total = sum(w[name].numel() for name in members)
             assert sum(int(on[name].sum()) for name in members) == int(total * 0.25)
-        told = from_bitmap(bitmap(on), {name: w[name] for name in names})
+        told = importance.from_bitmap(importance.bitmap(on), {name: w[name] for name in names})
         assert all(torch.equal(told[name], on[name]) for name in names)
-        back = spread(kept(w, on), on)
+        back = importance.spread(importance.kept(w, on), on)
         assert all(torch.equal(back[name], w[name] * on[name]) for name in names)
 
 
@@ -199,8 +189,8 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path, monkeypatc
     )
     reply = FIARSE(p).train(request.stamped("e", 1))
     (trained,) = nets
-    held = from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
-    moved = spread(reply.delta, held)
+    held = importance.from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
+    moved = importance.spread(reply.delta, held)
     for name, mask in held.items():
         assert bool((trained[name][~mask] == 0).all()), "what was not sent stays 0"
         after = half.w[name] * mask - moved[name]

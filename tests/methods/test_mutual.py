@@ -115,16 +115,13 @@ def loss(own: Tensor = OWN, shared: Tensor = SHARED, f_k: Any = None, **options:
     return ClientHalf.loss(half, *nets, projection)(torch.zeros(1), Y)
 
 
-def test_the_sum_of_both_losses_by_hand() -> None:
+def test_the_losses_of_fedkd_by_hand_and_which_network_follows_them() -> None:
     q, of_mentor, of_mentee = 0.82007, 0.52895, 0.39974  # both CE; both KL over q
     assert float(loss(weight=0.0)) == pytest.approx(q, abs=1e-5)
     # the mean square of (1, 1, 1) − W 0 is 1, in either loss
     for kl, share in (("batchmean", 1.0), ("mean", 0.5)):
         expected = q + share * (of_mentor + of_mentee) + 2 / q
         assert float(loss(kl=kl)) == pytest.approx(expected, abs=1e-4)
-
-
-def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
     z = own, shared = tuple(x.clone().requires_grad_() for x in (OWN, SHARED))
     log_k, log = F.log_softmax(own, 1), F.log_softmax(shared, 1)
     ce_k, ce = F.cross_entropy(own, Y), F.cross_entropy(shared, Y)

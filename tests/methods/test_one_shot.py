@@ -25,14 +25,8 @@ from tests.support.tiny import Run, flat, overrides, under
 from tests.support.weights import same
 
 DENSE = ("cnn2@0.5", "mlp@0.25")
-SMALL = {
-    "epochs": 3,
-    "generated": 6,
-    "batch_size": 6,
-    "generator_steps": 3,
-    "latent": 4,
-    "width": 4,
-}
+SMALL = {"epochs": 3, "generated": 6, "batch_size": 6}
+SMALL |= {"generator_steps": 3, "latent": 4, "width": 4}
 TINY = {"method": "dense", "fleet": ",".join(DENSE), **under("dense", **SMALL)}
 
 
@@ -185,9 +179,8 @@ def replies(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Rep
         net = made.build(spec, None, "client", k).train()
         x = torch.randn(16, *made.task.shape, generator=seeds.stream(5, "seen", k))
         loss = F.cross_entropy(net(x), torch.full((16,), k))
-        for p, g in zip(
-            net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
-        ):
+        parameters = [*net.parameters()]
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.data.sub_(rate * g)
         pairs.append((client(k, model=spec), ModelReply(w=tree.snapshot(net))))
     return Replies.of(pairs)
@@ -249,13 +242,9 @@ def test_one_client_s_weight_changes_no_bit() -> None:
 
 
 def test_without_what_is_its_own_it_is_dense() -> None:
-    settings: dict[str, Any] = {
-        "adversarial": "disagreement",
-        "adv_temperature": 1.0,
-        "view": "augmented",
-    }
-    settings |= {"temperature": 20.0, "student_lr": 0.005, "student_decay": 0.0}
-    settings |= {"student_cosine": False, "clip": 0.0, "bn": 0.0}
+    settings: dict[str, Any] = {"adversarial": "disagreement", "adv_temperature": 1.0}
+    settings |= {"view": "augmented", "temperature": 20.0, "student_lr": 0.005}
+    settings |= {"student_decay": 0.0, "student_cosine": False, "clip": 0.0, "bn": 0.0}
     dense = boosting("dense", **settings)
     ours = boosting(**settings, hs=0.0, mu=0.0, epsilon=0.0)
     for made in (dense, ours):
@@ -293,9 +282,8 @@ def test_a_pool_of_bytes_has_the_values_of_an_image_file() -> None:
     png = (images.numpy() * 255).astype("uint8")
     assert pool.images.nbytes * 4 == plain.images.nbytes and (pool.images.numpy() == png).all()
     for way in ("none", "crop-flip"):
-        (read, y), (exact, _) = (
-            next(iter(p.batches(way, seeds.stream(0, "order")))) for p in (pool, plain)
-        )
+        passes = (p.batches(way, seeds.stream(0, "order")) for p in (pool, plain))
+        (read, y), (exact, _) = (next(iter(batches)) for batches in passes)
         lost = (exact - read) * torch.tensor(made.task.std).view(1, -1, 1, 1)
         assert float(lost.min()) > -1e-6 and 0 < float(lost.max()) < 1 / 255
     assert sorted(y.tolist()) == [0, 1, 2, 3, 4, 5]

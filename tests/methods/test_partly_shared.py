@@ -311,9 +311,8 @@ def test_without_a_pull_personal_models_are_those_of_local_training(across, run,
 
 
 def test_a_personal_model_starts_from_the_servers_first_weights(tmp_path: Path, run: Run) -> None:
-    p = Participant(
-        parse(flat(tmp_path, method="ditto")), {"partition-id": 1, "num-partitions": 4}, "e"
-    )
+    node = {"partition-id": 1, "num-partitions": 4}
+    p = Participant(parse(flat(tmp_path, method="ditto")), node, "e")
     drawn = models.build("mlp@0.25", (1, 8, 8), 3, seed=1, name=("init", "global"))
     assert p.spec != p.global_spec == "mlp@0.25"
     assert same(tree.snapshot(p.initial(p.global_spec)), tree.snapshot(drawn))

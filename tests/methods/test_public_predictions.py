@@ -163,9 +163,8 @@ def released(folder: Path) -> list[dict[str, Tensor]]:
                 descend(logits[k], said, 2, lambda x, z, net=net: (net(x) - z).abs().mean())
             name = (k, t) if t else ("first", k, 1)
             own = p.task.batches(*p.train_set, *name)
-            descend(
-                classifier[k], own, 1 if t else 2, lambda x, y, net=net: F.cross_entropy(net(x), y)
-            )
+            loss = lambda x, y, net=net: F.cross_entropy(net(x), y)  # noqa: E731
+            descend(classifier[k], own, 1 if t else 2, loss)
     return [{n: w.detach().clone() for n, w in net.state_dict().items()} for net in nets]
 
 
@@ -243,9 +242,8 @@ def test_entropy_reduction_by_hand(T: float, row: list[float], nats: float) -> N
 
 def test_the_least_sure_samples_are_chosen_by_hand() -> None:
     p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.6, 0.4]])
-    assert_close(
-        uncertainty(p, "entropy"), torch.tensor([0.6931, 0.3251, 0.6730]), atol=5e-5, rtol=0
-    )
+    expected = torch.tensor([0.6931, 0.3251, 0.6730])
+    assert_close(uncertainty(p, "entropy"), expected, atol=5e-5, rtol=0)
     for by in ("entropy", "margin"):
         assert uncertainty(p, by).topk(2).indices.sort().values.tolist() == [0, 2]
 
@@ -296,14 +294,12 @@ def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -
         ds_fl().check(halves.client(), DSFLReply(theta=theta))
 
 
-def test_digestion_changes_the_server_and_is_measured(run: Run) -> None:
-    with_it, without = (run(method="ds-fl", public__learn=on, **PUBLIC) for on in (True, False))
-    assert with_it.weights != without.weights
-    assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
-
-
-def test_predictions_travel_in_fewer_bytes(run: Run) -> None:
-    short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in ("uint8", "float32"))
+def test_digestion_changes_the_server_and_predictions_travel_in_fewer_bytes(run: Run) -> None:
+    given = {"method": "ds-fl", **PUBLIC}
+    full, without = run(**given), run(**given, public__learn=False)
+    assert full.weights != without.weights
+    assert full.journal[2]["metrics"]["client_digest_loss"] > 0
+    short = run(**given, wire__dtype="uint8")
     for way in ("up", "down"):
         less = full.journal[2]["bytes"][way] - short.journal[2]["bytes"][way]
         assert less == pytest.approx(3 * 2 * 40 * 3, abs=40), "2 clients, 40 samples of 3 classes"

@@ -166,7 +166,7 @@ def niid_bench(steps: int, rounds: int) -> float:
     return w
 
 
-def test_a_correction_after_the_step_is_niid_benchs_with_k_as_its_divisor(run, monkeypatch) -> None:
+def test_a_correction_after_the_step_is_niid_benchs_with_divisor_k(run, monkeypatch) -> None:
     curve(monkeypatch)
     settings = {**HAND, "train__momentum": 0.9, "train__steps": 5, "rounds": 4}
     settings["scaffold__correction"] = "after"
@@ -176,10 +176,6 @@ def test_a_correction_after_the_step_is_niid_benchs_with_k_as_its_divisor(run, m
     assert run(**settings, scaffold__divisor="steps").weights == ours.weights
     other = run(**settings, scaffold__divisor="effective")
     assert abs(result(other) - expected) > 0.01
-
-
-def test_a_correction_in_the_gradient_has_the_divisor_with_momentum(run, monkeypatch) -> None:
-    curve(monkeypatch)
     settings = {**HAND, "train__momentum": 0.9, "rounds": 2}
     assert run(**settings).weights == run(**settings, scaffold__divisor="effective").weights
 

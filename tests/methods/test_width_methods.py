@@ -176,18 +176,13 @@ def test_all_clients_measure_every_width(run: Run) -> None:
     assert half.measured_by("cnn2@0.5") == half.measured_by("cnn2@0.25") == members
 
 
-FEDROLEX: dict[str, Any] = {
-    "method": "fedrolex",
-    "fleet": "cnn2@0.5,cnn2@0.25",
-    "score__bn": "batch",
-}
+FEDROLEX: dict[str, Any] = {**METHOD, "method": "fedrolex"}
 
 
 def rolled(**changes: Any) -> Any:
     half = server(**{**FEDROLEX, **changes}, clients=2)
-    members = [
-        client(k, model=s, classes=[0, 1, 2]) for k, s in enumerate(FEDROLEX["fleet"].split(","))
-    ]
+    specs = FEDROLEX["fleet"].split(",")
+    members = [client(k, model=s, classes=[0, 1, 2]) for k, s in enumerate(specs)]
     half.begin(members)
     return half, members
 
@@ -246,10 +241,8 @@ def test_update_counts_are_those_of_the_released_arithmetic() -> None:
         answers, pairs = [], []
         for member in members:
             w = half.request(t)(member).w
-            own = {
-                n: torch.rand(x.shape, generator=draw) if x.is_floating_point() else x
-                for n, x in w.items()
-            }
+            drawn = {n: torch.rand(x.shape, generator=draw) for n, x in w.items() if x.dim()}
+            own = {**w, **drawn}
             answers.append((member, ModelReply(t=t, w=own)))
             places = block(half.models["cnn2@0.5"], own, Roll(t - 1))
             pairs.append(({n: at or everything(own[n]) for n, at in places.items()}, own))
@@ -313,11 +306,15 @@ def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
     assert changed("layer1.0.conv.weight", 0) == [*range(14), 30, 31]
 
 
-def test_random_windows_are_each_clients_and_rounds_own() -> None:
+def test_random_windows_are_each_clients_own_and_the_leading_block_scores_a_width() -> None:
     half, members = rolled(fedrolex__windows="random")
     third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
     windows = [half.taken(c, t).window(16, 8).tolist() for c in (members[1], third) for t in (1, 2)]
     assert len(set(map(tuple, windows))) == 4 and all(len(set(w)) == 8 for w in windows)
+    half, _ = rolled()
+    whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
+    leading = cut(whole, block(whole, like, LEADING))
+    assert same(half.parts(half.models)["cnn2@0.25"], leading)
 
 
 @pytest.mark.parametrize("windows", ["roll", "random"])
@@ -335,10 +332,3 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
         assert overall.nonzero().flatten().tolist() == sorted(window.tolist())
         assert overall[window].unique().tolist() == [1.0 / t]
         half.step(2, Replies.of([(members[0], ModelReply(t=2, w=dict(zeros)))]))
-
-
-def test_the_leading_block_stands_for_every_other_width() -> None:
-    half, _ = rolled()
-    whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
-    leading = cut(whole, block(whole, like, LEADING))
-    assert same(half.parts(half.models)["cnn2@0.25"], leading)

@@ -63,16 +63,13 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
-def test_every_dtype_shape_and_nesting_survives_the_wire() -> None:
+def test_every_dtype_shape_and_nesting_survives_the_wire_and_a_file(path: Path) -> None:
     again = Parcel.unpack(PARCEL.pack())
     assert list(again.w) == list(PARCEL.w)
     assert all(same(again.w[name], PARCEL.w[name]) for name in PARCEL.w)
     assert str(again.w["a.weight"][0, 1]) == "tensor(-0.)"
     assert same(again.slots[11]["z"], PARCEL.slots[11]["z"]) and again.slots[2] == {}
     assert again.note != again.note, "NaN stays NaN"
-
-
-def test_a_file_holds_one_array_for_each_dtype_and_comes_back(path: Path) -> None:
     path.write_bytes(before := PARCEL.to_bytes())
     Parcel.load(path).w["c"].add_(1)
     assert path.read_bytes() == before, "what is read can be changed"
@@ -136,9 +133,15 @@ def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(path: Pat
             Parcel.load(path)
 
 
-def test_axes_bind_within_one_payload() -> None:
+def test_axes_bind_within_one_payload_and_truth_values_are_0_or_1() -> None:
     with pytest.raises(ValueError, match="y"):
         Parcel(n=1, w={}, x=torch.ones(2, 3), y=torch.ones(4))
+    honest = Array(np.array([True, False]))
+    forged_bool = Array("bool", (2,), "numpy.ndarray", honest.data[:-1] + b"\x07")
+    asked = {"n": 1, "w": tensor("bool", 2)}
+    assert Parcel.unpack(forged(asked, {"bool": honest})).w["a"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="bytes other than 0 and 1"):
+        Parcel.unpack(forged(asked, {"bool": forged_bool}))
 
 
 def test_the_wire_costs_less_than_one_percent_over_the_numbers() -> None:
@@ -316,15 +319,6 @@ def test_numbers_that_are_not_aligned_are_read_as_they_are(path: Path) -> None:
     found = Parcel.load(path).w
     assert found["a"].tolist() == [7] and found["b"].tolist() == [1.5, -2.0]
     assert found["b"].data_ptr() % 4 == 0
-
-
-def test_truth_values_are_0_or_1() -> None:
-    honest = Array(np.array([True, False]))
-    forged_bool = Array("bool", (2,), "numpy.ndarray", honest.data[:-1] + b"\x07")
-    asked = {"n": 1, "w": tensor("bool", 2)}
-    assert Parcel.unpack(forged(asked, {"bool": honest})).w["a"].tolist() == [True, False]
-    with pytest.raises(ValueError, match="bytes other than 0 and 1"):
-        Parcel.unpack(forged(asked, {"bool": forged_bool}))
 
 
 KINDS = """
