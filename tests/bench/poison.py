@@ -120,9 +120,6 @@ def cases() -> Iterator[Case]:
                         yield Case(kind, attack, share, defence, seed)
 
 
-# What liars do.
-
-
 def stamped(x: Tensor) -> Tensor:
     """Return images uint8 [n, 1, H, W] with the trigger, a bright patch of 2×2 in a corner."""
     x = x.clone()
@@ -192,9 +189,6 @@ def lying(case: Case) -> Iterator[None]:
         yield
 
 
-# Runs.
-
-
 def played(case: Case) -> dict[str, Any]:
     """Play one run; return its accuracy and for backdoors the trigger's success, in [0, 1].
 
@@ -237,9 +231,6 @@ def _success(config: dict[str, Any], run: TinyRun) -> float:
     others = dataset.y_test != TARGET
     predicted = task.logits(net, stamped(dataset.x_test[others])).argmax(1)
     return float((predicted == TARGET).double().mean())
-
-
-# The table.
 
 
 def defences(recorded: Mapping[str, Any]) -> Table:
