@@ -77,7 +77,7 @@ def averaged(
     return {s: {n: float(value) for n, value in w.items()} for s, w in parts.items()}
 
 
-def test_the_last_block_learns_from_what_the_larger_size_does_from_there_on() -> None:
+def test_the_last_block_learns_from_the_next_size_before_anything_is_mixed() -> None:
     # the smaller's block moves by 1, the larger's three by 2, 4 and 6: .8 · 1 + .2 · 4
     found = averaged(depths(1, 3), [state(0, 1), state(0, 2, 4, 6)])
     assert found["numbers1"]["layer1.0.w"] == pytest.approx(1.6)
@@ -85,26 +85,6 @@ def test_the_last_block_learns_from_what_the_larger_size_does_from_there_on() ->
     # it is a step that is distilled, wherever the networks stood before
     found = averaged(depths(1, 3), [state(5, 6), state(5, 7, 9, 11)], start=5.0)
     assert found["numbers1"]["layer1.0.w"] == pytest.approx(6.6)
-
-
-def test_sizes_share_by_their_samples_what_is_nobodys_own() -> None:
-    found = averaged(
-        depths(1, 2, beta=0.0), [state(1, 1, head=1), state(3, 3, 9, head=3)], [10, 30]
-    )
-    assert found["numbers1"] == {"stem": 2.5, "layer1.0.w": 1, "head.weight": 1}
-    # block 0 is the smaller's last one, so the larger has it for itself
-    assert found["numbers2"] == {"stem": 2.5, "layer1.0.w": 3, "layer1.1.w": 9, "head.weight": 3}
-
-
-def test_a_middle_size_shares_the_block_that_is_not_its_last() -> None:
-    uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
-    found = averaged(depths(1, 2, 3, beta=0.0), uploads, [1, 3, 1])
-    assert found["numbers1"]["layer1.0.w"] == 1
-    assert [found["numbers2"][f"layer1.{i}.w"] for i in range(2)] == [3, 2]  # (3 · 2 + 6) / 4
-    assert [found["numbers3"][f"layer1.{i}.w"] for i in range(3)] == [3, 6, 6]
-
-
-def test_a_size_is_distilled_from_the_next_one_before_anything_is_mixed() -> None:
     uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
     found = averaged(depths(1, 2, 3, beta=0.5, own="none"), uploads)
     # block 0 of size 1: ½ · 1 + ½ · 2, the blocks of size 2 as they came; then (1.5 + 2 + 6) / 3.
@@ -113,7 +93,17 @@ def test_a_size_is_distilled_from_the_next_one_before_anything_is_mixed() -> Non
     assert found["numbers3"]["layer1.1.w"] == found["numbers2"]["layer1.1.w"] == 5
 
 
-def test_what_nobody_shares_in_a_round_stays() -> None:
+def test_sizes_share_by_their_samples_what_is_nobodys_own() -> None:
+    uploads = [state(1, 1, head=1), state(3, 3, 9, head=3)]
+    found = averaged(depths(1, 2, beta=0.0), uploads, [10, 30])
+    assert found["numbers1"] == {"stem": 2.5, "layer1.0.w": 1, "head.weight": 1}
+    # block 0 is the smaller's last one, so the larger has it for itself
+    assert found["numbers2"] == {"stem": 2.5, "layer1.0.w": 3, "layer1.1.w": 9, "head.weight": 3}
+    uploads = [state(0, 1), state(0, 2, 2), state(0, 6, 6, 6)]
+    found = averaged(depths(1, 2, 3, beta=0.0), uploads, [1, 3, 1])
+    assert found["numbers1"]["layer1.0.w"] == 1
+    assert [found["numbers2"][f"layer1.{i}.w"] for i in range(2)] == [3, 2]  # (3 · 2 + 6) / 4
+    assert [found["numbers3"][f"layer1.{i}.w"] for i in range(3)] == [3, 6, 6]
     found = averaged(depths(1, 2, 3), [state(1, 1, head=1)], start=7.0)
     assert found["numbers1"] == {"stem": 1, "layer1.0.w": 1, "head.weight": 1}
     assert found["numbers2"] == {"stem": 1, "layer1.0.w": 7, "layer1.1.w": 7, "head.weight": 7}
@@ -135,16 +125,13 @@ def test_a_median_of_each_size_and_a_step_shortened_as_a_whole() -> None:
     assert found["numbers1"]["head.weight"] == pytest.approx(1.2)
 
 
-def test_last_blocks_of_a_family() -> None:
+def test_last_blocks_of_a_family_and_the_blocks_of_one_shape_onward() -> None:
     small = dict(build(RESNETS[1], (1, 32, 32), 10, seed=1).state_dict())
     assert last_blocks(small) == {"layer1": 0, "layer2": 0, "layer3": 1, "layer4": 1}
     own = own_entries(small, "head,last")
     assert own[-2:] == ["head.weight", "head.bias"] and "layer4.1.bn2.running_var" in own
     assert {name.split(".")[0] for name in own} == {"layer4", "head"}
     assert own_entries(small, "none") == []
-
-
-def test_onward_are_the_blocks_of_one_shape_and_no_shortcuts() -> None:
     states = [dict(build(s, (1, 32, 32), 10, seed=1).state_dict()) for s in RESNETS]
     found = onward(states[1], states[2], "all")  # 1-1-2-2 in 2-2-2-2
     assert found["layer1.0.conv1.weight"] == ["layer1.0.conv1.weight", "layer1.1.conv1.weight"]
@@ -167,18 +154,6 @@ def test_networks_are_cut_from_the_largest_ones_first_draw() -> None:
     assert flat.keys() - whole.keys() == {f"cnn2/{name}" for name in ours.own["cnn2"]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"fleet": "mlp"}, "mlp has no stages of blocks; it takes part with average.own"),
-        ({"fleet": "cnn2,lenet5"}, "cnn2 is no sub-model of lenet5"),
-        ({"average__own": "head", "fleet": "mlp"}, "mlp has no stages of blocks"),
-    ],
-)
-def test_a_fleet_that_cannot_is_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        check_fleet(task(**{"method": "fedavg", "average__across": "depth", **changes}))
-    told = str(refused.value)
-    assert told.startswith('average.across = "depth": ') and line in told and "\n" not in told
+def test_a_network_without_blocks_takes_part_with_its_head_alone() -> None:
     allowed = {"average__across": "depth", "average__own": "head", "average__beta": 0.0}
     check_fleet(task(method="fedavg", fleet="mlp@0.25", **allowed))

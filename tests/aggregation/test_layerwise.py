@@ -28,7 +28,7 @@ def state(spec: str, seed: int = 1) -> StateDict:
     return dict(build(spec, (1, 32, 32), 10, seed=seed).state_dict())
 
 
-def test_each_layer_is_the_mean_over_its_owners_by_hand() -> None:
+def test_each_layer_is_the_mean_over_its_owners_and_of_one_architecture_the_ordinary_one() -> None:
     deep = {"a": torch.tensor([2.0]), "b": torch.tensor([10.0])}
     flat = {"a": torch.tensor([6.0])}
     previous = {"a": torch.tensor([0.0]), "b": torch.tensor([0.0]), "c": torch.tensor([7.0])}
@@ -41,9 +41,6 @@ def test_each_layer_is_the_mean_over_its_owners_by_hand() -> None:
     assert mean() == {"a": 5, "b": 10, "c": 7}
     assert mean(weights="uniform")["a"] == 4
     assert mean(bn_buffers=False) == {"a": 5, "b": 0, "c": 7}, "parameters only"
-
-
-def test_with_one_architecture_it_is_the_ordinary_mean_bit_for_bit() -> None:
     net = build("resnet10@0.0625", (1, 32, 32), 10, seed=1)
     states = [state("resnet10@0.0625", seed) for seed in (1, 2, 3)]
     given = states, [5, 7, 9], states[0], options(), tree.parameters_only(net)
@@ -55,9 +52,6 @@ def test_equal_clients_of_all_depths_average_to_themselves() -> None:
     clients = [cut(whole, state(spec)) for spec in RESNETS]
     result = aggregate(clients, [1, 2, 3, 4, 5], whole, options(), frozenset(whole))
     assert same(result, whole)
-
-
-def test_every_resnet_of_the_family_is_a_sub_model_of_the_deepest() -> None:
     assert check_nested({spec: state(spec) for spec in RESNETS}) == RESNETS[-1]
     small = build(RESNETS[1], (1, 32, 32), 10, seed=3)
     small.load_state_dict(cut(state(RESNETS[-1]), state(RESNETS[1])))
@@ -91,9 +85,7 @@ def values(uploads: Uploads[Reply], clients: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize(("limit", "in_memory"), [(10, [0, 2]), (1, [0]), (0, [])])
-def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(
-    limit: int, in_memory: list[int], tmp_path: Path
-) -> None:
+def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(limit, in_memory, tmp_path) -> None:
     uploads = cache(tmp_path, limit)
     uploads.put(1, [(0, upload(1)), (2, upload(2))])
     assert sorted(uploads.in_memory) == in_memory, "of one round the smaller k"
@@ -105,13 +97,15 @@ def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(
     assert values(again, [0, 1, 2]) == [1, -1, 3], "after a checkpoint"
 
 
-def test_no_more_than_the_limit_stay_in_memory_and_none_is_lost(tmp_path: Path) -> None:
+def test_the_limit_stays_in_memory_and_a_missing_file_is_named(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 2)
     for t in range(1, 6):
         uploads.put(t, [(t, upload(t))])
     assert sorted(uploads.in_memory) == [4, 5]
     assert values(uploads, [1, 2, 3, 4, 5]) == [1, 2, 3, 4, 5]
     assert len(list((tmp_path / "uploads").iterdir())) == 3
+    with pytest.raises(ValueError, match=r"7-3\.safetensors is missing: .* client 7"):
+        cache(tmp_path, 0).restore({}, {7: 3})
 
 
 def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> None:
@@ -127,8 +121,3 @@ def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> 
     assert values(again, [0]) == [2]
     again.put(3, [])
     assert [path.name for path in (tmp_path / "uploads").iterdir()] == ["0-2.safetensors"]
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"7-3\.safetensors is missing: .* client 7"):
-        cache(tmp_path, 0).restore({}, {7: 3})

@@ -9,16 +9,13 @@ from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict
 from common.models import build, parse
 from common.settings.options import Average
-from common.settings.parse import defaults
-from common.settings.parse import parse as parse_config
 from common.techniques.widths import LEADING, Drawn, Roll, block, check_widths, cut, take
 from common.training import tree
-from common.training.task import check_fleet
 from server_app.aggregation.mean import average
 from server_app.aggregation.width import Block, average_blocks
 from server_app.method import Replies
 from tests.support.battery import tiers
-from tests.support.halves import client, server, task
+from tests.support.halves import client, server
 from tests.support.tiny import Run
 from tests.support.weights import same
 
@@ -44,7 +41,7 @@ def state(spec: str, seed: int = 1) -> StateDict:
     return dict(build(spec, (1, 16, 16), 10, seed=seed).state_dict())
 
 
-def test_every_number_is_the_mean_over_its_owners_by_hand() -> None:
+def test_every_number_is_the_mean_over_its_owners_also_a_robust_one() -> None:
     whole = {"w": torch.full((3, 3), 7.0)}
     a, b = {"w": torch.full((2, 2), 2.0)}, {"w": torch.tensor([[4.0]])}
     assert mean(whole, a, b)["w"].tolist() == [[3, 2, 7], [2, 2, 7], [7, 7, 7]]
@@ -53,9 +50,6 @@ def test_every_number_is_the_mean_over_its_owners_by_hand() -> None:
     whole, part = {n: torch.zeros(2) for n in "wm"}, {n: torch.ones(1) for n in "wm"}
     found = average_blocks(blocks(part, whole=whole), whole, options(bn_buffers=False), {"w"})
     assert found["w"].tolist() == [1, 0] and found["m"].tolist() == [0, 0], "parameters only"
-
-
-def test_robust_rules_work_among_the_owners_of_each_number() -> None:
     whole = {"w": torch.zeros(2)}
     wide = [{"w": torch.tensor([v, v])} for v in (1.0, 2.0)]
     narrow = [{"w": torch.tensor([v])} for v in (3.0, 900.0, 4.0)]
@@ -91,21 +85,11 @@ def test_a_clients_block_comes_back_and_nothing_else_moves(name: str) -> None:
     assert same(mean(whole, cut(whole, places), whole), whole)
 
 
-def test_windows_by_hand() -> None:
+def test_windows_by_hand_follow_the_layer_before_and_bring_pixels_along() -> None:
     assert [Roll(t)(4, 2).tolist() for t in range(4)] == [[0, 1], [3, 0], [2, 3], [1, 2]]
     drawn = Drawn(1, 0, 1)(16, 4)
     assert drawn.tolist() == sorted(set(drawn.tolist())) and len(drawn) == 4
     assert drawn.tolist() != Drawn(1, 1, 1)(16, 4).tolist()
-
-
-def shaped(conv: int, fc: int) -> StateDict:
-    """Return a network of a convolution of 3 channels, with two pixels each, and two layers."""
-    shapes = {"conv.weight": (conv, 3, 1, 1), "bn.weight": (conv,), "bn.num_batches_tracked": ()}
-    shapes |= {"fc.weight": (fc, conv * 2), "head.weight": (3, fc)}
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
-
-
-def test_inputs_are_the_layer_before_and_a_flattened_channel_brings_its_pixels() -> None:
     whole, part = shaped(4, 5), shaped(2, 3)
     found = block(whole, part, Roll(1))
     told = {name: [axis.tolist() for axis in axes] for name, axes in found.items()}
@@ -118,6 +102,13 @@ def test_inputs_are_the_layer_before_and_a_flattened_channel_brings_its_pixels()
     }
     assert take(torch.arange(4), found["bn.weight"]).tolist() == [3, 0]
     assert block(whole, part, LEADING)["fc.weight"][1].tolist() == [0, 1, 2, 3]
+
+
+def shaped(conv: int, fc: int) -> StateDict:
+    """Return a network of a convolution of 3 channels, with two pixels each, and two layers."""
+    shapes = {"conv.weight": (conv, 3, 1, 1), "bn.weight": (conv,), "bn.num_batches_tracked": ()}
+    shapes |= {"fc.weight": (fc, conv * 2), "head.weight": (3, fc)}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("name", ["cnn3", "lenet5", "mlp", "resnet8", "wrn-16-1", "resnet10"])
@@ -146,32 +137,11 @@ def test_channels_rounded_up_are_heterofls() -> None:
         parse("cnn2@half-up")
 
 
-@pytest.mark.parametrize(
-    ("fleet", "line"),
-    [
-        ("cnn2,cnn3@0.5", "cnn3@0.5 is no width of cnn2, as in cnn2@0.5"),
-        ("shufflenetv2,shufflenetv2@0.5", "shufflenetv2 cannot take part"),
-        ("densenet-bc-40-12,densenet-bc-40-12@0.5", "densenet-bc-40-12 cannot take part"),
-        ("resnet8-a@0.5,resnet8-a", "resnet8-a cannot take part"),
-    ],
-)
-def test_what_is_no_block_is_refused_by_name(fleet: str, line: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        check_fleet(task(method="fedavg", fleet=fleet, average__across="width"))
-    assert str(refused.value).startswith(f'average.across = "width": {line}')
-
-
 def test_a_block_larger_than_the_widest_is_refused() -> None:
     states = {"cnn2": {"a": torch.empty(4, 4)}, "cnn2@0.5": {"a": torch.empty(5, 1)}}
     line = r"cnn2@0.5 is no block of cnn2, the widest: 'a' is \[5, 1"
     with pytest.raises(ValueError, match=line):
         check_widths(states)
-
-
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "fedgkd", "fedin"])
-def test_methods_that_cannot_say_so(method: str) -> None:
-    with pytest.raises(ValueError, match='average.across = "width" is not allowed with method'):
-        parse_config({**defaults(), "method": method, "average.across": "width"})
 
 
 def test_each_client_gets_and_sends_its_own_width() -> None:

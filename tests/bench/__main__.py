@@ -1,4 +1,4 @@
-"""``python -m tests.bench [--out FILE] [--pairs N]``: print the ratios, keep them as JSON."""
+"""``python -m tests.bench [--out FILE] [--pairs N]``: print the ratios, add them to a file."""
 
 import argparse
 import platform
@@ -16,7 +16,7 @@ AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--out", type=Path, help="JSON file that the figures are added to")
     parser.add_argument("--pairs", type=int, default=15, help="measured pairs (15)")
     options = parser.parse_args()
     console = Console()
@@ -62,7 +62,7 @@ def main() -> None:
         mib = f"{node['idle']:.0f}", f"{node['largest']:.0f}"
         table.add_row(name, *mib, f"{node['seconds']:.1f}")
     console.print(table)
-    record.write(options.out, found)
+    record.write(options.out, record.read(options.out) | found)
 
 
 if __name__ == "__main__":

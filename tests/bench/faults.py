@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from deploy.report.table import Table
-from tests.bench.collect import ROOT, Recorded, collected, main
+from tests.bench.record import ROOT, Recorded, collected, main
 
 RECORDED = Path(__file__).with_name("faults.json")
 PAGE = ROOT / "docs" / "faults-recorded.md"

@@ -24,7 +24,7 @@ STARTS = {"plain": False, "warm": True}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.grpc", description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--out", type=Path, help="JSON file that the figures are added to")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a run (5)")
     parser.add_argument("--turns", type=int, default=2, help="runs of each start (2)")
     options = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
         "same weights": len({run["weights"] for of in runs.values() for run in of}) == 1,
     }
     show(found)
-    record.write(options.out, found)
+    record.write(options.out, record.read(options.out) | found)
 
 
 def one(warm: bool, rounds: int) -> dict[str, Any]:

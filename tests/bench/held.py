@@ -41,15 +41,9 @@ KINDS: dict[str, tuple[Any, type[ModelReply]]] = {
     "fedorion": (fedorion.Request, fedorion.Reply),
 }
 WORK: dict[str, Any] = {
-    "data.name": "digits",
-    "data.partition": "iid",
-    "data.test-samples": 20,
-    "fleet": "resnet18",
-    "rounds": 1,
-    "score.clients": 1,
-    "noise.epochs": 1,
-    "noise.batches": 1,
-    "noise.batch-size": 8,
+    **{"data.name": "digits", "data.partition": "iid", "data.test-samples": 20},
+    **{"fleet": "resnet18", "rounds": 1, "score.clients": 1},
+    **{"noise.epochs": 1, "noise.batches": 1, "noise.batch-size": 8},
 }
 
 
@@ -91,10 +85,8 @@ def measure(case: str, clients: int) -> dict[str, int]:
         flat, _ = preflight.fresh(numbers(changes), "loopback", Path(folder) / "run")
         here, begin = os.getpid(), time.monotonic()
         before = anonymous(here)
-        with (
-            peak(lambda: Counter(most=anonymous(here)), 0.03) as memory,
-            Parrot(clients, flat) as grid,
-        ):
+        memory_peak = peak(lambda: Counter(most=anonymous(here)), 0.03)
+        with memory_peak as memory, Parrot(clients, flat) as grid:
             app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
         journal = (Path(folder) / "run" / "journal.jsonl").read_text().splitlines()
     size = json.loads(journal[1])["bytes"]["arrays_down"] // clients

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy.report.table import Table
 from tests.bench import poison
-from tests.bench.collect import ROOT, Recorded, collected, main
+from tests.bench.record import ROOT, Recorded, collected, main
 
 RECORDED = Path(__file__).with_name("hostile.json")
 PAGE = ROOT / "docs" / "attacks.md"

@@ -76,15 +76,9 @@ def _ours(work: Work, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
     net = models.build(work.spec, work.shape, 10, seed=1).train()
     arrange(net, "auto")
     optimizer = optimise.make(net.parameters(), "sgd", 0.01, momentum=0.9)
-    channels = work.shape[0]
-    batches = Batches(
-        x,
-        y,
-        batch_size=work.batch,
-        mean=(MEAN,) * channels,
-        std=(STD,) * channels,
-        generator=seeds.stream(1, "ours"),
-    )
+    mean, std = (MEAN,) * work.shape[0], (STD,) * work.shape[0]
+    generator = seeds.stream(1, "ours")
+    batches = Batches(x, y, batch_size=work.batch, mean=mean, std=std, generator=generator)
 
     def epoch() -> None:
         fit(optimizer, batches, lambda x, y: F.cross_entropy(net(x), y), precision="fp32")

@@ -57,14 +57,9 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     given = [word for name, value in settings.items() for word in ("-s", f"{name}={value}")]
     command = [sys.executable, "-m", "deploy.cli", "run", *given, "--out", str(folder / "run")]
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     with open(folder / "log", "wb") as log:
-        run = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
-        )
+        run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env)
 
         def look() -> Counter[str]:
             now = {pid: own(pid) for pid in watchdog.living({run.pid})}
@@ -80,18 +75,13 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     clients = int(settings["clients"])
     scored = min(int(settings.get("score.clients", clients)), clients)
     return {
-        "clients": clients,
-        "in a round": settings["per-round"],
-        "rounds": settings["rounds"],
-        "scored": scored,
-        "seconds": round(time.monotonic() - begin, 1),
+        **{"clients": clients, "in a round": settings["per-round"], "rounds": settings["rounds"]},
+        **{"scored": scored, "seconds": round(time.monotonic() - begin, 1)},
         "processor": round(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, 1),
         "census": round(seconds[0]["census"], 2),
         "round": round(float(np.median([of["total"] for of in seconds[1:-1]])), 2),
         "client scores": round(seconds[-1]["client scores"], 2),
-        "server": memory["server"],
-        "all": memory["all"],
-        "journal": len(journal),
+        **{"server": memory["server"], "all": memory["all"], "journal": len(journal)},
         "summary": (folder / "run" / "summary.json").stat().st_size,
         "report": (folder / "run" / "report.html").stat().st_size,
         "load": round(os.getloadavg()[0], 2),

@@ -10,7 +10,6 @@ from tests.bench import record
 from tests.bench.record import Recorded
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale-measured.md"
-FILES = "grpc", "scale"
 MB, GB = 10**6, 10**9
 CLIENTS = 10_000  #: of a federation on paper
 
@@ -25,9 +24,8 @@ def slopes(crowd: Mapping[str, Any]) -> tuple[float, float]:
     nodes = int(many) - int(few)
     if nodes == 0:
         raise ValueError(f"one number of SuperNodes ({many}) gives no slope: measure two at least")
-    memory, processor = (
-        [crowd[n][what]["superlink"] for n in (few, many)] for what in ("idle", "idle cpu")
-    )
+    memory = [crowd[n]["idle"]["superlink"] for n in (few, many)]
+    processor = [crowd[n]["idle cpu"]["superlink"] for n in (few, many)]
     more = memory[1]["rss"] - memory[0]["rss"], processor[1] - processor[0]
     return max(more[0], 0.0) / nodes, max(more[1], 0.0) / nodes
 
@@ -148,9 +146,8 @@ def show(records: Recorded, *names: str) -> None:
 
 
 def recorded() -> Recorded:
-    """Return the records of both files."""
-    grpc, scale = (record.read(Path(__file__).with_name(f"{name}.json")) for name in FILES)
-    return grpc | scale
+    """Return the records."""
+    return record.read(Path(__file__).with_name("scale.json"))
 
 
 if __name__ == "__main__":

@@ -43,18 +43,10 @@ METHODS = ("fml", "fd")
 SAME_LAYOUT = "same layout"
 TURNS = 5
 WORK: dict[str, Any] = {
-    "clients": 8,
-    "rounds": 4,
-    "fleet": "lenet5,cnn2,cnn3,resnet8@0.5",
-    "feature-dim": 64,
-    "data.name": "fashion-mnist",
-    "data.samples": 4000,
-    "data.partition": "iid",
-    "train.epochs": 1,
-    "train.batch-size": 10,
-    "train.momentum": 0.0,
-    "score.every": 1000,
-    "score.clients-every": 0,
+    **{"clients": 8, "rounds": 4, "fleet": "lenet5,cnn2,cnn3,resnet8@0.5", "feature-dim": 64},
+    **{"data.name": "fashion-mnist", "data.samples": 4000, "data.partition": "iid"},
+    **{"train.epochs": 1, "train.batch-size": 10, "train.momentum": 0.0},
+    **{"score.every": 1000, "score.clients-every": 0},
 }
 """Eight clients with 400 images each, in the batches of HtFLlib."""
 

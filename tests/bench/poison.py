@@ -29,6 +29,7 @@ from client_app.handler import Handler
 from client_app.participant import Participant
 from common.data import load
 from common.exchange.protocol import ModelReply, ModelRequest
+from common.settings.options import WHOLE
 from common.settings.parse import parse
 from common.training.task import Task, global_spec
 from deploy.report.table import Table
@@ -60,17 +61,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Settings by what clients send."""
 CLIP_NORM, BOUND = 1.0, 2.0
+ROBUST = ("median", "trimmed", "clip", *WHOLE)
 DEFENCES: dict[str, dict[str, dict[str, Any]]] = {
-    "weights": {
-        "none": {},
-        **{
-            name: {"average__robust": name}
-            for name in (
-                *("median", "trimmed", "clip", "krum", "multi-krum", "geometric-median"),
-                "fltrust",
-            )
-        },
-    },
+    "weights": {"none": {}, **{name: {"average__robust": name} for name in ROBUST}},
     "predictions": {
         "none": {},
         **{name: {"public__robust": name} for name in ("median", "trimmed")},
@@ -125,9 +118,6 @@ def cases() -> Iterator[Case]:
                         if attack == "nobody lies" and share != 0.1 and defence not in BY_SHARE:
                             continue  # the same run
                         yield Case(kind, attack, share, defence, seed)
-
-
-# What liars do.
 
 
 def stamped(x: Tensor) -> Tensor:
@@ -199,9 +189,6 @@ def lying(case: Case) -> Iterator[None]:
         yield
 
 
-# Runs.
-
-
 def played(case: Case) -> dict[str, Any]:
     """Play one run; return its accuracy and for backdoors the trigger's success, in [0, 1].
 
@@ -244,9 +231,6 @@ def _success(config: dict[str, Any], run: TinyRun) -> float:
     others = dataset.y_test != TARGET
     predicted = task.logits(net, stamped(dataset.x_test[others])).argmax(1)
     return float((predicted == TARGET).double().mean())
-
-
-# The table.
 
 
 def defences(recorded: Mapping[str, Any]) -> Table:

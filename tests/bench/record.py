@@ -1,14 +1,21 @@
-"""Records of benchmarks: their files of JSON, and the tables of pages that are filled from them."""
+"""Records of benchmarks and of tests: files of JSON, and the tables of pages filled from them."""
 
+import argparse
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.report.table import Table, markdown
 
 Recorded = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read(path: Path | None) -> Recorded:
@@ -57,3 +64,40 @@ def filled(text: str, tables: Mapping[str, Callable[[], Table]]) -> str:
         return f"<!-- {found[1]} -->\n{markdown(tables[found[1]]())}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def collected(name: str, tests: Sequence[str], workers: int, words: str) -> tuple[int, Recorded]:
+    """Run ``tests`` with a folder in the variable ``name``: exit status, and their records."""
+    with tempfile.TemporaryDirectory(prefix="records-") as folder:
+        command = [sys.executable, "-m", "pytest", *tests]
+        command += ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
+        command += ["-k", words] if words else []
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, name: folder})
+        files = sorted(Path(folder).glob("*.json"))
+        found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    return done.returncode, found
+
+
+def main(
+    doc: str | None,
+    file: Path,
+    page: Path,
+    tables: Mapping[str, Callable[[Recorded], Table]],
+    run: Callable[[int, str, Recorded], int],
+) -> int:
+    """The command line. ``run(workers, words, recorded)`` adds to the records."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--table", action="store_true", help="only write the tables again")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("-k", metavar="WORDS", default="", help="only the tests so named")
+    given = parser.parse_args()
+    status = 0
+    recorded = read(file)
+    if not given.table:
+        status = run(given.workers, given.k, recorded)
+        write(file, recorded)
+        if status != 0:
+            print("a test failed: what it recorded before stays", file=sys.stderr)
+    made = {name: partial(table, recorded) for name, table in tables.items()}
+    page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    return status

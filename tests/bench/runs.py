@@ -14,50 +14,32 @@ from deploy.report.read import Run, read
 from deploy.run import launch, preflight
 from deploy.run.settings import numbers
 
+Settings = Mapping[str, Any]
 FASHION: dict[str, Any] = {
-    "method": "fedavg",
-    "fleet": "lenet5",
-    "data.name": "fashion-mnist",
-    "data.partition": "iid",
-    "train.epochs": 1,
-    "score.clients-every": 0,
+    **{"method": "fedavg", "fleet": "lenet5", "train.epochs": 1, "score.clients-every": 0},
+    **{"data.name": "fashion-mnist", "data.partition": "iid"},
 }
 """FedAvg of LeNet-5 on Fashion-MNIST, one epoch a round: the work that other benchmarks share."""
 ROUNDS = 3
-SMALL: dict[str, Value] = {
-    "method": "fedavg",
-    "clients": 4,
-    "rounds": ROUNDS,
-    "fleet": "lenet5",
-    "data.name": "digits",
-    "data.partition": "iid",
-    "train.epochs": 1,
-    "score.clients-every": 0,
-}
+SMALL: dict[str, Value] = FASHION | {"data.name": "digits", "clients": 4, "rounds": ROUNDS}
 HEAVY: dict[str, Value] = SMALL | {"fleet": "resnet8", "clients": 8, "train.epochs": 4}
 
 
-def played(
-    changes: Mapping[str, Any], runtime: str, workers: int = 1, *, warm: bool | None = None
-) -> Run:
+def played(work: Settings, runtime: str, workers: int = 1, *, warm: bool | None = None) -> Run:
     """Play a run to its end, and return what it has written."""
-    method = str(changes["method"])
+    method = str(work["method"])
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        flat = numbers({**defaults(method), **changes}, method)
+        flat = numbers({**defaults(method), **work}, method)
         resolved, out = preflight.fresh(flat, runtime, Path(folder) / "run")
         launch.launch(resolved, out, workers=workers, console=Console(quiet=True), warm_start=warm)
         return read(out)
 
 
-def seconds(
-    changes: dict[str, Value], runtime: str, workers: int, warm: bool = False
-) -> dict[str, float]:
+def seconds(work: Settings, runtime: str, workers: int, warm: bool = False) -> dict[str, float]:
     """Return the mean seconds by phase of rounds 2 … of one run (round 1 pays for starting)."""
-    entries = [e for e in played(changes, runtime, workers, warm=warm).entries if e.round >= 2]
-    phases = sorted({name for entry in entries for name in entry.seconds})
-    return {
-        name: statistics.fmean(entry.seconds.get(name, 0.0) for entry in entries) for name in phases
-    }
+    entries = [e for e in played(work, runtime, workers, warm=warm).entries if e.round >= 2]
+    names = sorted({name for entry in entries for name in entry.seconds})
+    return {name: statistics.fmean(e.seconds.get(name, 0.0) for e in entries) for name in names}
 
 
 def speed_up(pairs: int) -> tuple[float, float, float]:
@@ -75,9 +57,7 @@ def speed_up(pairs: int) -> tuple[float, float, float]:
 
 def by_runtime(names: Sequence[str]) -> dict[str, Any]:
     """Seconds by phase of a round of the same small work on each runtime."""
-    return {
-        name: seconds(SMALL, name.split(" ")[0], 2, warm=name.endswith("warm")) for name in names
-    }
+    return {n: seconds(SMALL, n.split(" ")[0], 2, warm=n.endswith("warm")) for n in names}
 
 
 def one_reply(start: str) -> float:

@@ -28,22 +28,14 @@ from tests.bench.runs import FASHION
 MOST, ROUNDS, IDLE = 20, 5, 15.0
 CROWD = {**FASHION, "data.test-samples": 2000, "train.batch-size": 64, "rounds": ROUNDS}
 IMAGES = 750  #: of each client, of which 600 train
-HEAVY: dict[str, Any] = CROWD | {
-    "fleet": "resnet18@2.12",
-    "clients": 2,
-    "rounds": 2,
-    "data.name": "digits",
-    "data.samples": 100,
-    "data.test-samples": 20,
-}
+HEAVY: dict[str, Any] = CROWD | {"fleet": "resnet18@2.12", "clients": 2, "rounds": 2}
+HEAVY |= {"data.name": "digits", "data.samples": 100, "data.test-samples": 20}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument(
-        "--nodes", default="2,5,10,20,50", help="numbers of SuperNodes; '' for none"
-    )
+    parser.add_argument("--nodes", default="2,5,10,20,50", help="SuperNodes; '' for none")
     parser.add_argument("--payload", action="store_true", help="also the 200 MB model")
     options = parser.parse_args()
     for n in [text for text in options.nodes.split(",") if text]:
@@ -70,6 +62,7 @@ def crowd(n: int) -> dict[str, Any]:
             time.sleep(IDLE)
             after, passed = processor(sessions), time.monotonic() - at
             idle = usage(sessions)
+            used = {part: after[part] - before.get(part, 0) for part in after}
 
             def look() -> Counter[tuple[str, str]]:
                 return usage(sessions) if _rounds(out) >= ROUNDS - 1 else Counter()
@@ -84,9 +77,7 @@ def crowd(n: int) -> dict[str, Any]:
         "round": round(median(of["total"] for of in seconds[2:ROUNDS]), 2),
         "census": round(seconds[0]["census"], 2),
         "idle": _memory(idle),
-        "idle cpu": {
-            part: round((after[part] - before.get(part, 0)) / passed, 4) for part in after
-        },
+        "idle cpu": {part: round(s / passed, 4) for part, s in used.items()},
         "busy": _memory(busy),
         "load": round(os.getloadavg()[0], 2),
     }
@@ -118,9 +109,8 @@ def _config(changes: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], Path
 
 def _federation(n: int, out: Path) -> AbstractContextManager[Federation]:
     env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return start_federation(
-        app=app_folder(), clients=n, work=out / "flower", env=env, warm_start=True
-    )
+    work = out / "flower"
+    return start_federation(app=app_folder(), clients=n, work=work, env=env, warm_start=True)
 
 
 def _sessions(federation: Federation) -> dict[int, str]:

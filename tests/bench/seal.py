@@ -1,7 +1,7 @@
 """``python -m tests.bench.seal``: what sealing costs, in seconds of the processor and in bytes.
 
 Whole rounds of FedAvg on Fashion-MNIST, with training, averaging, the server's score and the
-checkpoint, sealed and not, in turns, all in this process. ``--out FILE`` keeps them as JSON.
+checkpoint, sealed and not, in turns, all in this process. ``--out FILE`` adds them to the file.
 """
 
 import argparse
@@ -32,10 +32,10 @@ ROUNDS = {"lenet5": (4, 500), "resnet8": (4, 100), "resnet18": (2, 30)}
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.seal", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="pairs of whole runs (5)")
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--out", type=Path, help="JSON file that the figures are added to")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    record.write(options.out, rounds(options.pairs))
+    record.add(options.out, "sealed", value=rounds(options.pairs))
 
 
 def rounds(pairs: int) -> dict[str, object]:
@@ -47,10 +47,7 @@ def rounds(pairs: int) -> dict[str, object]:
         with TemporaryDirectory() as folder:
             work = spec, clients, images
             runs = [
-                [
-                    whole(Path(folder) / f"{i}-{sealed}", *work, sealed=sealed)
-                    for sealed in (False, True)
-                ]
+                [whole(Path(folder) / f"{i}-{seal}", *work, sealed=seal) for seal in (False, True)]
                 for i in range(pairs)
             ]
         seconds = median(plain for (plain, _), _ in runs)

@@ -24,9 +24,8 @@ from statistics import median
 from typing import Any, final
 
 from deploy.report.table import Table
-from tests.bench.collect import ROOT
 from tests.bench.memory import anonymous
-from tests.bench.record import Recorded, filled, read, write
+from tests.bench.record import ROOT, Recorded, filled, read, write
 from tests.support import namespaces
 from tests.support.faults import Machines, processes, settings
 from tests.support.namespaces import Host
@@ -77,9 +76,8 @@ def schedule(rounds: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Fault
     for t in range(2, last):
         free = [k for k, until in busy.items() if until < t]
         if rng.random() < CHANCE and len(free) > CLIENTS - AWAY:
-            fault = Fault(
-                t, min(t + rng.randint(*LENGTH), last), rng.choice(free), rng.choice(kinds)
-            )
+            end = min(t + rng.randint(*LENGTH), last)
+            fault = Fault(t, end, rng.choice(free), rng.choice(kinds))
             busy[fault.k] = fault.end + 3
             faults.append(fault)
     return sorted(faults, key=lambda fault: fault.t)
@@ -184,9 +182,8 @@ def soak(folder: Path, rounds: int, seed: int) -> Recorded:
                 if fault.end == t:
                     running.end(fault)
                 if fault.t == t:
-                    print(
-                        f"round {t}: client {fault.k}: {fault.kind} until {fault.end}", flush=True
-                    )
+                    what = f"{fault.kind} until {fault.end}"
+                    print(f"round {t}: client {fault.k}: {what}", flush=True)
                     running.begin(fault)
         real = running.run.end()
         seconds, memory = time.monotonic() - begun, running.memory()
@@ -253,9 +250,8 @@ def main() -> None:
         parser.error(f"--rounds {given.rounds} is not allowed; it should be at least {LEAST}")
     if not given.table:
         with contextlib.ExitStack() as stack:
-            place = given.out or Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
-            )
+            folder = tempfile.TemporaryDirectory(prefix="soak-")
+            place = given.out or Path(stack.enter_context(folder))
             recorded = soak(place.resolve(), given.rounds, given.seed)
         write(RECORDED, recorded)
     page = PAGE.read_text(encoding="utf-8")

@@ -72,11 +72,14 @@ def test_it_changes_no_training_and_scores_before_and_after(method: str, tmp_pat
             assert {"accuracies": {}, **before} == after
 
 
-def test_zero_epochs_and_other_methods_score_once(run: Run) -> None:
+def test_without_epochs_test_samples_or_an_average_nothing_is_tuned(run: Run) -> None:
     for settings in ({"method": "fedavg"}, {"method": "local", **ON}):
         played = run(**settings, rounds=1)
         assert all("accuracies" not in score for score in played.journal[1]["scores"])
         assert not any(name.startswith("finetune") for name in played.journal[1]["metrics"])
+    played = run(method="fedavg", rounds=1, data__test_fraction=0.0, **ON)
+    for score in played.journal[1]["scores"]:
+        assert score["accuracy"] is None and score.get("accuracies", {}) == {}
 
 
 def test_a_head_by_hand(tmp_path: Path) -> None:
@@ -119,9 +122,8 @@ def test_the_copy_alone_changes_and_with_the_head_nothing_else(layers: str, tmp_
 @pytest.mark.full
 def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     settings = {"method": "fedavg", "fleet": "cnn2@0.5", "rounds": 1, "flops": True, "memory": True}
-    without, every, head = (
-        run(**settings, **more) for more in ({}, ON, {**ON, "finetune__layers": "head"})
-    )
+    changes = ({}, ON, {**ON, "finetune__layers": "head"})
+    without, every, head = (run(**settings, **more) for more in changes)
     plain, all_layers, last = (one.summary["flops"] for one in (without, every, head))
     assert "finetune" not in plain
     assert plain["clients"] == all_layers["clients"] == last["clients"]
@@ -129,18 +131,6 @@ def test_its_costs_are_counted_apart_from_training(run: Run) -> None:
     assert all_layers["finetune"] == plain["clients"] > 2 * last["finetune"] > 0
     assert all_layers["total"] == plain["total"] + all_layers["finetune"]
     assert every.summary["memory"]["clients"] >= without.summary["memory"]["clients"]
-
-
-def test_a_client_without_test_samples_has_no_score(run: Run) -> None:
-    played = run(method="fedavg", rounds=1, data__test_fraction=0.0, **ON)
-    for score in played.journal[1]["scores"]:
-        assert score["accuracy"] is None and score.get("accuracies", {}) == {}
-
-
-def test_privacy_refuses_it(tmp_path: Path) -> None:
-    settings = flat(tmp_path, method="fedavg", privacy__mode="central", **ON)
-    with pytest.raises(ValueError, match=r"finetune.epochs = 2 is not allowed with privacy.mode"):
-        parse(settings)
 
 
 class Scoring(Loopback):  # type: ignore[misc]
@@ -167,9 +157,7 @@ class Scoring(Loopback):  # type: ignore[misc]
     ],
     ids=["missing", "impossible", "infinite", "too many"],
 )
-def test_a_false_score_is_refused_by_name(
-    change: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_a_false_score_is_refused_by_name(change, reason, tmp_path) -> None:
     grid = type("Grid", (Scoring,), {"change": change})
     played = play(flat(tmp_path, method="fedavg", rounds=1, **ON), grid)
     (failure,) = played.journal[1]["failures"]

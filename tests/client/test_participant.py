@@ -25,12 +25,18 @@ def participant(tmp_path: Path, node: dict[str, Value], **changes: Any) -> Parti
     return Participant(config, {"partition-id": 1, "num-partitions": 4, **node}, "e")
 
 
-def test_the_fleet_is_dealt_out_by_partition_id_unless_a_node_names_its_own(tmp_path: Path) -> None:
+def test_fleet_and_disjoint_shares_follow_the_partition_id(tmp_path: Path) -> None:
     specs = [participant(tmp_path, {"partition-id": k}).spec for k in range(4)]
     assert specs == ["mlp@0.25", "cnn2@0.5", "mlp@0.25", "cnn2@0.5"]
     p = participant(tmp_path, {"model": "lenet5", "state-dir": str(tmp_path / "mine")})
     assert p.spec == "lenet5" and p.folder == tmp_path / "mine" / "e" / "1"
     assert participant(tmp_path, {}, fleet="l-het").spec == "shufflenetv2", "a preset"
+    p = participant(tmp_path, {}, data__test_fraction=0.2)
+    train, test = (set(rows.tolist()) for rows in (p._share.train, p._share.test))
+    assert not train & test and (len(train), len(test)) == (24, 6)
+    assert sum(p.counts) == p.n == 24
+    whole = participant(tmp_path, {}, data__partition="own", data__test_fraction=0.25)
+    assert (whole.n, whole.n_test) == (90, 30), "a node's own data need no partition"
 
 
 @pytest.mark.parametrize(
@@ -42,20 +48,9 @@ def test_the_fleet_is_dealt_out_by_partition_id_unless_a_node_names_its_own(tmp_
         ({"device": "cuda:9"}, 'device = "cuda:9" is not here'),
     ],
 )
-def test_a_node_that_cannot_be_a_client_is_refused(
-    node: dict[str, Value], line: str, tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_be_a_client_is_refused(node, line, tmp_path) -> None:
     with pytest.raises(ValueError, match=line):
         participant(tmp_path, node)
-
-
-def test_a_clients_shares_are_disjoint_and_make_up_its_part(tmp_path: Path) -> None:
-    p = participant(tmp_path, {}, data__test_fraction=0.2)
-    train, test = (set(rows.tolist()) for rows in (p._share.train, p._share.test))
-    assert not train & test and (len(train), len(test)) == (24, 6)
-    assert sum(p.counts) == p.n == 24
-    whole = participant(tmp_path, {}, data__partition="own", data__test_fraction=0.25)
-    assert (whole.n, whole.n_test) == (90, 30), "a node's own data need no partition"
 
 
 def test_without_a_shuffle_every_epoch_of_every_round_has_one_random_order(tmp_path: Path) -> None:
@@ -83,9 +78,7 @@ def test_bf16_learns_and_repeats_bit_for_bit(run: Run) -> None:
     assert first.weights != run(**settings | {"precision": "fp32"}).weights
 
 
-def test_only_models_with_published_weights_are_pretrained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_models_with_published_weights_are_pretrained(tmp_path, monkeypatch) -> None:
     asked: dict[str, bool] = {}
     build = models.build
 
@@ -131,9 +124,7 @@ def test_memory_beyond_the_limit_fails_and_the_process_lives_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the limit")
-def test_a_limit_of_one_client_does_not_stay_for_the_next_in_the_same_process(
-    tmp_path: Path,
-) -> None:
+def test_a_limit_of_one_client_does_not_stay_for_the_next_in_the_same_process(tmp_path) -> None:
     import resource
 
     config = parse(flat(tmp_path))
@@ -156,9 +147,7 @@ def test_a_cpu_client_and_a_gpu_client_learn_together(tmp_path: Path) -> None:
     assert all(entry["replied"] == [0, 1] for entry in run.journal[1:])
 
 
-def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(tmp_path, monkeypatch):
     name = module(tmp_path, "raise SystemExit('imported')\n")
     own_modules.distribution(tmp_path, name, f"[fedmosaic.models]\nby-{name} = {name}:Net\n")
     importing_from(tmp_path, monkeypatch)
@@ -172,16 +161,13 @@ def test_a_message_cannot_name_a_module_that_the_run_config_does_not_name(
         named.model(f"{name}:Net")
 
 
-def test_a_run_config_is_parsed_once_and_types_count() -> None:
+def test_settings_are_parsed_once_and_parameters_counted_once(monkeypatch) -> None:
     one = {**defaults(), "score.target": 1.0, "rounds": 3}
     assert parse(dict(one)) is parse(dict(one))
     other = parse({**one, "rounds": 4})
     assert other.run.rounds == 4 and parse(one).run.rounds == 3
     with pytest.raises(ValueError, match="rounds = true"):
         parse({**one, "rounds": True})
-
-
-def test_parameters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [models.parameters("cnn2@0.37", (1, 8, 8), 7)]
     monkeypatch.setattr(models, "build", None)
     counts.append(models.parameters("cnn2@0.37", (1, 8, 8), 7))

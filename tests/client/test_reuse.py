@@ -38,9 +38,7 @@ def runs(folder: Path, learnt: Path | None = None) -> list[TinyRun]:
     ]
 
 
-def test_equal_training_is_done_once_and_gives_the_same_bits(
-    tmp_path: Path, trainings: list[int]
-) -> None:
+def test_equal_training_is_done_once_and_gives_the_same_bits(tmp_path, trainings) -> None:
     apart = runs(tmp_path / "apart")
     assert trainings == 5 * [0, 1, 2, 3]
     trainings.clear()
@@ -50,9 +48,7 @@ def test_equal_training_is_done_once_and_gives_the_same_bits(
         assert shared.timeless == alone.timeless and shared.weights == alone.weights
 
 
-def test_a_damaged_or_unwritable_result_is_trained_again(
-    tmp_path: Path, trainings: list[int]
-) -> None:
+def test_a_damaged_or_unwritable_result_is_trained_again(tmp_path, trainings) -> None:
     folder = tmp_path / "learnt"
     first = play(flat(tmp_path / "first", method="local", rounds=1), learnt=folder)
     for path in folder.iterdir():

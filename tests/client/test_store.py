@@ -42,14 +42,11 @@ def recalled(store: Store, t: int) -> float | None:
     return None if found is None else found.w["w"].item()
 
 
-def test_a_round_reads_the_newest_state_before_it(store: Store) -> None:
+def test_a_round_reads_the_newest_state_before_it_also_if_it_is_repeated(store: Store) -> None:
     assert recalled(store, 1) is None
     saved(store, 2, 5)
     assert (recalled(store, 2), recalled(store, 5), recalled(store, 9)) == (None, 2.0, 5.0)
     assert [store.newest(t) for t in (1, 2, 4, 9)] == [0, 2, 2, 5]
-
-
-def test_repeating_the_newest_round_starts_from_the_same_state(store: Store) -> None:
     assert recalled(saved(store, 1, 2, 3), 3) == 2.0
     store.save_state(3, memory(33.0))
     assert (recalled(store, 3), recalled(store, 4)) == (2.0, 33.0)
@@ -72,9 +69,7 @@ def test_an_earlier_run_under_the_same_name_is_not_remembered(store: Store) -> N
     assert store.rounds() == [1] and recalled(store, 2) == 1.0
 
 
-def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(
-    store: Store, tmp_path: Path
-) -> None:
+def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(store, tmp_path) -> None:
     saved(store, 1)
     assert recalled(Store(tmp_path, "e", 1), 2) is None
     assert recalled(Store(tmp_path, "f", 0), 2) is None
@@ -86,9 +81,7 @@ def test_clients_and_experiments_are_apart_and_a_damaged_file_is_named(
         Store(path, "e", 0).load_state(1, Memory)
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_the_last_state_whole(store, tmp_path, monkeypatch):
     saved(store, 1)
     (kept,) = store.folder.glob("1/*")
     before = kept.read_bytes()

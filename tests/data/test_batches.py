@@ -37,22 +37,23 @@ def augmented(x, augment, **options) -> torch.Tensor:
     return next(iter(batches(x, labels, batch_size=len(x), augment=augment, **options)))[0]
 
 
-def test_a_given_order_is_that_of_every_epoch():
+def test_an_order_may_be_given_and_take_goes_round_as_often_as_it_must():
     fixed = batches(*numbered(9), order=torch.arange(9).flip(0), drop_last=True)
     order = [[8, 7, 6, 5], [4, 3, 2, 1]]
     assert [labels.tolist() for _ in range(2) for _, labels in fixed] == 2 * order
+    taken = [y.tolist() for _, y in batches(*numbered(8)).take(5)]
+    assert len(taken) == 5
+    assert sorted(taken[0] + taken[1]) == sorted(taken[2] + taken[3]) == list(range(8))
+    assert list(batches(*numbered(8)).take(0)) == []
 
 
-def test_bytes_alone_are_divided_by_255_then_the_mean_and_the_deviation_normalise():
+def test_samples_are_divided_by_255_if_bytes_and_standardised():
     x = torch.tensor([0, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
     # (0 - .5)/.5 = -1;  (1 - .25)/.25 = 3;  (.2 - 0)/1 = .2
     assert normalise(x, MEAN, STD).flatten().tolist() == pytest.approx([-1.0, 3.0, 0.2])
     points = torch.tensor([[1.0, 3.0]]).view(1, 2, 1, 1)
     assert normalise(points, (0.5, 1.0), (0.5, 2.0)).flatten().tolist() == [1.0, 1.0]
     assert (x.flatten().tolist(), points.flatten().tolist()) == ([0, 255, 51], [1.0, 3.0])
-
-
-def test_batch_standardisation_uses_the_batch_and_each_channel_alone():
     x = torch.tensor([[[[0, 51]], [[7, 7]]], [[[102, 153]], [[7, 7]]]], dtype=torch.uint8)
     # channel 0 holds 0, .2, .4, .6: mean .3, sample deviation sqrt(.2/3); channel 1 is constant
     out = standardise(x, (0.9, 0.9), (0.1, 0.1), "batch")
@@ -61,7 +62,7 @@ def test_batch_standardisation_uses_the_batch_and_each_channel_alone():
     assert out[:, 1].abs().max() < 1e-6
 
 
-def test_an_epoch_shows_every_sample_once_with_its_label():
+def test_an_epoch_shows_every_sample_once_in_an_order_of_the_stream():
     seen = []
     for x, y in batches(*numbered(10)):
         assert x.dtype == torch.float32 and y.dtype == torch.int64
@@ -69,8 +70,6 @@ def test_an_epoch_shows_every_sample_once_with_its_label():
         seen += y.tolist()
     assert sorted(seen) == list(range(10)) and seen != list(range(10))
 
-
-def test_two_epochs_have_different_orders_and_a_fresh_stream_repeats_them():
     def epochs(source):
         return [[y.tolist() for _, y in source] for _ in range(2)]
 
@@ -110,13 +109,6 @@ def test_lengths_of_the_batches(n, options, lengths):
     assert len(source) == len(lengths) and source.samples == n
 
 
-def test_take_goes_round_as_often_as_it_must():
-    taken = [y.tolist() for _, y in batches(*numbered(8)).take(5)]
-    assert len(taken) == 5
-    assert sorted(taken[0] + taken[1]) == sorted(taken[2] + taken[3]) == list(range(8))
-    assert list(batches(*numbered(8)).take(0)) == []
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "border", "cropped"),
     [
@@ -140,19 +132,20 @@ def test_flip_mirrors_about_half_of_the_images_and_changes_nothing_else():
     assert 160 < int(mirrored.sum()) < 240
 
 
-def test_crop_flip_shifts_by_four_pixels_at_most_in_all_81_ways():
+def test_crop_flip_shifts_by_four_pixels_at_most_and_every_image_differently():
     x = torch.zeros(4000, 1, 9, 9, dtype=torch.uint8)
     x[:, :, 4, 4] = 255
     out = augmented(x, "crop-flip")[:, 0]
     assert out.flatten(1).sum(1).tolist() == [1.0] * 4000  # the centre is never cut off
     assert bool((out.sum(0) > 10).all())
-
-
-def test_every_channel_is_cropped_alike_and_every_image_differently():
     grey = torch.randint(1, 256, (16, 1, 32, 32), dtype=torch.uint8, generator=stream(0, "x"))
     out = augmented(grey[:1].repeat(16, 3, 1, 1), "crop-flip")
     assert torch.equal(out[:, 0], out[:, 1]) and torch.equal(out[:, 0], out[:, 2])
     assert len({tuple(image.flatten().tolist()) for image in out[:, 0]}) > 8
+    images = augmented(torch.full((64, 1, 6, 6), 0.75), "crop-flip")
+    assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]
+    with pytest.raises(ValueError, match="floats take 'none'"):
+        check_augment("flip", torch.zeros(4, 2, 1, 1))
 
 
 def test_cutout_zeroes_a_square_of_the_mean_colour_and_clips_it_at_the_border():
@@ -181,10 +174,3 @@ def test_the_gpu_sees_the_same_batches(augment):
     there = list(batches(x, torch.arange(50), augment=augment, device="cuda"))
     for (a, la), (b, lb) in zip(batches(x, torch.arange(50), augment=augment), there, strict=True):
         assert torch.equal(la, lb.cpu()) and torch.allclose(a, b.cpu(), atol=1e-6)
-
-
-def test_floats_are_cropped_with_black_around_if_they_are_pixels():
-    images = augmented(torch.full((64, 1, 6, 6), 0.75), "crop-flip")
-    assert sorted(set(images.flatten().tolist())) == [0.0, 0.75]
-    with pytest.raises(ValueError, match="floats take 'none'"):
-        check_augment("flip", torch.zeros(4, 2, 1, 1))

@@ -82,6 +82,12 @@ def test_windows_are_of_one_recording_and_none_crosses_the_cut(csv: Csv, tmp_pat
     assert data.y.tolist() == [1] * 7 + [0] * 7 + [1] * 7
     assert data.owner.tolist() == [0] * 14 + [1] * 7
     assert torch.equal(csv(window=10).x, data.x)  # half a window is the default
+    rows = np.arange(14.0).reshape(7, 2)
+    assert windows(rows, 4, 3).tolist() == [
+        [[0, 2, 4, 6], [1, 3, 5, 7]],
+        [[6, 8, 10, 12], [7, 9, 11, 13]],
+    ]
+    assert windows(rows, 8).shape == (0, 2, 8)
 
 
 def test_a_folder_of_files_per_client(options: Options, tmp_path: Path) -> None:
@@ -97,15 +103,6 @@ def test_a_folder_of_files_per_client(options: Options, tmp_path: Path) -> None:
     (tmp_path / "h3" / "train").mkdir(parents=True)
     with pytest.raises(ValueError, match="h2: there is no train folder, but other clients have"):
         load(options(name="client-csv", dir=str(tmp_path), window=9))
-
-
-def test_windows_by_hand() -> None:
-    rows = np.arange(14.0).reshape(7, 2)
-    assert windows(rows, 4, 3).tolist() == [
-        [[0, 2, 4, 6], [1, 3, 5, 7]],
-        [[6, 8, 10, 12], [7, 9, 11, 13]],
-    ]
-    assert windows(rows, 8).shape == (0, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +121,7 @@ def test_windows_by_hand() -> None:
         (["1,2,run,a"], {"kind": "image"}, "data.kind = 'image' is not allowed with data.window"),
     ],
 )
-def test_a_wrong_file_is_one_line(
-    csv: Csv, tmp_path: Path, rows: list[str], settings: dict[str, object], line: str
-) -> None:
+def test_a_wrong_file_is_one_line(csv, tmp_path, rows, settings, line) -> None:
     write(tmp_path / "train.csv", rows)
     with pytest.raises(ValueError, match=line) as refused:
         csv(**settings)

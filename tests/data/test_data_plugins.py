@@ -14,7 +14,7 @@ from common.data.partition import rule
 from common.settings.config import Data
 
 
-def test_a_plugin_is_a_data_set_or_a_function_of_the_settings_or_of_nothing() -> None:
+def test_a_plugin_is_a_data_set_or_a_function_whose_own_refusal_is_passed_on() -> None:
     made, data = toy(), Data(alpha=0.25)
     asked = []
 
@@ -24,6 +24,12 @@ def test_a_plugin_is_a_data_set_or_a_function_of_the_settings_or_of_nothing() ->
 
     assert loader("x", made)(data) is loader("x", lambda: made)(data) is loader("x", given)(data)
     assert asked == [0.25]
+
+    def refuse() -> None:
+        raise ValueError("data.dir = '' has no images\nand more")
+
+    with pytest.raises(ValueError, match=r"^it cannot be made: data.dir = '' has no images$"):
+        guarded("it", refuse)()
 
 
 @pytest.mark.parametrize(
@@ -60,14 +66,6 @@ def test_a_function_that_makes_none_is_named(found: Any, line: str) -> None:
     with pytest.raises(ValueError) as refused:
         loader("own", found)(Data())
     assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
-
-
-def test_a_users_own_refusal_is_passed_on() -> None:
-    def refuse() -> None:
-        raise ValueError("data.dir = '' has no images\nand more")
-
-    with pytest.raises(ValueError, match=r"^it cannot be made: data.dir = '' has no images$"):
-        guarded("it", refuse)()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_an_embedded_set_is_what_its_entry_says(options, name):
     assert sorted(dataset.y_test.unique().tolist()) == list(range(dataset.num_classes))
 
 
-def test_digits_are_scaled_to_bytes_and_cut_four_to_one_in_every_class(options):
+def test_digits_are_bytes_cut_four_to_one_and_read_without_scikit_learn(options, monkeypatch):
     dataset = load(options(name="digits"))
     assert len(dataset.x) + len(dataset.x_test) == 1797
     assert dataset.x.dtype == torch.uint8
@@ -29,9 +29,6 @@ def test_digits_are_scaled_to_bytes_and_cut_four_to_one_in_every_class(options):
     assert int(dataset.x.max()) == 255
     counts = torch.bincount(dataset.y) + torch.bincount(dataset.y_test)
     assert (torch.bincount(dataset.y_test) / counts - 0.2).abs().max() < 0.005
-
-
-def test_digits_are_read_without_importing_scikit_learn_and_are_its_own(monkeypatch):
     direct = embedded._table()
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     assert direct.shape == (1797, 65) and np.array_equal(direct, embedded._table())
@@ -49,21 +46,31 @@ def test_points_are_separated_by_their_neighbours_but_not_by_a_line():
     assert ((inputs @ weights).argmax(1) == dataset.y).float().mean() < 0.75
 
 
-def test_one_data_set_is_loaded_once_whatever_its_partition(options):
+def test_one_data_set_is_loaded_once_and_an_unknown_name_lists_the_known_ones(options):
     assert load(options(partition="iid")) is load(options(partition="niid1", alpha=9.0))
     assert load(options()) is not load(options(samples=30))
+    with pytest.raises(ValueError, match=r"unknown data.name 'minst': choose from digits, .*mnist"):
+        load(options(name="minst"))
 
 
-def test_samples_takes_a_stratified_subset_that_depends_on_the_data_seed(options):
+def test_samples_are_a_stratified_subset_by_the_seed_and_can_be_resized(options):
     first = load(options(name="digits", samples=100, test_samples=50))
     assert len(first.x) == len(first.y) == 100 and len(first.x_test) == 50
     assert torch.bincount(first.y).min() >= 9 and torch.bincount(first.y_test).min() >= 4
     second = load(options(name="digits", samples=100, test_samples=50, seed=1))
     assert not torch.equal(first.x, second.x)
     assert first.mean == load(options(name="digits")).mean
+    assert resize(torch.full((3, 1, 8, 8), 77, dtype=torch.uint8), 16).unique().tolist() == [77]
+    board = (torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255
+    out = resize(board.to(torch.uint8)[None, None], 4)
+    assert (out[..., 1:-1, 1:-1].int() - 127).abs().max() <= 1
+    dataset = load(options(name="toy", image_size=16))
+    assert dataset.shape == (1, 16, 16) and dataset.x.dtype == torch.uint8
+    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
+        load(options(name="points", image_size=8))
 
 
-def test_stratified_rounds_by_largest_remainder_and_returns_as_many_as_asked():
+def test_stratified_and_holdout_leave_no_class_empty():
     y = torch.tensor([0] * 6 + [1] * 3 + [2])
     # 5 of 10: 3, 1.5, 0.5 -> 3, 1, 1 (no class falls to nothing)
     chosen = stratified(y, 5, rng(0, "t"))
@@ -76,9 +83,6 @@ def test_stratified_rounds_by_largest_remainder_and_returns_as_many_as_asked():
     for samples, line in ((2, "2 samples cannot hold 3 classes"), (11, "only 10")):
         with pytest.raises(ValueError, match=line):
             stratified(y, samples, rng(0, "t"))
-
-
-def test_holdout_leaves_every_class_on_both_sides():
     y = torch.tensor([0] * 10 + [1] * 2 + [2])
     train, test = holdout(y, 0.2, rng(0, "t"))
     assert torch.bincount(y[train]).tolist() == [8, 1, 1]
@@ -86,29 +90,10 @@ def test_holdout_leaves_every_class_on_both_sides():
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(13))
 
 
-def test_resize_keeps_constants_and_a_halved_checkerboard_is_grey(options):
-    assert resize(torch.full((3, 1, 8, 8), 77, dtype=torch.uint8), 16).unique().tolist() == [77]
-    board = (torch.arange(8)[:, None] + torch.arange(8)) % 2 * 255
-    out = resize(board.to(torch.uint8)[None, None], 4)
-    assert (out[..., 1:-1, 1:-1].int() - 127).abs().max() <= 1
-    dataset = load(options(name="toy", image_size=16))
-    assert dataset.shape == (1, 16, 16) and dataset.x.dtype == torch.uint8
-    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
-        load(options(name="points", image_size=8))
-
-
-def test_an_unknown_name_lists_the_known_ones(options):
-    with pytest.raises(ValueError, match=r"unknown data.name 'minst': choose from digits, .*mnist"):
-        load(options(name="minst"))
-
-
-def test_channel_statistics_of_two_bytes():
+def test_statistics_and_fingerprint_of_a_tensor():
     x = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     assert channel_statistics(x) == ((0.5,), (0.5,))
     assert channel_statistics(x[:1]) == ((0.0,), (1.0,))
-
-
-def test_fingerprint_sees_contents_shape_and_type():
     x = torch.arange(6, dtype=torch.uint8)
     same = fingerprint(x)
     assert same == fingerprint(x.clone()) and len(same) == 64

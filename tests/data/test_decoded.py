@@ -45,9 +45,7 @@ def equal(a: Any, b: Any) -> bool:
     return all(same) and all(kinds)
 
 
-def test_the_kept_copy_holds_the_same_bits_until_the_files_change(
-    read: Any, decodings: list[str], tmp_path: Path
-) -> None:
+def test_the_kept_copy_holds_the_same_bits_until_the_files_change(read, decodings, tmp_path):
     first, second = read(), read()
     assert decodings == ["mnist"] and len(copies()) == 1
     copies()[0].unlink()
@@ -146,9 +144,7 @@ def test_processes_that_decode_at_once_all_get_the_data(read: Any, tmp_path: Pat
     assert [path for path in copies() if path.suffix == ".tmp"] == []
 
 
-def test_a_subset_is_cut_from_the_kept_copy_as_from_the_files(
-    read: Any, decodings: list[str], options: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_subset_is_cut_from_the_kept_copy_as_from_the_files(read, decodings, options, tmp_path):
     wanted = options(name="mnist", dir=str(tmp_path), samples=10, test_samples=10, image_size=14)
     cold = load(wanted)
     from common import data

@@ -1,15 +1,25 @@
-"""Data divided: into shares and a public set."""
+"""Data divided: shares, a public set without test images, and validation samples."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from common.data import divide, load, pool_of, set_aside, shares
-from common.data.dataset import fingerprint, fitted
+from common.data.dataset import fingerprint, fitted, image_digests
 from common.data.embedded import toy
+from common.data.published import FASHION_MNIST
+from common.data.shares import check_public_tests, check_share, for_testing, share
 from common.settings.config import Data
 from common.settings.parse import defaults, parse
+from deploy.run.preflight import preflight
+from server_app.stopped import Stopped
+from tests.support.data_files import write_npz
+from tests.support.tiny import flat, play, under
 
 
 def data(**changes):
@@ -39,12 +49,7 @@ def test_a_folder_of_its_own_is_public_as_a_whole_if_its_images_fit(side, tmp_pa
     assert divided.public is not None and int(divided.public.min()) >= 200
 
 
-def test_methods_that_distil_ask_for_a_public_set():
-    with pytest.raises(ValueError, match=r"method = 'dl-sh' needs a public set: set data\.public"):
-        parse({**defaults(), "method": "dl-sh"})
-
-
-def test_another_data_set_is_brought_to_the_shape_of_the_task():
+def test_another_data_set_is_brought_to_the_shape_and_colours_of_the_task():
     options = data(name="toy", public_name="digits", public_samples=50)
     divided = divide(options, 1)
     assert divided.pool is load(options)
@@ -57,6 +62,14 @@ def test_another_data_set_is_brought_to_the_shape_of_the_task():
     assert same.labels is not None and torch.equal(same.labels, load(data(name="digits")).y)
     without = divide(data(), 1)
     assert without.pool is load(data()) and without.public is None
+    red, green = (torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for _ in range(2))
+    red[:, 0], green[:, 1] = 200, 100
+    grey = fitted(torch.cat([red, green]), (1, 4, 6), "it")
+    assert grey.shape == (2, 1, 4, 6) and grey.dtype == torch.uint8
+    assert grey[0].unique().tolist() == [60] and grey[1].unique().tolist() == [59]
+    colour = fitted(grey[:1], (3, 4, 6), "it")
+    assert colour.shape == (1, 3, 4, 6) and colour.unique().tolist() == [60]
+    assert fitted(grey, (1, 4, 6), "it") is grey
 
 
 def test_who_only_needs_a_share_does_without_the_other_data_set():
@@ -66,17 +79,6 @@ def test_who_only_needs_a_share_does_without_the_other_data_set():
         divide(options, 1)
     share = data(public=0.8)
     assert pool_of(share, 1) is divide(share, 1).pool
-
-
-def test_colour_becomes_grey_and_grey_becomes_colour():
-    red, green = (torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for _ in range(2))
-    red[:, 0], green[:, 1] = 200, 100
-    grey = fitted(torch.cat([red, green]), (1, 4, 6), "it")
-    assert grey.shape == (2, 1, 4, 6) and grey.dtype == torch.uint8
-    assert grey[0].unique().tolist() == [60] and grey[1].unique().tolist() == [59]
-    colour = fitted(grey[:1], (3, 4, 6), "it")
-    assert colour.shape == (1, 3, 4, 6) and colour.unique().tolist() == [60]
-    assert fitted(grey, (1, 4, 6), "it") is grey
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def refused(look: Callable[[Data, int, int, int], object], data: Data) -> list[s
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["iid", "label_dirichlet", "quantity_dirichlet", "iid_draw"])
-def test_the_check_refuses_whom_the_share_refuses(name: str, fraction: float) -> None:
+def test_the_check_refuses_whom_the_share_refuses(name, fraction) -> None:
     settings = {"name": "toy", "samples": 90, "partition": name, "min_size": 0, "alpha": 0.3}
     data = Data.model_validate({**settings, "test_fraction": fraction}, by_name=True)
     said = refused(shares.check_share, data)
@@ -142,7 +144,153 @@ def test_the_check_refuses_whom_the_share_refuses(name: str, fraction: float) ->
     assert any(said) or fraction < 0.9
 
 
-def test_a_share_that_is_large_enough_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_that_is_large_enough_is_not_drawn(monkeypatch) -> None:
     monkeypatch.setattr(shares, "share", lambda *given: pytest.fail("drawn"))
     data = Data.model_validate({"name": "toy", "samples": 90, "partition": "iid"}, by_name=True)
     assert refused(shares.check_share, data) == [""] * CLIENTS
+
+
+BASE = {"name": "digits", "partition": "label_dirichlet", "samples": 600}
+
+
+@pytest.mark.parametrize("test", ["split", "merge"])
+def test_validation_samples_are_training_samples_and_the_server_scores_on_all_of_them(test) -> None:
+    plain = Data(**BASE, test=test)
+    held = plain.model_copy(update={"validation": 0.25})
+    scored = held.model_copy(update={"score_on": "validation"})
+    for k in range(4):
+        whole, rest, validation = (share(data, k, 4, 1) for data in (plain, held, scored))
+        assert torch.equal(whole.test, rest.test) and torch.equal(rest.train, validation.train)
+        parts = torch.cat([rest.train, validation.test])
+        assert torch.equal(parts.sort().values, whole.train)
+        assert len(validation.test) == len(whole.train) - int(0.75 * len(whole.train))
+    data = Data(**BASE, test=test, validation=0.25, score_on="validation")
+    rows = torch.cat([share(data, k, 4, 1).test for k in range(4)]).sort().values
+    scored, pool = for_testing(data, 4, 1), pool_of(data, 1)
+    assert torch.equal(scored.x_test, pool.x[rows]) and torch.equal(scored.y_test, pool.y[rows])
+    tested = for_testing(data.model_copy(update={"score_on": "test"}), 4, 1)
+    if test == "split":
+        assert torch.equal(tested.x_test, load(data).x_test)
+
+
+def test_samples_of_two_clients_are_no_validation_samples_of_the_server() -> None:
+    data = Data(**BASE | {"partition": "niid3"}, validation=0.25, score_on="validation")
+    trained = torch.cat([share(data, k, 5, 1).train for k in range(5)])
+    own = torch.cat([share(data, k, 5, 1).test for k in range(5)]).unique()
+    alone = own[~torch.isin(own, trained)]
+    assert 0 < len(alone) < len(own)
+    assert torch.equal(for_testing(data, 5, 1).y_test, pool_of(data, 1).y[alone])
+
+
+def test_impossible_values_are_refused() -> None:
+    for changes, line in (
+        ({"score_on": "validation"}, 'data.score-on = "validation" needs a data.validation above'),
+        ({"score_on": "validation", "validation": 0.1, "partition": "own"}, "has no validation"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            Data(**{**BASE, **changes}).check()
+    few = Data(**BASE | {"partition": "iid"}, validation=0.99)
+    with pytest.raises(ValueError, match="client 0 has 1 training .* or a smaller data.validation"):
+        check_share(few, 0, 4, 1)
+    with pytest.raises(ValueError, match='data.score-on = "validation" needs clients'):
+        for_testing(Data(**BASE, validation=0.1, score_on="validation"), 0, 1)
+
+
+Options = Callable[..., Data]
+SMALL: dict[str, Any] = {"method": "fedmd", "rounds": 1, "train__epochs": 1, "clients": 2}
+SMALL |= {"fedmd__first_epochs": 1, "data__public_name": "toy"}
+REMEDY = "choose another data set, or a share of the training set with data.public"
+
+
+def test_equal_images_have_equal_digests_whatever_their_numbers() -> None:
+    draw = np.random.default_rng(0)
+    images = torch.from_numpy(draw.integers(0, 256, (9, 3, 4, 4), dtype=np.uint8))
+    digests = image_digests(images)
+    assert len(set(digests)) == 9
+    assert image_digests(images.float()) == digests
+    assert image_digests(images.float() / 255) == digests
+    odd = torch.cat([images.float() / 255, torch.full((1, 3, 4, 4), -7.3)])
+    assert image_digests(odd)[:9] == digests, "each image by itself"
+    points = torch.randn(5, 3, 4, 4)
+    assert image_digests(points) == image_digests(points.clone())
+    assert not set(image_digests(points)) & set(image_digests(points + 1e-6))
+    assert image_digests(torch.zeros(1, 1, 2, 2)) == image_digests(-torch.zeros(1, 1, 2, 2))
+    assert image_digests(images[:0]) == []
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"method": name} for name in ("fedmd", "dl-sh", "feddf")]
+    + [{"method": "fedavg", "average__robust": "fltrust"}],
+    ids=str,
+)
+def test_the_runs_own_data_set_is_no_public_set(method, tmp_path) -> None:
+    settings = {**method, "clients": 2, "data__public_name": "toy"}
+    line = "data.public-name = 'toy' is not allowed: 12 of the 12 test images of client 0 are in"
+    with pytest.raises(ValueError, match=line) as refused:
+        preflight(flat(tmp_path, **settings))
+    assert str(refused.value).endswith(REMEDY) and "\n" not in str(refused.value)
+    preflight(flat(tmp_path, method="fedavg", clients=2, data__public_name="toy"))  # reads none
+
+
+def test_the_census_refuses_a_public_set_with_a_clients_test_images(tmp_path) -> None:
+    line = "census: node 1 answered: client 0: .*-name = 'toy' is not allowed: 12 of the 12"
+    with pytest.raises(Stopped, match=line):
+        play(flat(tmp_path, **SMALL))
+    line = "data.public-name = 'toy' is not allowed: 12 of the 12 test images of client 0"
+    with pytest.raises(Stopped, match=line):  # its clients have no public set
+        play(flat(tmp_path / "server", **SMALL | {"method": "feddf"}))
+    trusting = {"clients": 2, "data__public_name": "toy", "average__robust": "fltrust"}
+    with pytest.raises(Stopped, match=line):
+        play(flat(tmp_path / "fltrust", method="fedavg", **trusting))
+
+
+def test_single_test_images_of_the_server_and_of_clients_with_own_data(options, tmp_path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
+
+    def write_parts(folder: Path, train: np.ndarray, test: np.ndarray) -> None:
+        for part, pixels in (("train", train), ("test", test)):
+            data = {"x": pixels.astype(np.float32) / 255, "y": np.arange(len(pixels)) % 2}
+            write_npz(folder / part / "0.npz", data)
+
+    for name, rows in (("server", x[:12]), ("0", x[12:20]), ("1", x[20:28])):
+        write_parts(tmp_path / "own" / name, 255 - rows, rows)
+    own = {"clients": 2, "fleet": "mlp@0.25", "data__dir": str(tmp_path / "own" / "{k}")}
+    own |= {"data__name": "npz", "data__partition": "own", "data__test": "own", "method": "fedmd"}
+    own |= {"data__samples": 0, "data__test_samples": 0}
+
+    def public(name: str, images: np.ndarray) -> dict[str, Any]:
+        write_parts(tmp_path / name, images, x[28:])
+        return {**own, "data__public_dir": str(tmp_path / name)}
+
+    for images, line in (
+        (x[3:5], "2 of the 12 test images of the server"),
+        (x[21:22], "1 of the 8 test images of client 1"),
+    ):
+        others = draw.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8)
+        settings = public(str(len(images)), np.concatenate([images, others]))
+        key = f"data.public-dir = '{settings['data__public_dir']}' is not allowed"
+        with pytest.raises(ValueError, match=f"{key}: {line} are in the public set"):
+            preflight(flat(tmp_path / "out", **settings))
+    training = public("training", 255 - x[20:28])  # a client's training images can be public
+    preflight(flat(tmp_path / "out", **training))
+
+
+def test_a_share_of_the_training_set_is_disjoint(options, tmp_path) -> None:
+    names = ["digits", "toy", *["fashion-mnist"] * Path(FASHION_MNIST.system).is_dir()]
+    for name in names:
+        data = options(name=name, public=0.2, partition="iid")
+        public = set(image_digests(divide(data, 1).public))
+        assert not public & set(image_digests(load(data).x_test))
+        for k in range(2):
+            assert not public & set(image_digests(share(data, k, 2, 1).test_set[0]))
+        check_public_tests(data, 2, 1)
+    # equal images in a folder belong to different parts by their index
+    for c, name in enumerate("ab"):
+        for part in ("train", "test"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(8):
+                Image.new("L", (6, 6), 100 * c).save(tmp_path / part / name / f"{i}.png")
+    same = {"name": "folder", "dir": str(tmp_path), "public": 0.5, "public_name": ""}
+    preflight(flat(tmp_path / "out", **SMALL | under("data", **same, samples=0, test_samples=0)))

@@ -30,7 +30,7 @@ def tree(root: Path, *, parts: tuple[str, ...] = ("train", "test"), n: int = 3, 
     return root
 
 
-def test_train_and_test_folders_are_the_two_parts(options, tmp_path):
+def test_train_and_test_folders_are_the_parts_and_class_folders_alone_are_cut(options, tmp_path):
     dataset = load_folder(options(name="folder", dir=str(tree(tmp_path / "pets"))))
     assert (dataset.name, dataset.classes, dataset.shape) == ("pets", ("cat", "dog"), (3, 8, 8))
     assert dataset.x[:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
@@ -38,10 +38,7 @@ def test_train_and_test_folders_are_the_two_parts(options, tmp_path):
     assert dataset.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.x_test[:, 0, 0, 0].tolist() == [100, 101, 102, 110, 111, 112]
     assert dataset.mean[2] == 1.0 and dataset.std[2] == 1.0  # a constant channel
-
-
-def test_class_folders_alone_are_cut_four_to_one(options, tmp_path):
-    root = tree(tmp_path / "pets", parts=(".",), n=10)
+    root = tree(tmp_path / "classes", parts=(".",), n=10)
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert torch.bincount(dataset.y).tolist() == [8, 8]
     assert torch.bincount(dataset.y_test).tolist() == [2, 2]
@@ -51,19 +48,15 @@ def test_class_folders_alone_are_cut_four_to_one(options, tmp_path):
     assert torch.equal(dataset.x, again.x)
 
 
-def test_valid_beside_test_becomes_the_public_set_and_without_test_the_test_set(options, tmp_path):
+def test_valid_becomes_the_public_or_the_test_set_and_annotations_are_followed(options, tmp_path):
     root = tree(tmp_path / "cinic", parts=("train", "test", "valid"))
     dataset = load_folder(options(name="folder", dir=str(root)))
-    assert dataset.x_public is not None
     assert dataset.x_public[:, 0, 0, 0].tolist() == [200, 201, 202, 210, 211, 212]
     pool, public, _ = set_aside(dataset, 0.5, seed=1)
     assert len(pool.x) == 6 and len(public) == 3 and int(public.max()) >= 200
     root = tree(tmp_path / "pets", parts=("train", "val"))
     dataset = load_folder(options(name="folder", dir=str(root)))
     assert dataset.x_public is None and int(dataset.x_test[0, 0, 0, 0]) == 100
-
-
-def test_the_annotations_of_tiny_imagenet_are_followed(options, tmp_path):
     root = tmp_path / "tiny"
     for c, name in enumerate(("n01", "n02")):
         picture(root / "train" / name / "images" / f"{name}_0.png", c)
@@ -240,7 +233,6 @@ def hospitals(root: Path) -> Path:
 def test_each_folder_is_an_owners(options: Options, tmp_path: Path) -> None:
     data = load(options(name="client-folders", dir=str(hospitals(tmp_path / "h"))))
     assert data.classes == ("cat", "dog", "emu") and data.shape == (1, 6, 6)
-    assert data.owner is not None and data.owner_test is not None
     assert torch.bincount(data.owner).tolist() == [7, 12, 4]  # h1, h2, h10
     assert torch.bincount(data.owner_test).tolist() == [2, 3, 1]
     assert data.x_test[data.owner_test == 0, 0, 0, 0].tolist() == [100, 101]
@@ -269,16 +261,14 @@ def with_half_an_image(root: Path) -> None:
         (with_half_an_image, "h10/dog/0.png: not a readable image"),
     ],
 )
-def test_what_is_wrong_with_a_clients_folder_is_one_line(
-    options: Options, tmp_path: Path, spoil: Callable[[Path], None], line: str
-) -> None:
+def test_what_is_wrong_with_a_clients_folder_is_one_line(options, tmp_path, spoil, line) -> None:
     spoil(hospitals(tmp_path / "h"))
     with pytest.raises(ValueError, match=line) as refused:
         load(options(name="client-folders", dir=str(tmp_path / "h")))
     assert "\n" not in str(refused.value)
 
 
-def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):
+def test_a_digest_is_of_the_content_of_one_folder(options, tmp_path):
     root, elsewhere = tree(tmp_path / "pets"), tmp_path / "elsewhere" / "animals"
     with pytest.raises(ValueError, match=r"has other content than data.digest = '\?'") as refusal:
         load(options(name="folder", dir=str(root), digest="?"))
@@ -294,9 +284,6 @@ def test_a_digest_is_of_the_content_and_not_of_the_place(options, tmp_path):
     picture(root / "train" / "dog" / "2.png", 13)
     with pytest.raises(ValueError, match=f"content than data.digest = '{digest}': its digest is"):
         load(options(name="folder", dir=str(root), digest=digest, seed=1))
-
-
-def test_a_digest_needs_one_folder():
     with pytest.raises(ValueError, match="data.digest = 'a' needs one folder, and data.dir is"):
         Data(digest="a").check()
     with pytest.raises(ValueError, match="one folder, and data.partition = 'own' has several"):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import Dataset, decoded, load, unpickle
+from common.data import Dataset, arrays, decoded, load, unpickle
 from common.data.arrays import labels, load_npz
 from common.data.unpickle import read_npz
 from common.settings.config import Data
 from tests.support.data_files import write_clients, write_npz
+from tests.support.recorded_calls import record_calls
 
 Npz = Callable[..., Dataset]
 
@@ -69,14 +70,9 @@ def test_a_client_may_have_nothing_for_testing(npz: Npz, tmp_path: Path) -> None
         load_npz(Data(name="npz", dir=str(folder)))
 
 
-def test_large_files_are_unpickled_once(
-    npz: Npz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, read = write_clients(tmp_path, 2), []
+def test_large_files_are_unpickled_once(npz, tmp_path, monkeypatch) -> None:
+    folder, read = write_clients(tmp_path, 2), record_calls(monkeypatch, arrays, "read_npz")
     monkeypatch.setattr(decoded, "SMALL", 0)
-    monkeypatch.setattr(
-        "common.data.arrays.read_npz", lambda path, key: (read.append(path), read_npz(path, key))[1]
-    )
     first, second = (load_npz(Data(name="npz", dir=str(folder))) for _ in range(2))
     assert len(read) == 4 and first.x.equal(second.x)
     assert first.owner_test is not None and first.owner_test.equal(second.owner_test)
@@ -94,9 +90,7 @@ def test_large_files_are_unpickled_once(
         ("objects", (1, 4, 4), torch.float32),
     ],
 )
-def test_images_come_in_many_shapes(
-    npz: Npz, tmp_path: Path, x: Any, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_images_come_in_many_shapes(npz, tmp_path, x, shape, dtype) -> None:
     if isinstance(x, str):  # as some versions store them
         x = np.empty(6, dtype=object)
         x[:] = [np.zeros((1, 4, 4), np.float32) for _ in range(6)]
@@ -118,9 +112,7 @@ def test_images_come_in_many_shapes(
         ((6, 3, 1, 64), "image", (3, 1, 64)),
     ],
 )
-def test_arrays_of_more_than_one_kind_need_data_kind(
-    npz: Npz, tmp_path: Path, shape: tuple[int, ...], kind: str, expected: tuple[int, ...]
-) -> None:
+def test_arrays_of_more_than_one_kind_need_data_kind(npz, tmp_path, shape, kind, expected) -> None:
     x = np.arange(np.prod(shape)).reshape(shape) / 1000
     for part in ("train", "test"):
         write_npz(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2] * 2})
@@ -139,9 +131,7 @@ def test_arrays_of_more_than_one_kind_need_data_kind(
         (np.full((3, 4), np.inf), "table", "numbers that are not finite"),
     ],
 )
-def test_an_array_that_is_not_of_its_kind_is_one_line(
-    npz: Npz, tmp_path: Path, x: np.ndarray, kind: str, line: str
-) -> None:
+def test_an_array_that_is_not_of_its_kind_is_one_line(npz, tmp_path, x, kind, line) -> None:
     for part in ("train", "test"):
         write_npz(tmp_path / part / "0.npz", {"x": x, "y": [0, 1, 2]})
     with pytest.raises(ValueError, match=line):
@@ -185,9 +175,7 @@ GOOD: dict[str, Any] = {"x": np.zeros((3, 1, 4, 4)), "y": np.arange(3)}
         (GOOD | {"x": np.zeros((3, 1, 5, 5))}, r"samples are float32 \(1, 5, 5\), those of .*0.n"),
     ],
 )
-def test_what_is_no_clients_data_is_one_line_with_the_path(
-    npz: Npz, tmp_path: Path, held: Any, line: str
-) -> None:
+def test_what_is_no_clients_data_is_one_line_with_the_path(npz, tmp_path, held, line) -> None:
     write_clients(tmp_path, 2)
     for part, k in (("train", 0), ("test", 0), ("test", 1)):
         write_npz(tmp_path / part / f"{k}.npz", GOOD)
@@ -233,9 +221,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path: Path) -> None:
     path, draw = tmp_path / "0.npz", np.random.default_rng(1)
     np.savez(path, data=np.array(GOOD | {"z": [np.float32(1), np.arange(2)]}))
     inner, read = pickled(path), 0
-    for at, value in zip(
-        draw.integers(0, len(inner), 400), draw.integers(0, 256, 400), strict=True
-    ):
+    places = draw.integers(0, len(inner), 400)
+    for at, value in zip(places, draw.integers(0, 256, 400), strict=True):
         archived(path, inner[:at] + bytes([value]) + inner[at + 1 :])
         try:
             read_npz(path, "data")
@@ -253,15 +240,11 @@ def claims(path: Path, size: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_small_file_with_a_large_content_is_refused_by_its_size(
-    npz: Npz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_with_a_large_content_is_refused_by_its_size(npz, tmp_path, monkeypatch):
     path = write_clients(tmp_path, 1) / "test" / "0.npz"
     claims(path, 3 * 2**30)
-    size = path.stat().st_size
-    line = (
-        f"{path}: 'data' holds 3,221,225,472 bytes, at most 1,073,741,824 are allowed for {size:,}"
-    )
+    line = f"{path}: 'data' holds 3,221,225,472 bytes, at most 1,073,741,824 are allowed for "
+    line += f"{path.stat().st_size:,}"
     with pytest.raises(ValueError, match=line):
         read_npz(path, "data")
     monkeypatch.setattr("common.data.arrays.read_npz", lambda *_: pytest.fail("content was read"))
@@ -269,9 +252,7 @@ def test_a_small_file_with_a_large_content_is_refused_by_its_size(
         npz(tmp_path)
 
 
-def test_files_that_are_large_together_are_refused(
-    npz: Npz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_large_together_are_refused(npz, tmp_path, monkeypatch) -> None:
     for k in range(3):
         for part in ("train", "test"):
             np.savez(write_npz(tmp_path / part / f"{k}.npz", GOOD), data=np.array(GOOD))
@@ -302,9 +283,7 @@ def test_objects_that_a_pickle_shares_without_end_are_refused(tmp_path: Path, en
     assert read_npz(write_npz(path, {"x": shared(5, end), "y": [0]}), "data")["y"] == [0]
 
 
-def test_values_outside_arrays_are_counted_before_they_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_outside_arrays_are_counted_before_they_are_made(tmp_path, monkeypatch) -> None:
     path = write_npz(tmp_path / "0.npz", {"x": [*range(2000)], "y": [0]})
     assert len(read_npz(path, "data")["x"]) == 2000
     monkeypatch.setattr(unpickle, "MOST_VALUES", 1000)

@@ -31,9 +31,8 @@ def owned(monkeypatch: pytest.MonkeyPatch, options: Callable[..., Data]) -> Owne
         known = {"owner": OWNERS, "owner_test": TESTERS}
         given = {name: changes.pop(name) for name in known if name in changes}
         name = f"owned {next(CALLS)}"  # a name is loaded once
-        monkeypatch.setitem(
-            DATASETS, name, Source(lambda _: numbered(**known | given), "", None, 3)
-        )
+        source = Source(lambda _: numbered(**known | given), "", None, 3)
+        monkeypatch.setitem(DATASETS, name, source)
         return options(**{"name": name, "partition": "natural", **changes})
 
     return make
@@ -61,15 +60,12 @@ def rows(data: Data, clients: int = 5) -> tuple[list[list[int]], list[list[int]]
     return train, test, numbers(for_testing(data, clients, 1).x_test)
 
 
-def test_natural_gives_each_client_what_is_its_own(owned: Owned) -> None:
+def test_natural_gives_each_client_what_is_its_own_also_for_tests(owned: Owned) -> None:
     train, test, server = rows(owned(test_fraction=0.25))
     assert [len(each) for each in train] == [54] * 5
     for k in range(5):
         assert sorted(train[k] + test[k]) == [i for i in range(360) if i % 5 == k]
     assert server == list(range(360, 480))
-
-
-def test_a_client_is_tested_on_its_own_test_samples(owned: Owned) -> None:
     train, test, server = rows(owned(test="own"))
     assert [len(each) for each in train] == [72] * 5
     assert test == [list(range(360 + 40 * k, 400 + 40 * k)) for k in range(3)] + [[], []]
@@ -77,9 +73,7 @@ def test_a_client_is_tested_on_its_own_test_samples(owned: Owned) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"public": 0.2}, {"samples": 200, "test_samples": 60}])
-def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on(
-    owned: Owned, changes: dict[str, float]
-) -> None:
+def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on(owned, changes):
     data = owned(test="merge", test_fraction=0.25, **changes)
     train, test, server = rows(data)
     owner = [*OWNERS.tolist(), *TESTERS.tolist()]
@@ -96,7 +90,7 @@ def test_merged_data_are_cut_anew_and_nobody_is_tested_on_what_anybody_trains_on
         assert sorted(i for each in train + test for i in each) == list(range(480))
 
 
-def test_merging_needs_no_owners_where_samples_are_dealt_out(options: Callable[..., Data]) -> None:
+def test_merging_needs_no_owners_where_samples_are_dealt_out_or_all_ones_own(options) -> None:
     data = options(partition="iid", test="merge", test_fraction=0.25)
     shares = [share(data, k, 4, 1) for k in range(4)]
     assert [(len(s.train), len(s.test)) for s in shares] == [(90, 30)] * 4
@@ -105,9 +99,6 @@ def test_merging_needs_no_owners_where_samples_are_dealt_out(options: Callable[.
     shares = [share(drawn, k, 3, 1) for k in range(3)]
     trained = torch.cat([s.train for s in shares]).unique()
     assert len(for_testing(drawn, 3, 1).y_test) <= 480 - len(trained)
-
-
-def test_a_data_set_of_its_own_is_tested_on_its_own_test_part(options: Callable[..., Data]) -> None:
     own = {test: share(options(partition="own", test=test), 3, 9, 1) for test in ("own", "merge")}
     assert (len(own["own"].train), len(own["own"].test)) == (360, 120)
     assert own["own"].test_set[1].equal(load(options()).y_test)
@@ -143,9 +134,7 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"test": "merge"}, 0, '"merge" needs clients'),
     ],
 )
-def test_what_cannot_be_followed_is_one_line(
-    owned: Owned, changes: dict[str, object], clients: int, line: str
-) -> None:
+def test_what_cannot_be_followed_is_one_line(owned, changes, clients, line) -> None:
     with pytest.raises(ValueError, match=line) as refused:
         rows(owned(**changes), clients) if clients else for_testing(owned(**changes), 0, 1)
     assert "\n" not in str(refused.value)

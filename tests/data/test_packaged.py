@@ -111,9 +111,7 @@ def test_a_damaged_file_is_one_line_wherever_it_ends_or_differs(tmp_path: Path) 
             assert str(error).startswith(f"{path}: ")
 
 
-def test_letters_and_satellite_by_hand(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_and_satellite_by_hand(options, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(packaged, "LETTERS", 2)
     monkeypatch.setattr(packaged, "SATELLITE", 1)
     rda(tmp_path / "LetterRecognition.rda", "LetterRecognition", lettr=LABEL, a=reals([1, 2, 3]))
@@ -161,9 +159,7 @@ def test_a_pickle_that_calls_something_is_refused(options: Options, tmp_path: Pa
     ("name", "package"),
     [("smartwatch", "pip install seglearn"), ("letters", "apt-get install r-cran-mlbench")],
 )
-def test_a_missing_package_is_named_in_one_line(
-    options: Options, tmp_path: Path, name: str, package: str
-) -> None:
+def test_a_missing_package_is_named_in_one_line(options, tmp_path, name, package) -> None:
     with pytest.raises(ValueError, match=f"install it by {package}, or set data.dir") as refused:
         load(options(name=name, dir=str(tmp_path)))
     assert "\n" not in str(refused.value)

@@ -1,5 +1,6 @@
-"""What every partition promises, and what sets each one apart."""
+"""What every partition promises, what sets each one apart, and pictures of them."""
 
+import subprocess
 import sys
 import types
 
@@ -9,19 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data import partition
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.embedded import toy
-from common.data.partition import (
-    PARTITIONS,
-    Partition,
-    iid,
-    iid_draw,
-    local_split,
-    niid1,
-    niid2,
-    niid3,
-    split,
-)
+from common.data.partition import PARTITIONS, Partition, iid, local_split, split
+from common.data.picture import bubbles
 from common.settings.config import Data
 from common.settings.parse import defaults, parse
 from common.training.seeds import rng
@@ -86,24 +79,15 @@ def test_a_partition_of_a_missing_package_says_how_to_install_it(options, monkey
         split(options(partition="flwr-linear"), DATA, 4, 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ([[0, 1]], "'mine' gives 1 shares; it should be a list of 2 index arrays"),
-        ([[0, 1], []], "'mine' leaves client 1 without training samples"),
-        ([[0, 1], [2000]], "'mine': client 1 has samples 2000 to 2000; there are 0 to 1999"),
-        ([[0.5], [1.0]], "'mine': client 0 has float64 .*; it should be an array of indices"),
-    ],
-)
-def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(given, line, monkeypatch):
+def test_a_partition_of_a_users_own_is_handed_the_data_set_and_checked(monkeypatch):
     seen = []
 
     def mine(dataset, clients, rng, *, alpha):
         seen.append((dataset, clients, alpha))
-        return [np.array(share) for share in given]
+        return [np.arange(2)]
 
     monkeypatch.setitem(PARTITIONS, "mine", Partition(mine, "", ""))
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match="'mine' gives 1 shares; it should be a list of 2 index"):
         split(Data(partition="mine", alpha=0.25), DATA, 2, 1)
     assert seen == [(DATA, 2, 0.25)]
 
@@ -137,7 +121,7 @@ def test_iid_shares_differ_in_size_by_one_at_most(samples, clients, seed):
     assert sum(sizes) == samples and max(sizes) - min(sizes) <= 1
 
 
-def test_label_dirichlet_gives_everybody_min_size_and_feeds_only_clients_below_their_fair_share():
+def test_label_dirichlet_is_skewed_for_small_alpha_and_feeds_clients_below_their_fair_share():
     # One class after another: whoever holds N/n after class c gets nothing of class c + 1, so no
     # client can end above N/n plus one whole class.
     for seed in range(5):
@@ -146,8 +130,6 @@ def test_label_dirichlet_gives_everybody_min_size_and_feeds_only_clients_below_t
         shares = label_dirichlet(LABELS, 4, rng(seed, "t"), alpha=0.1, min_size=1)
         assert max(map(len, shares)) <= 500 + 200
 
-
-def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
     def largest_class_share(alpha):
         shares = label_dirichlet(LABELS, 10, rng(0, "t"), alpha=alpha, min_size=10)
         counts = class_counts(LABELS, shares, 10)
@@ -157,7 +139,7 @@ def test_label_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
     assert largest_class_share(1000.0) < 0.15
 
 
-def test_quantity_dirichlet_skews_sizes_but_not_labels_and_gives_everybody_six_samples():
+def test_quantity_dirichlet_skews_sizes_as_published_but_not_labels():
     shares = quantity_dirichlet(LABELS, 6, rng(1, "t"), alpha=0.3)
     sizes = np.array([len(share) for share in shares])
     assert sizes.max() > 3 * np.median(sizes)
@@ -165,9 +147,6 @@ def test_quantity_dirichlet_skews_sizes_but_not_labels_and_gives_everybody_six_s
     assert np.abs(largest - 0.1).max() < 0.03
     sizes = [len(share) for share in quantity_dirichlet(LABELS, 30, rng(0, "t"), alpha=0.01)]
     assert sum(sizes) == 2000 and min(sizes) > 0 and sizes.count(6) > 10
-
-
-def test_quantity_dirichlet_has_the_published_share_of_the_largest_client():
     # 30 clients: 17 % on average for beta = 0.6, 43 % for 0.1 (of 200 draws, to 2 points)
     for beta, expected in ((0.6, 0.17), (0.1, 0.43)):
         draws = [quantity_dirichlet(LABELS, 30, rng(s, "q"), alpha=beta) for s in range(200)]
@@ -208,42 +187,42 @@ def test_pathological_gives_few_classes_in_unequal_amounts_as_htfllib_does():
 
 
 def test_niid1_gives_device_k_the_classes_2k_and_2k_plus_1():
-    shares = niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
+    shares = partition.niid1(LABELS, 6, rng(0, "t"), num_classes=10, per_client=100)
     assert classes_of(shares) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1]]
     assert class_counts(LABELS, shares, 10)[2, 4:6].tolist() == [50, 50]
     labels = np.arange(5000) % 100  # slots are blocks of ten classes when there are a hundred
-    shares = niid1(labels, 5, rng(0, "t"), num_classes=100, per_client=400)
+    shares = partition.niid1(labels, 5, rng(0, "t"), num_classes=100, per_client=400)
     assert classes_of(shares, labels)[1] == list(range(20, 40))
-    small = niid1(np.arange(100) % 10, 5, rng(0, "t"), num_classes=10, per_client=500)
+    small = partition.niid1(np.arange(100) % 10, 5, rng(0, "t"), num_classes=10, per_client=500)
     assert [len(share) for share in small] == [500] * 5  # 250 of each class, from 10 samples
-    equal = niid1(LABELS, 5, rng(0, "t"), num_classes=10)
+    equal = partition.niid1(LABELS, 5, rng(0, "t"), num_classes=10)
     assert len(equal[0]) == 400, "without a size an equal part of the pool"
     with pytest.raises(ValueError, match="needs at least 10 classes, the data set has 3"):
-        niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
+        partition.niid1(np.arange(30) % 3, 3, rng(0, "t"), num_classes=3)
 
 
-def test_niid2_gives_five_shared_classes_and_one_of_its_own():
-    shares = niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
+def test_niid2_and_niid3_give_the_published_classes_and_iid_draw_gives_all():
+    shares = partition.niid2(LABELS, 5, rng(0, "t"), num_classes=10, per_client=120)
     assert classes_of(shares) == [[0, 1, 2, 3, 4, 5 + k] for k in range(5)]
     assert set(class_counts(LABELS, shares, 10)[3].tolist()) == {0, 20}
-
-
-def test_niid3_reproduces_the_three_published_vectors_and_puts_each_class_on_two_devices_of_five():
-    shares = niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
+    shares = partition.niid3(LABELS, 10, rng(0, "t"), num_classes=10, per_client=200)
     assert classes_of(shares)[:3] == [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8]]
     held = class_counts(LABELS, shares, 10) > 0
     assert held[:5].sum(0).tolist() == [2] * 10 and held[:5].sum(1).tolist() == [4] * 5
     assert np.array_equal(held[:5], held[5:]), "it repeats for ten"
+    shares = partition.iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
+    assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3
 
 
 def test_niid_adapted_to_four_devices_and_to_five_as_published():
     labels = np.arange(1200) % 12
     kwargs = {"num_classes": 12, "niid_scale": "adapt", "per_client": 120}
-    assert classes_of(niid1(labels, 4, rng(0, "t"), **kwargs), labels)[1] == [3, 4, 5]
-    assert classes_of(niid2(labels, 4, rng(0, "t"), **kwargs), labels)[3] == [0, 1, 2, 3, 4, 5, 11]
+    rules = (partition.niid1, partition.niid2, partition.niid3)
+    found = [classes_of(rule(labels, 4, rng(0, "t"), **kwargs), labels) for rule in rules]
     # six pairs (0,1) (0,2) (0,3) (1,2) (1,3) (2,3), two classes each; device 2 is in 2nd, 4th, 6th
-    assert classes_of(niid3(labels, 4, rng(0, "t"), **kwargs), labels)[2] == [2, 3, 6, 7, 10, 11]
-    for rule in (niid1, niid2, niid3):  # five devices and ten classes: the published pattern
+    expected = [[3, 4, 5], [0, 1, 2, 3, 4, 5, 11], [2, 3, 6, 7, 10, 11]]
+    assert [found[0][1], found[1][3], found[2][2]] == expected
+    for rule in rules:  # five devices and ten classes: the published pattern
         plain = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="period5")
         adapted = rule(LABELS, 5, rng(0, "t"), num_classes=10, niid_scale="adapt")
         assert all(np.array_equal(a, b) for a, b in zip(plain, adapted, strict=True))
@@ -271,27 +250,19 @@ def test_an_impossible_partition_is_refused_in_one_line(options, change, clients
     assert "\n" not in str(refusal.value)
 
 
-def test_local_split_takes_the_floor_of_the_training_part():
+def test_local_split_takes_the_floor_and_keeps_copies_on_one_side():
     train, test = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
     assert (len(train), len(test)) == (8, 3)  # floor(0.8 * 11) = 8
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(100, 111))
     again, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 0))
     other, _ = local_split(np.arange(100, 111), 0.2, rng(1, "local-split", 1))
     assert np.array_equal(train, again) and not np.array_equal(train, other)
-
-
-def test_local_split_leaves_one_sample_in_the_training_part_and_copies_on_one_side():
     for indices, fraction in ((np.arange(5), 0.0), (np.array([4]), 0.9), (np.array([4, 4]), 0.5)):
         train, test = local_split(indices, fraction, rng(1, "t"))
         assert np.array_equal(train, indices) and len(test) == 0
     train, test = local_split(np.repeat(np.arange(10), 3), 0.5, rng(1, "t"))
     assert len(train) == len(test) == 15
     assert not set(train.tolist()) & set(test.tolist())
-
-
-def test_iid_draw_gives_every_device_all_classes_in_equal_parts():
-    shares = iid_draw(LABELS, 3, rng(0, "t"), num_classes=10, per_client=200)
-    assert [np.bincount(LABELS[share]).tolist() for share in shares] == [[20] * 10] * 3
 
 
 @pytest.mark.parametrize(
@@ -310,3 +281,40 @@ def test_iid_draw_gives_every_device_all_classes_in_equal_parts():
 def test_values_that_no_rule_is_made_for_are_refused_by_the_configuration(key, value, allowed):
     with pytest.raises(ValueError, match=f"{key} = .* is not allowed; it should be .*{allowed}"):
         parse(defaults() | {key: value})
+
+
+def test_the_area_of_a_bubble_is_proportional_to_its_count_and_bubbles_do_not_touch():
+    figure = bubbles(np.array([[1200, 0], [300, 600]]), classes=("cat", "dog"))
+    axes = figure.axes[0]
+    dots, key = axes.collections[:2]
+    assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
+    areas = dots.get_sizes()
+    assert (areas / areas[0]).tolist() == pytest.approx([1.0, 0.25, 0.5])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1,000", "250", "50"]
+    assert key.get_sizes()[0] / areas[0] == pytest.approx(1000 / 1200)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+    figure = bubbles(np.full((10, 10), 7))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    diameter = axes.collections[0].get_sizes()[0] ** 0.5 * figure.dpi / 72
+    (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
+    assert diameter < min(x1 - x0, y1 - y0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (200, 10)])
+def test_any_federation_can_be_drawn_and_written(tmp_path, shape):
+    bubbles(np.ones(shape, dtype=int)).savefig(tmp_path / "partition.svg")
+    assert (tmp_path / "partition.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("counts", [np.zeros((0, 3)), np.zeros(3), np.array([[-1, 2]])])
+def test_counts_that_are_none_are_refused(counts):
+    with pytest.raises(ValueError, match=r"must be \(clients, classes\)"):
+        bubbles(counts)
+
+
+@pytest.mark.full
+def test_pyplot_is_not_imported():
+    code = "import numpy, sys; from common.data.picture import bubbles; bubbles(numpy.ones((2, 2)))"
+    check = f"{code}; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Data sets as others keep them: IDX files and LEAF."""
+"""Data sets as others keep them: IDX files, LEAF, and those of torchvision."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ from common.settings.config import Data
 from tests.support.data_files import idx, write_idx
 
 
-def test_mnist_is_read_from_the_layout_of_torchvision_or_gzipped_from_the_folder(options, tmp_path):
+def test_mnist_and_upright_emnist_are_read_as_torchvision_keeps_them_or_gzipped(options, tmp_path):
     images = write_idx(tmp_path / "MNIST" / "raw", "train", "t10k", np.arange(20) % 10)
     dataset = load(options(name="mnist", dir=str(tmp_path)))
     assert dataset.shape == (1, 28, 28) and dataset.num_classes == 10
@@ -28,9 +28,6 @@ def test_mnist_is_read_from_the_layout_of_torchvision_or_gzipped_from_the_folder
     write_idx(tmp_path / "here", "train", "t10k", np.arange(20) % 10, packed=True)
     dataset = load(options(name="fashion-mnist", dir=str(tmp_path / "here"), image_size=32))
     assert dataset.shape == (1, 32, 32) and dataset.classes[9] == "Ankle boot"
-
-
-def test_emnist_letters_stand_upright_and_start_at_zero(options, tmp_path):
     stems = ("emnist-letters-train", "emnist-letters-test")
     write_idx(tmp_path / "EMNIST" / "raw", *stems, np.arange(52) % 26 + 1)
     dataset = load(options(name="emnist-letters", dir=str(tmp_path)))
@@ -58,9 +55,7 @@ def test_the_debian_package_of_fashion_mnist_is_found_by_itself(options):
         (np.arange(20), r"labels 0\.\.19, but mnist has 0\.\.9"),
     ],
 )
-def test_a_class_without_samples_and_labels_out_of_range_are_refused(
-    options, tmp_path, labels, line
-):
+def test_a_class_without_samples_or_labels_out_of_range_is_refused(options, tmp_path, labels, line):
     write_idx(tmp_path / "raw", "train", "t10k", labels)
     with pytest.raises(ValueError, match=line):
         load(options(name="mnist", dir=str(tmp_path / "raw")))
@@ -130,9 +125,8 @@ def test_users_are_owners_in_the_order_of_their_names(leaf: Leaf, tmp_path: Path
     data = leaf()
     assert data.shape == (1, 28, 28) and data.x.dtype == torch.float32
     assert torch.bincount(data.owner).tolist() == [5, 4, 3]  # f2, f9, f10
-    assert data.x[data.owner == 0][:, 0, 0, 0].tolist() == pytest.approx(
-        [0.1, 0.101, 0.102, 0.103, 0.104]
-    )
+    first = data.x[data.owner == 0][:, 0, 0, 0].tolist()
+    assert first == pytest.approx([0.1, 0.101, 0.102, 0.103, 0.104])
     assert data.owner_test.tolist() == [1, 1, 0] and data.y_test.tolist() == [0, 1, 0]
 
 
@@ -177,21 +171,6 @@ def test_nested_lists_say_their_own_shape(leaf: Leaf, tmp_path: Path) -> None:
         ({"user_data": {"a": {"x": [[1.0]], "y": [0.5]}}}, "user 'a': y has values that are not"),
         ({"user_data": {"a": {"x": [[1.0]], "y": [20_000_000]}}}, "'a': y: label 20000000 is not"),
         ({"user_data": {"a": [1, 2]}}, "user 'a': there are no 'x' and 'y', but list"),
-    ],
-)
-def test_a_file_that_is_wrong_is_one_line_with_its_path(
-    leaf: Leaf, tmp_path: Path, changes: dict[str, Any], line: str
-) -> None:
-    users(tmp_path / "train" / "a.json", {"u": 3})
-    path = users(tmp_path / "test" / "a.json", {"a": 3}, **changes)
-    with pytest.raises(ValueError, match=line) as refused:
-        leaf()
-    assert str(refused.value).startswith(f"{path}") and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
         (b"[" * 100_000, "damaged or no JSON"),
         (b'{"user_data": "\xff"}', "damaged or no JSON"),
         (b"7", "there is no 'user_data' by user in it"),
@@ -199,19 +178,18 @@ def test_a_file_that_is_wrong_is_one_line_with_its_path(
         (None, "not a regular file"),
     ],
 )
-def test_a_file_without_users_is_one_line_with_its_path(
-    leaf: Leaf, tmp_path: Path, content: bytes | None, line: str
-) -> None:
+def test_a_file_that_is_wrong_is_one_line_with_its_path(leaf, tmp_path, changes, line) -> None:
     users(tmp_path / "train" / "a.json", {"u": 3})
-    path = tmp_path / "test" / "a.json"
-    path.parent.mkdir()
-    if content is None:
+    fields = changes if isinstance(changes, dict) else {}
+    path = users(tmp_path / "test" / "a.json", {"a": 3}, **fields)
+    if isinstance(changes, bytes):
+        path.write_bytes(changes)
+    elif changes is None:
+        path.unlink()
         os.mkfifo(path)
-    else:
-        path.write_bytes(content)
     with pytest.raises(ValueError, match=line) as refused:
         leaf()
-    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"{path}") and "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_cut_off_or_missing_is_named(leaf: Leaf, tmp_path: Path) -> None:
@@ -223,3 +201,68 @@ def test_a_file_that_is_cut_off_or_missing_is_named(leaf: Leaf, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"train/a.json: damaged or no JSON") as refused:
         leaf()
     assert "\n" not in str(refused.value)
+
+
+class Stored:
+    """Stands in for torchvision's class: 20 samples, of which the pixel (1, 2) tells the number."""
+
+    base_folder = "cifar-10-batches-py"
+    roots: tuple[str, ...] = ()
+    classes = tuple("abcdefghij")
+
+    def __init__(self, root: str, *, download: bool, train: bool = True, split: str = "") -> None:
+        Stored.roots += (root,)
+        number = np.arange(20, dtype=np.uint8)
+        if split:
+            self.data = np.zeros((20, 3, 32, 32), dtype=np.uint8)
+            self.data[:, 0, 1, 2] = number
+            self.labels = number.astype(np.int64) % 10
+        else:
+            self.data = np.zeros((20, 32, 32, 3), dtype=np.uint8)
+            self.data[:, 1, 2, 0] = number
+            self.targets = [int(n) % 10 for n in number]
+
+
+@pytest.mark.parametrize(("name", "title"), [("cifar10", "CIFAR10"), ("svhn", "SVHN")])
+def test_images_have_their_channels_first(options, monkeypatch, tmp_path, name, title):
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, title, Stored)
+    dataset = load(options(name=name, dir=str(tmp_path)))
+    assert dataset.shape == (3, 32, 32) and dataset.x.dtype == torch.uint8
+    assert dataset.x[:, 0, 1, 2].tolist() == list(range(20))
+    assert dataset.y.tolist() == [*range(10)] * 2 and dataset.y.dtype == torch.int64
+    assert len(dataset.mean) == 3
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
+def test_a_missing_colour_set_is_refused_in_one_line(options, tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}.*data.dir.*data.download") as refusal:
+        load(options(name=name, dir=str(tmp_path)))
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_svhn_files_that_are_not_svhn_are_refused(options, tmp_path):
+    (tmp_path / "train_32x32.mat").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"'svhn' at .*train_32x32\.mat is damaged or incomplete"):
+        load(options(name="svhn", dir=str(tmp_path)))
+
+
+def test_cifar_is_read_once_and_again_when_its_files_change(options, monkeypatch, tmp_path):
+    from common.data import DATASETS, decoded
+    from common.vision import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Stored)
+    monkeypatch.setattr(decoded, "SMALL", 0)
+    batch = tmp_path / Stored.base_folder / "data_batch_1"
+    batch.parent.mkdir()
+    batch.write_bytes(b"one")
+    before, wanted = len(Stored.roots), options(name="cifar10", dir=str(batch.parent))
+    first, second = (DATASETS["cifar10"].load(wanted) for _ in range(2))
+    assert Stored.roots[before:] == (str(tmp_path),) * 2, "training and test part, once"
+    assert second.classes == first.classes == Stored.classes
+    assert torch.equal(first.x, second.x) and torch.equal(first.y_test, second.y_test)
+    assert second.y.dtype == torch.int64 and second.mean == first.mean
+    batch.write_bytes(b"three")
+    DATASETS["cifar10"].load(wanted)
+    assert len(Stored.roots) == before + 4

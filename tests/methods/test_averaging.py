@@ -33,16 +33,13 @@ from tests.support.tiny import Run, flat, play
 from tests.support.weights import own_models, same
 
 
-def test_the_average_is_weighted_by_samples_or_not() -> None:
+def test_the_average_and_the_proximal_term_by_hand() -> None:
     net = torch.nn.Linear(1, 1, bias=False)
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
         options = Average(weights=weights)
         mean = average(states, [1, 3], states[0], options, parameters_only(net))
         assert mean["weight"].item() == expected
-
-
-def test_the_proximal_term_by_hand() -> None:
     w = [torch.tensor([3.0, 0.0], requires_grad=True), torch.tensor([[1.0]])]
     reference = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[1.0]])}
     value = proximal(zip("ab", w, strict=True), reference)
@@ -55,26 +52,20 @@ Z_G = torch.tensor([[0.0, 1.0, 3.0]])
 Y = torch.tensor([1])
 
 
-def test_the_loss_by_hand() -> None:
+def test_the_loss_of_fedntd_leaves_out_the_label_by_hand() -> None:
     assert F.cross_entropy(Z, Y).item() == pytest.approx(0.40761, abs=1e-5)
     # without entry 1: KL(σ(0, 3) ‖ σ(1, 0))
     assert not_true(Z_G, Z, Y).item() == pytest.approx(1.07497, abs=1e-5)
     assert 4 * not_true(Z_G, Z, Y, 2.0).item() == pytest.approx(1.63125, abs=1e-5)
-
-
-def test_it_says_nothing_about_the_labels_own_logit_nor_between_two_classes() -> None:
     z, y = torch.randn(5, 4, generator=seeds.stream(0)), torch.tensor([0, 1, 2, 3, 0])
     student = z.clone().requires_grad_()
     not_true(z.flip(0), student, y).backward()
-    assert student.grad is not None
     own = student.grad.gather(1, y[:, None])
     assert torch.equal(own, torch.zeros(5, 1)) and bool((student.grad != 0).any())
     assert not_true(Z_G[:, :2], Z[:, :2], Y).item() == 0.0
 
 
-def test_the_square_of_the_temperature_stands_before_the_term(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_square_of_the_temperature_stands_before_the_term(run, monkeypatch) -> None:
     from client_app.methods import fedntd
 
     flat = run(method="fedntd", fedntd__beta=4.0)
@@ -82,9 +73,7 @@ def test_the_square_of_the_temperature_stands_before_the_term(
     assert run(method="fedntd", fedntd__temperature=2.0).weights == flat.weights
 
 
-def test_the_teacher_is_the_mean_of_the_last_models(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_teacher_is_the_mean_of_the_last_models(run, monkeypatch) -> None:
     models = record_calls(monkeypatch, FedGKD, "step", lambda _, half, *given: half.w)
     teachers = record_calls(monkeypatch, FedGKD, "request", lambda sent, *_: sent.teacher)
     run(method="fedgkd", rounds=4, fedgkd__buffer=2)
@@ -144,12 +133,8 @@ def test_in_the_first_round_of_moon_the_contrast_is_of_equal_models(run: Run) ->
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-4)
 
 
-def test_the_past_is_what_the_client_left_in_its_last_round(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recalled = record_calls(
-        monkeypatch, Participant, "load_state", lambda found, p, *_: (p.k, found)
-    )
+def test_the_past_is_what_the_client_left_in_its_last_round(run, monkeypatch) -> None:
+    recalled = record_calls(monkeypatch, Participant, "load_state", lambda w, p, *_: (p.k, w))
     held = own_models(run(method="moon", rounds=2), 1, ClientState, "w")
     nothing, past = (found for k, found in recalled if k == 0)
     assert nothing is None and same(past.w, held[0])
@@ -177,9 +162,7 @@ def test_every_node_of_a_run_has_it_or_none(run: Run) -> None:
     assert played.summary["failures"] == []
 
 
-def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_a_client_of_fedavg_does_the_same_bit_for_bit(run, monkeypatch) -> None:
     build = Task.build
 
     def as_the_server_draws(self: Task, *given: Any, **named: Any) -> Any:
@@ -203,9 +186,7 @@ def test_the_page_of_local_training_has_the_clients_models_if_they_are_scored(ru
     assert ">Clients<" not in page.read_text() and ">Cost<" in page.read_text()
 
 
-def test_on_request_they_are_measured_on_the_whole_test_set(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_request_they_are_measured_on_the_whole_test_set(run, monkeypatch) -> None:
     seen = record_calls(monkeypatch, Participant, "test_accuracy")
     local = run(method="local", rounds=1, local__whole_test=True)
     assert local.summary["metrics"]["client_test_accuracy"] == pytest.approx(sum(seen) / 4)
@@ -228,21 +209,15 @@ def step(sizes: tuple[int, ...], sent: tuple[float, ...], **changes: Any) -> flo
     return float(fednova.w["weight"])
 
 
-def test_a_step_by_hand() -> None:
+def test_a_step_of_fednova_by_hand() -> None:
     # τ = (1, 3), p = ½: Σ p a = 2, Σ p d = ½ (−1 − 2) = −1.5, w = 3; FedAvg has 3.5
     assert step((16, 48), (1.0, 6.0)) == pytest.approx(3.0)
     assert step((16, 16), (1.0, 6.0)) == 3.5
-
-
-def test_momentum_counts_steps_for_more() -> None:
     assert task(**PLAIN_SGD | {"train__momentum": 0.9}).effective_steps(32) == pytest.approx(2.9)
     adam = {"train__momentum": 0.9, "train__optimizer": "adam"}
     assert task(**PLAIN_SGD | adam).effective_steps(32) == 2.0
     # a = (1, 2.9): Σ p a = 1.95, Σ p d = ½ (−1 − 2) = −1.5, w = 2.925
     assert step((16, 32), (1.0, 5.8), train__momentum=0.9) == pytest.approx(2.925)
-
-
-def test_a_robust_mean_is_of_the_normalised_models() -> None:
     # Σ p a = 7/3, so the models are 7/3 · (1, 6/3, 9/3), with median 14/3
     median = step((16, 48, 48), (1.0, 6.0, 9.0), average__robust="median")
     assert median == pytest.approx(14 / 3)
@@ -297,13 +272,10 @@ def test_across_depths_a_layer_is_normalised_over_those_who_have_it() -> None:
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
-def test_every_size_has_a_head_of_its_own(run: Run) -> None:
+def test_every_size_has_its_own_head_and_learning_rate(run: Run) -> None:
     held = run(method="inclusivefl", **FLEET).model
     heads = [held[f"{spec}head.weight"] for spec in ("", "cnn2@0.5/", "cnn3@0.5/")]
     assert not any(heads[i].equal(heads[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-
-
-def test_a_size_has_a_learning_rate_of_its_own(run: Run) -> None:
     given: dict[str, Any] = {"method": "inclusivefl", **FLEET, "rounds": 1, "train__lr_decay": 0.5}
     factors = {"inclusivefl__lr_factors": "cnn3@0.5=0.5, cnn2@0.5=1"}
     plain, slow, half = (  # in the last run everybody goes half as far

@@ -1,7 +1,6 @@
 """FD, FedProto, FedTGP and FedGH: class tables, their mean, and predictors by prototypes."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,16 +26,13 @@ WIDE: dict[str, Any] = {"feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
 
 
-def test_sums_by_class_become_means() -> None:
+def test_means_by_class_over_samples_and_over_clients() -> None:
     sums = ClassSums(3)
     sums.add(torch.tensor([[1.0, 0.0], [3.0, 2.0]]), torch.tensor([0, 0]))
     sums.add(torch.tensor([[5.0, 5.0]]), torch.tensor([2]))
     rows, present = sums.table()
     assert rows.tolist() == [[2, 1], [0, 0], [5, 5]] and rows.dtype == torch.float32
     assert present.tolist() == [True, False, True]
-
-
-def test_the_servers_mean_and_the_mean_of_the_others() -> None:
     tables = [torch.tensor([[*row], [1.0, 1.0]]) for row in ((2.0, 0.0), (0.0, 2.0), (4.0, 4.0))]
     ones = [torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([1, 1])]
     rows, present = class_mean(tables, ones)
@@ -50,13 +46,24 @@ def test_the_servers_mean_and_the_mean_of_the_others() -> None:
     assert rows.tolist() == [[0] * 3] * 2 and present.tolist() == [False, True], "nobody sent it"
 
 
-def test_the_distances_of_the_losses_by_hand() -> None:
+def test_distances_of_the_losses_and_the_nearest_prototype_by_hand() -> None:
     f, P = torch.tensor([[1.0, 1.0], [9.0, 9.0]]), torch.zeros(2, 2)
     assert squared(f[:1], P[:1], torch.tensor([True])) == 1
     assert squared(f, P, torch.tensor([True, False])) == 0.5
     z, mean = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
     expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 2
     assert abs(float(soft_cross_entropy(mean, z)) - expected) < 1e-6
+
+    class Identity(nn.Module):
+        spec, head = "x", nn.Linear(2, 3)
+
+        def features(self, x: Tensor) -> Tensor:
+            return x
+
+    P = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
+    net: Any = Identity()
+    logits = Nearest(net, P, torch.tensor([True, True, False]))(torch.tensor([[1.0, 0.0]]))
+    assert logits.tolist() == [[-0.5, -4.5, -1e9]]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +85,7 @@ def test_fd_compares_logits_with_the_mean_logits(how: str, value: float) -> None
     assert abs(float(distance) - value) < 1e-5
 
 
-# FedTGP's server by hand.
-
-
-def test_the_contrast_of_fedtgp_by_hand() -> None:
+def test_the_contrast_and_the_margin_of_fedtgp_by_hand() -> None:
     P, prototypes, y = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([0])
     assert abs(float(contrast(P, prototypes, y, 0.0)) - 0.006715) < 1e-6
     assert abs(float(contrast(P, prototypes, y, 5.0)) - math.log(2)) < 1e-6
@@ -89,9 +93,6 @@ def test_the_contrast_of_fedtgp_by_hand() -> None:
     contrast(P, prototypes, y, 5.0).backward()
     assert prototypes.grad is not None and bool(prototypes.grad.isfinite().all())
     assert distances(P, prototypes).tolist()[0][1] == 5
-
-
-def test_the_margin_of_fedtgp_by_hand() -> None:
     rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [9.0, 9.0]])
     present = torch.tensor([True, True, True, False])
     # nearest others: 1, √18, 1; the absent class does not count
@@ -111,16 +112,13 @@ PAIRS = (
 )
 
 
-def test_without_epochs_fedtgp_sends_its_first_prototypes() -> None:
+def test_fedtgp_moves_its_first_prototypes_to_those_of_the_clients() -> None:
     method = server(method="fedtgp", fedtgp__server_epochs=0, **WIDE)
     with seeds.scope(method.task.seed, "init", "prototypes"):
         first = PrototypeGenerator(3, 16)
     assert method.request(1).rows is None and method.step(1, replies(*PAIRS)) == {}
     request = method.request(2)
     assert torch.equal(request.rows, first().detach()) and request.present.tolist() == [True] * 3
-
-
-def test_fedtgp_moves_its_prototypes_to_those_of_the_clients() -> None:
     method = server(method="fedtgp", fedtgp__server_lr=0.1, fedtgp__margin=0.5, **WIDE)
     losses = [method.step(t, replies(*PAIRS))["server_loss"] for t in range(1, 4)]
     assert losses[-1] < 0.2 * losses[0]
@@ -128,16 +126,12 @@ def test_fedtgp_moves_its_prototypes_to_those_of_the_clients() -> None:
     assert distances(received, method.rows).argmin(1).tolist() == [0, 1, 2]
 
 
-# FedGH by hand.
-
-
 def test_a_step_of_fedgh_is_one_of_softmax_regression() -> None:
     method = server(method="fedgh", fedgh__server_lr=1.0, **WIDE)
     method.head = {"weight": torch.zeros(3, 16), "bias": torch.zeros(3)}
     unit = torch.eye(16)[0]
-    reply = TableReply(
-        table=torch.stack([unit, unit * 0, unit * 0]), counts=torch.tensor([1, 0, 0])
-    )
+    table = torch.stack([unit, unit * 0, unit * 0])
+    reply = TableReply(table=table, counts=torch.tensor([1, 0, 0]))
     metrics = method.step(1, Replies.of([(client(), reply)]))
     assert abs(metrics["server_loss"] - math.log(3)) < 1e-6
     step = torch.tensor([2 / 3, -1 / 3, -1 / 3])
@@ -156,33 +150,16 @@ def test_without_epochs_every_round_of_fedgh_starts_from_the_first_head(played: 
     assert not torch.equal(played(**settings).model["weight"], drawn["weight"])
 
 
-# Scores.
-
-
 def participant(run: TinyRun, settings: dict[str, Any], k: int) -> Participant:
     node = {"partition-id": k, "state-dir": str(run.folder / "state")}
     return Participant(parse(flat(run.folder, **settings)), node, "test")
 
 
-def test_the_nearest_prototype_by_hand() -> None:
-    class Identity(nn.Module):
-        spec, head = "x", nn.Linear(2, 3)
-
-        def features(self, x: Tensor) -> Tensor:
-            return x
-
-    P = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
-    net: Any = Identity()
-    logits = Nearest(net, P, torch.tensor([True, True, False]))(torch.tensor([[1.0, 0.0]]))
-    assert logits.tolist() == [[-0.5, -4.5, -1e9]]
-
-
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 def test_head_and_prototypes_are_both_scored_whichever_counts(method: str, run: Run) -> None:
     settings = {"method": method, "rounds": 2, **WIDE, **UNEVEN, "data__test_fraction": 0.5}
-    by_head, by_prototype = (
-        run(**settings, **{f"{method}__predict": how}) for how in ("head", "prototype")
-    )
+    key = f"{method}__predict"
+    by_head, by_prototype = (run(**settings, **{key: how}) for how in ("head", "prototype"))
     assert same(own_models(by_head, 2), own_models(by_prototype, 2))
     assert by_head.weights == by_prototype.weights
     pairs = [*zip(by_head.journal[-1]["scores"], by_prototype.journal[-1]["scores"], strict=True)]
@@ -209,9 +186,6 @@ def test_a_client_scores_its_features_with_the_newest_head(method: str, run: Run
         assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
 
 
-# What clients send.
-
-
 def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps(run: Run) -> None:
     common = {"method": "fedproto", "rounds": 1, "fleet": "mlp@0.25", "clients": 1}
     final = run(**common, fedproto__collect="final")
@@ -227,9 +201,7 @@ def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps
 
 
 @pytest.mark.parametrize("weights", ["uniform", "counts"])
-def test_counts_travel_only_where_they_weigh(
-    weights: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_travel_only_where_they_weigh(weights, run, monkeypatch) -> None:
     sent = record_calls(monkeypatch, TableReply, "pack", lambda _, reply: reply.counts.tolist())
     settings = {"method": "fedproto", "rounds": 1, **WIDE, **UNEVEN, "fedproto__weights": weights}
     counts = [client["counts"] for client in run(**settings).journal[0]["clients"]]
@@ -253,8 +225,6 @@ def test_a_clients_own_architecture_of_another_width_is_refused_at_the_census() 
         method.begin([client(0, model="cnn2@0.5"), client(1, model="mlp@0.5")])
 
 
-# A method of one's own on the same bases.
-
 MINE = '''
 """Prototypes in one module."""
 from client_app.bases.class_table import PrototypeLearner
@@ -268,9 +238,7 @@ class Client(PrototypeLearner[Options]):
 '''
 
 
-def test_fedproto_is_a_loss_in_a_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, played: Run
-) -> None:
+def test_fedproto_is_a_loss_in_a_plugin(tmp_path, monkeypatch, run, played) -> None:
     importing_from(tmp_path, monkeypatch)
     name = f"{package(tmp_path, {'mine': MINE})}:mine"
     settings = {"rounds": 2, **WIDE, **UNEVEN}

@@ -28,9 +28,6 @@ from tests.support.weights import own_models, same
 MOE: dict[str, Any] = {"method": "pfedmoe", "feature_dim": 16}
 
 
-# By hand.
-
-
 class Fixed(Classifier):
     """Network whose features of every sample are ``values``."""
 
@@ -54,13 +51,10 @@ class Constant(nn.Module):
         return self.logits.expand(len(x), 2)
 
 
-def test_the_mixture_by_hand() -> None:
+def test_the_mixture_and_a_gradient_by_hand() -> None:
     net = Gated(Fixed(0, 2), Fixed(1, 0), Constant(0, math.log(3)))
     r = net.features(torch.zeros(1, 1, 2, 2))
     assert r.tolist()[0] == pytest.approx([0.25, 1.5])
-
-
-def test_a_gradient_by_hand() -> None:
     own, shared, gate = Fixed(0, 1), Fixed(1, 0), Constant(0, 0)
     own.head.load_state_dict({"weight": 2 * torch.eye(2), "bias": torch.zeros(2)})
     loss = F.cross_entropy(Gated(own, shared, gate)(torch.zeros(1, 1, 2, 2)), torch.tensor([0]))
@@ -82,12 +76,7 @@ def test_the_gate_reads_each_image() -> None:
     assert not torch.allclose(*gate(x))
 
 
-# Reductions.
-
-
-def test_with_the_shared_extractor_alone_it_is_fedper(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_shared_extractor_alone_it_is_fedper(run, monkeypatch) -> None:
     settings = {"fleet": "cnn2@0.5", "feature_dim": 16, "rounds": 3, "per_round": 3}
     settings |= {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
     fedper = run(**settings, method="fedper")
@@ -104,16 +93,13 @@ def test_with_the_shared_extractor_alone_it_is_fedper(
     assert scores[0] == scores[1]
 
 
-# What travels, what stays, and what is scored.
-
-
 def half(run: TinyRun, k: int) -> PFedMoE:
     """Return client k's half with the state that it kept."""
     node = {"partition-id": k, "state-dir": str(run.folder / "state")}
     return PFedMoE(Participant(parse(flat(run.folder, **MOE)), node, "test"))
 
 
-def test_a_client_scores_the_mixture_with_the_newest_w(played: Run) -> None:
+def test_all_parts_learn_and_a_client_scores_the_mixture_with_the_newest_w(played: Run) -> None:
     run = played(**MOE)
     for k, score in enumerate(run.journal[-1]["scores"]):
         mixture = half(run, k)
@@ -121,17 +107,10 @@ def test_a_client_scores_the_mixture_with_the_newest_w(played: Run) -> None:
         accuracy = mixture.participant.accuracy(net)
         assert score["accuracy"] == score["accuracy_global"] == accuracy
         assert all(torch.equal(net.shared.state_dict()[n], w) for n, w in run.model.items())
-
-
-def test_own_network_gate_and_w_all_learn_and_the_gate_is_kept(played: Run) -> None:
-    run = played(**MOE)
     nets = [half(run, 0).composite(t, run.model).state_dict() for t in (1, 2, 3)]
     for name in ("own.head.weight", "joint.2.weight", "joint.4.weight"):
         assert not any(torch.equal(a[name], b[name]) for a, b in itertools.pairwise(nets))
     assert not same(run.model, server(**MOE).w)
-
-
-# Hostile clients, and federations that do not suit it.
 
 
 MRL: dict[str, Any] = {"method": "fedmrl", "global_model": "cnn2@0.25"}
@@ -168,16 +147,13 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
     of_r = -q * 0.5 + weight * s * 0.1
     expected = {"own.a": of_r * 2, "shared.a": of_r * 1, "joint.weight": (of_r * 3, of_r * 2)}
     for name, value in expected.items():
-        grad = net.get_parameter(name).grad
-        assert grad is not None
+        grad: Any = net.get_parameter(name).grad
         torch.testing.assert_close(grad.flatten(), torch.tensor(value).float().flatten())
     assert net(x).tolist() == [[3.5, 0.0]]
     assert Small(net)(x)[0].tolist() == pytest.approx([0.0, 0.7])
 
 
-def test_w_is_the_mean_of_the_copies_with_equal_weights(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_w_is_the_mean_of_the_copies_with_equal_weights(run, monkeypatch) -> None:
     sent = record_calls(monkeypatch, FedMRL, "train", lambda reply, half, request: reply.w)
     uneven = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
     played = run(**MRL, **uneven, rounds=1)

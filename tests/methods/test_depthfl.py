@@ -27,16 +27,14 @@ UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0}
 
 def options(**changes: Any) -> Options:
     own = {f"depthfl.{name}": value for name, value in changes.items()}
-    found = parse({**defaults(), "method": "depthfl", **own}).method
-    assert isinstance(found, Options)
-    return found
+    return parse({**defaults(), "method": "depthfl", **own}).method
 
 
 def state(run: TinyRun) -> State:
     return State(**Checkpoint.load(path_in(run.folder)).state)
 
 
-def test_the_loss_by_hand() -> None:
+def test_the_loss_by_hand_and_its_growing_weight() -> None:
     z, y = [torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])], torch.tensor([0])
     # CE .126928 and .693147; the exits' KL to each other: .433781 and .327813
     assert float(mutual(z, y, 1.0)) == pytest.approx(1.581669, abs=1e-6)
@@ -45,17 +43,11 @@ def test_the_loss_by_hand() -> None:
     three = [*z, torch.tensor([[1.0, 0.0]])]
     apart = [float(mutual(three, y, w)) - float(mutual(three, y, 0.0)) for w in (1.0, 0.5)]
     assert apart[0] == pytest.approx(2 * apart[1]) and apart[0] > 0
-
-
-def test_a_teachers_logits_are_without_gradient() -> None:
     z = [torch.tensor([[2.0, 0.0]], requires_grad=True), torch.tensor([[0.0, 0.0]])]
     loss = mutual(z, torch.tensor([0]), 1.0)
     # CE: p − y; KL(σ(z₂) ‖ σ(z₁)): p − q, with p = .880797 and q = ½
     (gradient,) = torch.autograd.grad(loss, z[0])
     assert float(gradient[0, 0]) == pytest.approx((0.880797 - 1) + (0.880797 - 0.5), abs=1e-6)
-
-
-def test_distillation_grows_over_the_rounds() -> None:
     o = options()
     weights = [o.weight(t) for t in (1, 151, 301, 900)]
     assert weights == pytest.approx([0.006738, 0.286505, 1, 1], abs=1e-6)
@@ -66,7 +58,6 @@ def halves(**changes: Any) -> DepthFL:
     """The server half with four clients, of depths 2, 1, 2 and 1, and every number 0."""
     found = server(method="depthfl", **{"fleet": ",".join(SPECS[:2]), **changes})
     found.begin([client(k, model=SPECS[1 - k % 2]) for k in range(4)])
-    assert isinstance(found, DepthFL)
     found.w = {name: torch.zeros_like(w) for name, w in found.w.items()}
     return found
 
@@ -78,7 +69,7 @@ def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any
     return ours.clients[k], Reply(w=w)
 
 
-def test_the_server_by_hand() -> None:
+def test_the_server_by_hand_with_and_without_dynamic_regularisation() -> None:
     ours = halves()
     ours.step(1, Replies.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
     shallow = ours.task.expected(SPECS[0])
@@ -93,19 +84,13 @@ def test_the_server_by_hand() -> None:
     before = dict(ours.w)
     ours.step(2, Replies.of([upload(ours, 1, 3)]))
     assert all(torch.equal(ours.w[n], before[n]) for n in ours.w if n not in shallow)
-
-
-def test_without_dynamic_regularisation_it_is_the_mean() -> None:
     ours = halves(**PLAIN)
     ours.step(1, Replies.of([upload(ours, 0, 3, 5), upload(ours, 1, 1)]))
-    shallow = ours.task.expected(SPECS[0])
     assert {n in shallow: float(ours.w[n].mean()) for n in ours.h} == {True: 2, False: 5}
     assert ours.accepted == {} and not any(bool(h.any()) for h in ours.h.values())
 
 
-def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_exit_alone_is_layerwise_averaging_with_a_head_for_each_depth(run, monkeypatch):
     def last(self: GlobalCopy[Any, Any], request: Any, net: Any) -> Any:
         return lambda x, y: F.cross_entropy(net.each(x)[-1], y)
 

@@ -16,15 +16,12 @@ from tests.support.tiny import Run, flat
 HOM = {"method": "fedorion", "fleet": "mlp@0.25", "average__weights": "samples"}
 
 
-def test_kl_by_hand() -> None:
+def test_kl_by_hand_has_the_gradient_of_soft_cross_entropy() -> None:
     teacher = torch.log(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
     student = torch.log(torch.tensor([[0.25, 0.75], [0.9, 0.1]]))
     # ½ ln(0.5/0.25) + ½ ln(0.5/0.75) for the first sample, 0 for the second, mean over two
     expected = (0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2
     assert kl(teacher, student).item() == pytest.approx(expected, rel=1e-6)
-
-
-def test_kl_and_soft_cross_entropy_have_the_same_gradient_for_the_student() -> None:
     generator = torch.Generator().manual_seed(1)
     teacher = torch.randn(4, 3, generator=generator)
     gradients = []
@@ -121,14 +118,11 @@ def test_with_one_client_combine_is_ensemble(norm: str, run: Run) -> None:
     torch.testing.assert_close(combine.model, ensemble.model, rtol=0, atol=1e-5)
 
 
-def test_nothing_is_averaged(run: Run) -> None:
+def test_hetfedfl_averages_nothing_and_the_server_teaches_the_clients(run: Run) -> None:
     # A server that does not step keeps its first model, whatever the clients learn.
     still = {**HETFEDFL, "fleet": "mlp@0.25", "noise__lr": 1e-38}
     one, two = run(**still, rounds=1), run(**still, rounds=2)
     torch.testing.assert_close(one.model, two.model, rtol=0, atol=1e-12)
-
-
-def test_the_server_teaches_the_clients(run: Run) -> None:
     # In round 2 the clients hear a server that has stepped, or one that has not.
     loud, still = run(**HETFEDFL), run(**{**HETFEDFL, "noise__lr": 1e-38})
     assert loud.journal[1]["client_metrics"] == still.journal[1]["client_metrics"]

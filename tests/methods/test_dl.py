@@ -12,7 +12,6 @@ from client_app.participant import Participant
 from common import models
 from common.data import divide
 from common.exchange.protocol import Request
-from common.methods.dl_sh import Reply
 from common.models.masked import Masked
 from common.settings.parse import parse
 from common.techniques.ensemble import client_weights, weighted_sum
@@ -34,9 +33,7 @@ FEW_CLASSES = {"clients": 2, "data__partition": "niid3", "data__niid_scale": "ad
 REWARDED = {"dl-sh.incentive": "model", "dl-sh.incentive-epochs": 3}
 
 
-def test_a_public_set_that_differs_in_one_sample_is_refused_with_the_clients_name(
-    tmp_path, monkeypatch
-):
+def test_a_public_set_that_differs_in_one_sample_is_refused_by_name(tmp_path, monkeypatch):
     honest = Participant.public.func
 
     def public(self):
@@ -73,9 +70,7 @@ def exchanged(
 ) -> tuple[list[Any], torch.Tensor, TinyRun]:
     """What the clients sent, what the server learnt from it, and the run."""
     with monkeypatch.context() as patch:
-        seen = record_calls(
-            patch, half, "train", lambda reply, half, request: (half.participant.k, reply)
-        )
+        seen = record_calls(patch, half, "train", lambda up, half, _: (half.participant.k, up))
         targets = record_calls(patch, PublicSet, "distil", lambda _, public_set, t, y: y)
         run = play(flat(tmp_path, **{**SH, **changes}))
     replies = dict(seen)
@@ -93,9 +88,8 @@ def test_the_server_learns_the_weighted_sum_of_what_the_clients_sent(tmp_path, m
 def test_plain_distillation_takes_the_mean_and_sends_no_confidence(tmp_path, monkeypatch):
     replies, targets, result = exchanged(tmp_path, monkeypatch, **{"confidence.kind": "uniform"})
     assert all(reply.w is None for reply in replies)
-    assert torch.allclose(
-        targets, torch.stack([reply.theta for reply in replies]).mean(0), atol=1e-6
-    )
+    mean = torch.stack([reply.theta for reply in replies]).mean(0)
+    assert torch.allclose(targets, mean, atol=1e-6)
     assert result.journal[1]["cost"]["numbers"] == 4 * 120 * 3
 
 
@@ -118,16 +112,12 @@ def test_the_upper_bound_learns_the_true_classes(tmp_path, monkeypatch):
 def public_labels(result) -> torch.Tensor:
     """The public labels of the tiny run's configuration."""
     config = parse(flat(result.folder, **SH))
-    labels = divide(config.data, config.partition_seed).labels
-    assert labels is not None
-    return labels
+    return divide(config.data, config.partition_seed).labels
 
 
 @pytest.mark.parametrize("balance", ["weights", "sampling"])
 @pytest.mark.parametrize("start", ["local", "scratch"])
-def test_every_way_to_grow_a_confidence_gives_another_one(
-    tmp_path, monkeypatch, balance: str, start: str
-):
+def test_every_way_to_grow_a_confidence_gives_another_one(tmp_path, monkeypatch, balance, start):
     plain, _, _ = exchanged(tmp_path / "a", monkeypatch)
     replies, _, _ = exchanged(
         tmp_path / "b", monkeypatch, **{"confidence.balance": balance, "confidence.init": start}
@@ -137,9 +127,8 @@ def test_every_way_to_grow_a_confidence_gives_another_one(
 
 
 def test_a_confidence_is_higher_on_images_like_the_clients_own(tmp_path, monkeypatch):
-    replies, _, result = exchanged(
-        tmp_path, monkeypatch, **{**ONE_CLASS_EACH, "confidence__epochs": 5}
-    )
+    longer = {**ONE_CLASS_EACH, "confidence__epochs": 5}
+    replies, _, result = exchanged(tmp_path, monkeypatch, **longer)
     labels = public_labels(result)
     for k, reply in enumerate(replies):  # client k holds class k alone
         assert float(reply.w[labels == k].mean()) > 5 * float(reply.w[labels != k].mean())
@@ -232,9 +221,7 @@ def test_masked_labels_travel_as_one_byte_each(tmp_path, monkeypatch):
     assert all(reward.y.dtype == torch.uint8 and reward.theta is None for reward in seen)
 
 
-def test_a_client_that_fails_in_the_second_exchange_is_named_and_the_round_counts(
-    tmp_path, monkeypatch
-):
+def test_a_client_that_fails_in_the_second_exchange_is_named(tmp_path, monkeypatch):
     honest = IDLMH.second
 
     def second(self, request):
@@ -300,9 +287,8 @@ def test_the_reward_of_the_ensemble_is_what_the_servers_model_learnt(tmp_path, m
 
 def test_a_free_rider_says_nothing_surely_and_the_others_say_what_they_said(tmp_path, monkeypatch):
     honest, _, _ = exchanged(tmp_path / "a", monkeypatch, clients=2)
-    riding, targets, _ = exchanged(
-        tmp_path / "b", monkeypatch, clients=2, **{"dl-sh.free-riders": 1}
-    )
+    changes = {"clients": 2, "dl-sh.free-riders": 1}
+    riding, targets, _ = exchanged(tmp_path / "b", monkeypatch, **changes)
     assert torch.equal(riding[0].theta, torch.full((120, 3), 1 / 3))
     assert torch.equal(riding[0].w, torch.ones(120))
     assert torch.equal(riding[1].theta, honest[1].theta)
@@ -314,16 +300,11 @@ def test_a_free_rider_says_nothing_surely_and_the_others_say_what_they_said(tmp_
     assert torch.allclose(targets[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("exchange", "said", "dtype"), [("logits", 0.0, "uint8"), ("probs", 1 / 3, "uint8")]
-)
-def test_a_free_riders_answer_passes_the_servers_check(
-    tmp_path, monkeypatch, exchange: str, said: float, dtype: str
-):
-    settings = {"dl-sh.exchange": exchange, "wire.dtype": dtype, "dl-sh.free-riders": 1}
+@pytest.mark.parametrize(("exchange", "said"), [("logits", 0.0), ("probs", 1 / 3)])
+def test_a_free_riders_answer_passes_the_servers_check(tmp_path, monkeypatch, exchange, said):
+    settings = {"dl-sh.exchange": exchange, "wire.dtype": "uint8", "dl-sh.free-riders": 1}
     sent, targets, _ = exchanged(tmp_path, monkeypatch, **settings)
-    reply: Reply = sent[0]
-    told = reply.said(probabilities=exchange == "probs")
+    told = sent[0].said(probabilities=exchange == "probs")
     assert torch.allclose(told, torch.full((120, 3), said), atol=1e-6)
     assert bool(targets.isfinite().all())
 

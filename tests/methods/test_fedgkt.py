@@ -16,14 +16,11 @@ FLEET = {"fleet": "cnn2@0.5,cnn3@0.5", "global_model": "cnn3@0.5"}
 SMALL: dict[str, Any] = {"method": "fedgkt", "rounds": 1, **FLEET}
 
 
-def test_a_split_network_is_its_two_halves():
+def test_a_split_network_is_its_two_halves_and_an_edge_trains_the_first():
     net = splittable(models.build("cnn3@0.5", (1, 8, 8), 3, seed=0)).eval()
     x = torch.rand(2, 1, 8, 8)
     assert feature_shape(net, (1, 8, 8)) == (16, 4, 4)
     assert torch.equal(behind(net, net.extractor(x)), net(x))
-
-
-def test_an_edge_trains_the_extractor_and_its_head_alone():
     edge = Edge(splittable(models.build("cnn3@0.5", (1, 8, 8), 3, seed=0)), 3, (1, 8, 8), seed=0)
     # stem 16·9 weights, BatchNorm 16 + 16, head 16·3 + 3
     assert sum(p.numel() for p in edge.trained()) == 144 + 32 + 51

@@ -40,14 +40,11 @@ def test_the_first_round_is_local_training_and_the_second_is_not(run: Run) -> No
     assert fedin.journal[2]["metrics"]["client_in_loss"] > 0
 
 
-def test_the_score_is_the_mean_over_the_architectures(run: Run) -> None:
+def test_scores_are_means_over_architectures_and_clients_score_their_own(run: Run) -> None:
     for across in ("layerwise", "same"):
         last = run(method="fedavg", average__across=across, **FLEET).journal[-1]
         assert list(last["accuracies"]) == ["cnn2@0.5", "cnn3@0.5"]
         assert last["accuracy"] == pytest.approx(sum(last["accuracies"].values()) / 2)
-
-
-def test_clients_train_and_score_their_own_architecture(run: Run) -> None:
     fedin = run(method="fedin", average__across="same", **FLEET)
     assert [c["model"] for c in fedin.summary["clients"]] == ["cnn2@0.5", "cnn3@0.5"] * 2
     assert all(c["accuracy"] is not None for c in fedin.summary["clients"])
@@ -62,9 +59,7 @@ def test_a_node_that_brings_another_family_is_refused_by_the_server(tmp_path: An
 
 
 def net(spec: str = "cnn3@0.25") -> Split:
-    built = models.build(spec, (1, 8, 8), 3, seed=1)
-    assert isinstance(built, Split)
-    return built.train()
+    return models.build(spec, (1, 8, 8), 3, seed=1).train()  # type: ignore[return-value]
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,19 +171,15 @@ def test_two_gradients_compared_by_hand() -> None:
     assert Divergence(0).metrics == {}
 
 
-def test_the_features_kept_are_of_the_last_full_batch_in_train_mode() -> None:
+def test_features_are_of_the_last_full_batch_clipped_by_sample_and_with_noise() -> None:
     network, (x, y) = net(), batch()
     local = Local(network, 0.0)
     for part in (slice(0, 2), slice(2, 4), slice(4, 5)):
         local(x[part], y[part])
     again = net()
-    assert local.kept is not None
     s_in, s_out = local.kept
     assert torch.equal(s_in, again.extractor(x[2:4])) and not s_in.requires_grad
     assert torch.equal(s_out, again.intermediate(s_in))
-
-
-def test_features_are_clipped_by_sample_and_get_noise_from_a_stream() -> None:
     s = torch.tensor([6.0, 8.0, 3.0, 0.0]).view(2, 2, 1, 1)  # norms 10 and 3
     clipped = bounded(s, Options(clip=5.0, noise=0.0), seeds.stream(1))
     assert clipped.flatten().tolist() == pytest.approx([3, 4, 3, 0])
@@ -206,20 +197,14 @@ def pool_of(limit: int, *entries: tuple[int, int, list[float]]) -> Any:
     return pool
 
 
-def test_the_pool_keeps_the_latest_of_each_client_and_at_most_so_many() -> None:
+def test_the_pool_keeps_the_latest_of_each_client_and_draws_pairs_once() -> None:
     pool = pool_of(2, (1, 0, [1.0]), (1, 1, [1.0]), (2, 0, [2.0]), (3, 2, [3.0]))
     assert pool.rounds == {0: 2, 2: 3} and pool.s_in[0].item() == 2
-
-
-def test_a_draw_takes_pairs_once_and_keeps_them_together() -> None:
     pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [3.0, 4, 5]))
     s_in, s_out = pool.draw(4, seeds.stream(1, "d"))
     assert torch.equal(10 * s_in, s_out) and len(set(s_in.flatten().tolist())) == 4
     whole = pool.draw(99, seeds.stream(1, "d"))
     assert sorted(whole[0].flatten().tolist()) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_draw_without_a_client_holds_nothing_of_it() -> None:
     assert pool_of(9, (1, 0, [0.0, 1, 2])).draw(5, seeds.stream(1), without=0) is None
     pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [7.0]))
     assert pool.draw(5, seeds.stream(1), without=0)[0].flatten().tolist() == [7]
@@ -232,18 +217,13 @@ def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) 
     return [payload for payload in packed if isinstance(payload, kind)]
 
 
-def test_nobody_is_sent_its_own_features_unless_allowed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_of_others_travel_if_there_is_in_training(run, monkeypatch) -> None:
     for others_only in (True, False):
         changes = {"rounds": 2, "fedin__others_only": others_only, "fedin__samples": 64}
         downs = [d for d in sent(run, monkeypatch, Request, **changes) if d.t == 2]
         assert len(downs) == 4
         # 4 clients uploaded 16 pairs each: 48 are others'
         assert [len(d.s_in) for d in downs] == [48 if others_only else 64] * 4
-
-
-def test_without_in_training_no_features_travel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = sent(run, monkeypatch, Reply, fedin__in_training=False)
     assert replies and all(reply.s_in is None and reply.s_out is None for reply in replies)
 

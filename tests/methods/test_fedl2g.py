@@ -57,9 +57,7 @@ def test_the_meta_step_by_hand() -> None:
 
 @pytest.mark.parametrize("settings", [L2G, FEATURES], ids=["logits", "features"])
 @pytest.mark.parametrize("fleet", ["mlp@0.25", "cnn2@0.25"])
-def test_the_meta_step_is_the_derivative_through_one_step(
-    fleet: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_meta_step_is_the_derivative_through_one_step(fleet, settings, tmp_path) -> None:
     """Networks with BatchNorm, by a graph through the whole step."""
     ours = half(tmp_path, **settings, fleet=fleet)
     p, net = ours.participant, ours.local(1).train()
@@ -105,13 +103,8 @@ def test_in_the_warm_up_no_client_trains_and_the_vectors_learn(played: Run) -> N
 
 
 def test_a_reply_has_the_rows_of_the_batchs_classes(tmp_path: Path) -> None:
-    ours = half(
-        tmp_path,
-        rounds=6,
-        fedl2g__warm_up=5,
-        data__partition="pathological",
-        data__classes_per_client=2,
-    )
+    two = {"data__partition": "pathological", "data__classes_per_client": 2}
+    ours = half(tmp_path, rounds=6, fedl2g__warm_up=5, **two)
     reply = ours.train(TableRequest(rows=torch.ones(3, 3), present=torch.ones(3).bool(), t=1))
     has = torch.tensor(ours.participant.counts) > 0
     assert reply.counts.tolist() == has.long().tolist() and 0 < int(has.sum()) < 3

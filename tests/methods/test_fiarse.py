@@ -1,7 +1,6 @@
 """FIARSE: the largest entries travel, are trained and averaged."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +16,6 @@ from common.exchange.records import array_bytes
 from common.methods.fiarse import Options, Reply
 from common.settings.parse import parse
 from common.techniques import importance
-from common.techniques.importance import (
-    bitmap,
-    entries,
-    from_bitmap,
-    groups,
-    kept,
-    masks,
-    spread,
-    thresholds,
-)
 from server_app.method import Replies
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
@@ -40,14 +29,10 @@ TINY = {"method": "fiarse", "fleet": "cnn2@0.5", "fiarse__sizes": "1, 0.25"}
 
 def stepped(size: float) -> Tensor:
     """W after a step on a client of this size, with ∂L/∂(w m) = 1."""
-    (theta,) = thresholds({"x": W}, GROUPS, size).values()
+    (theta,) = importance.thresholds({"x": W}, GROUPS, size).values()
     w = W.clone().requires_grad_()
     effective(w, theta).sum().backward()
-    assert w.grad is not None
     return W - LR * w.grad
-
-
-# By hand.
 
 
 @pytest.mark.parametrize(
@@ -59,7 +44,7 @@ def stepped(size: float) -> Tensor:
     ],
 )
 def test_threshold_and_gradient(size: float, theta: float, gradient: list[float]) -> None:
-    assert thresholds({"x": W}, GROUPS, size)["all"] == pytest.approx(theta)
+    assert importance.thresholds({"x": W}, GROUPS, size)["all"] == pytest.approx(theta)
     assert ((W - stepped(size)) / LR).tolist() == pytest.approx(gradient, abs=1e-5)
 
 
@@ -83,9 +68,8 @@ def test_the_gradient_of_the_mask_alone_is_that_of_a_boolean_one(theta: float) -
     assert at_theta.any() and torch.equal(default[at_theta], 1.5 * ours[at_theta])
 
 
-NORM, MEAN, COUNT = (
-    f"stem.bn.{leaf}" for leaf in ("weight", "running_mean", "num_batches_tracked")
-)
+LEAVES = ("weight", "running_mean", "num_batches_tracked")
+NORM, MEAN, COUNT = (f"stem.bn.{leaf}" for leaf in LEAVES)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
@@ -100,10 +84,8 @@ def test_a_norm_is_divided_by_the_clients_that_changed_it(server_lr: float) -> N
         changed[NORM] = changed[NORM].clone().fill_(0.4)
         changed[MEAN] = changed[MEAN].clone().fill_(2.0)
         changed[COUNT] = changed[COUNT] + 7
-        answers = [
-            Reply(delta=torch.zeros_like(sent[0].kept), rest=rest)
-            for rest in (changed, sent[1].rest)
-        ]
+        delta = torch.zeros_like(sent[0].kept)
+        answers = [Reply(delta=delta, rest=rest) for rest in (changed, sent[1].rest)]
         half.step(1, Replies.of(list(zip(members, answers, strict=True))))
         found[norm_count] = [float(half.w[n].flatten()[0]) for n in (NORM, MEAN, COUNT)]
     # the released sum of the changes over the count of the clients with a change: .6/1 and −2/1
@@ -124,15 +106,12 @@ def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) 
     return half.w["x"].tolist()  # type: ignore[no-any-return]
 
 
-def test_two_sizes_together() -> None:
+def test_the_servers_step_by_hand() -> None:
     half = (W - stepped(0.5))[[0, 3]].tolist()
     whole = (W - stepped(1.0)).tolist()
     expected = [0.361420, -0.344444, -0.05, -0.541]
     assert aggregated("nonzero", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
     assert aggregated("mask", (0.5, half), (1.0, whole)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_unchanged_entry_counts_by_mask_alone() -> None:
     replies = ((1.0, [0.2, 0.0, 0.0, 0.0]), (0.5, [0.0, 0.4]))
     assert aggregated("nonzero", *replies) == pytest.approx([0.3, -0.2, 0.1, -0.8])
     assert aggregated("mask", *replies) == pytest.approx([0.4, -0.2, 0.1, -0.6])
@@ -171,24 +150,22 @@ def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
     assert course[1][1] == pytest.approx(now - gradient - 0.9 * (before - now))
 
 
-# What travels.
-
-
 def test_entries_are_those_of_convolutions_and_linear_layers_by_stage() -> None:
     net = task().build("resnet8@0.25", name=("x",))
-    names = entries(net)
+    names = importance.entries(net)
     assert not any("bn" in name for name in names) and "head.bias" in names
-    assert sorted(groups(names, "stage")) == ["conv1", "head", "layer1", "layer2", "layer3"]
+    stages, whole = (importance.groups(names, scope) for scope in ("stage", "global"))
+    assert sorted(stages) == ["conv1", "head", "layer1", "layer2", "layer3"]
     w = dict(net.state_dict())
-    for of in (groups(names, "stage"), groups(names, "global")):
-        theta = thresholds(w, of, 0.25)
-        on = masks(w, importance.by_name(theta, of))
+    for of in (stages, whole):
+        theta = importance.thresholds(w, of, 0.25)
+        on = importance.masks(w, importance.by_name(theta, of))
         for members in of.values():
             total = sum(w[name].numel() for name in members)
             assert sum(int(on[name].sum()) for name in members) == int(total * 0.25)
-        told = from_bitmap(bitmap(on), {name: w[name] for name in names})
+        told = importance.from_bitmap(importance.bitmap(on), {name: w[name] for name in names})
         assert all(torch.equal(told[name], on[name]) for name in names)
-        back = spread(kept(w, on), on)
+        back = importance.spread(importance.kept(w, on), on)
         assert all(torch.equal(back[name], w[name] * on[name]) for name in names)
 
 
@@ -202,9 +179,7 @@ def test_a_share_of_the_entries_and_a_bit_for_each_travels(size: float) -> None:
     assert request.rest == {} and len(request.kept) == int(size * parameters)
 
 
-def test_a_client_changes_what_it_was_sent_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_changes_what_it_was_sent_and_nothing_else(tmp_path, monkeypatch) -> None:
     settings = {**TINY, "train__weight_decay": 0.1, "fiarse__sizes": "0.25"}
     half = server(**settings)
     request = half.request(1)(client(size=0.25))
@@ -214,8 +189,8 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(
     )
     reply = FIARSE(p).train(request.stamped("e", 1))
     (trained,) = nets
-    held = from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
-    moved = spread(reply.delta, held)
+    held = importance.from_bitmap(request.bitmap, {name: half.w[name] for name in half.entries})
+    moved = importance.spread(reply.delta, held)
     for name, mask in held.items():
         assert bool((trained[name][~mask] == 0).all()), "what was not sent stays 0"
         after = half.w[name] * mask - moved[name]
@@ -223,9 +198,7 @@ def test_a_client_changes_what_it_was_sent_and_nothing_else(
     assert reply.delta.count_nonzero() > 0.9 * len(reply.delta)
 
 
-def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_all_sizes_1_and_no_threshold_it_is_uniform_fedavg(run, monkeypatch) -> None:
     fedavg = run(method="fedavg", fleet="cnn2@0.5", average__weights="uniform").model
     alone = {**TINY, "fiarse__sizes": "1"}
     thresholded = run(**alone).model
@@ -250,16 +223,10 @@ def test_without_running_statistics_none_travel() -> None:
     assert sorted(rest) == [f"{block}.{leaf}" for block in ("layer1.0", "stem") for leaf in leaves]
 
 
-# What is refused.
-
-
-def test_a_size_that_is_not_configured_is_refused_by_name() -> None:
+def test_a_size_is_a_configured_number() -> None:
     with pytest.raises(ValueError, match=r"client 1 claims the size 0.3; configured are 1, 0.25$"):
         server(**TINY).begin([client(0, size=1.0), client(1, size=0.3)])
     server(**TINY, node__1__size=0.3).begin([client(0, size=1.0), client(1, size=0.3)])
-
-
-def test_a_nodes_own_size_is_a_number() -> None:
     check({"partition-id": 0, "size": 0.5})
     check({"partition-id": 0, "size": 1})
     with pytest.raises(ValueError, match=r"size = '0.5'; it must be a number"):

@@ -42,7 +42,10 @@ OLD = "fedgkd fedgkd.buffer=1 fedgkd.temperature=2.0"
 FEDGEN = "fedgen fedgen.server-steps=3 fedgen.hidden=8 fedgen.server-batch-size=8"
 SOME = "per-round=2 rounds=3 score.clients-every=1"
 FEDKF = f"fedkf fedkf.gamma=0.0 generator.latent=8 generator.width=4 {SOME}"
+UNTAUGHT = "fedftg.iterations=0 fleet=cnn2@0.5"
 ALL_DEPTHS = f"{THREE} average.across=depth"
+
+CNN2 = "fleet=cnn2@0.5"
 
 Settings = dict[str, Any]
 SAME: dict[str, tuple[str, ...]] = {
@@ -72,9 +75,7 @@ SAME: dict[str, tuple[str, ...]] = {
         *(f"{method} train.steps=3 {SKEW}" for method in ("fednova", "fedavg")),
         f"fednova {SKEW}",
     ),
-    "FedORION without DML and distillation": (
-        *(f"fedorion fedorion.distill=false {HOM}", f"fedavg {HOM}"),
-    ),
+    "FedORION undistilled": (f"fedorion fedorion.distill=false {HOM}", f"fedavg {HOM}"),
     "FedORION in which everybody skips": (
         f"fedorion fedorion.distill=false fedorion.skip-share=1.0 {HOM} {SKIPPING}",
         *(f"fedavg {SKIPPING}", f"fedorion {SKIPPING} fedorion.skip-share=0.0"),
@@ -83,12 +84,9 @@ SAME: dict[str, tuple[str, ...]] = {
         f"fedorion {SKIPPING} fedorion.skip-share=0.0",
         f"fedorion {SKIPPING} fedorion.selective=false",
     ),
-    "FedFTG without iterations": (
-        *("fedftg fedftg.iterations=0 fleet=cnn2@0.5", "fedavg fleet=cnn2@0.5"),
-    ),
+    "FedFTG without iterations": (f"fedftg {UNTAUGHT}", "fedavg fleet=cnn2@0.5"),
     "FedFTG without iterations and with μ": (
-        "fedftg fedftg.mu=0.5 fedftg.iterations=0 fleet=cnn2@0.5",
-        "fedprox fedprox.mu=0.5 fleet=cnn2@0.5",
+        *(f"fedftg fedftg.mu=0.5 {UNTAUGHT}", "fedprox fedprox.mu=0.5 fleet=cnn2@0.5"),
     ),
     "FedIN without IN training and with μ = 0": (
         f"fedin fedin.in-training=false fedin.mu=0.0 {DEPTHS}",
@@ -109,9 +107,7 @@ SAME: dict[str, tuple[str, ...]] = {
         f"depthfl depthfl.feddyn=false fleet=cnn4-exits1@0.5 {SKEW}",
         f"fedavg fleet=cnn4-exits1@0.5 {UNIFORM} {SKEW}",
     ),
-    "equal clients across widths": (
-        *("fedavg average.across=width fleet=cnn2@0.5", "fedavg fleet=cnn2@0.5"),
-    ),
+    "equal clients across widths": (f"fedavg average.across=width {CNN2}", f"fedavg {CNN2}"),
     **{
         f"FedIN without IN training, {across}": (
             f"fedin fedin.in-training=false average.across={across} {DEPTHS}",
@@ -134,9 +130,7 @@ SAME: dict[str, tuple[str, ...]] = {
         for across in ("none", "same")
     },
     **{
-        f"MOON with μ = 0, projection {on}": (
-            *(f"moon moon.mu=0.0 projection={on}", f"fedavg projection={on}"),
-        )
+        f"MOON with μ = 0, {on}": (f"moon moon.mu=0.0 projection={on}", f"fedavg projection={on}")
         for on in ("on", "off")
     },
     **{
@@ -191,9 +185,7 @@ def test_a_method_at_the_edge_is_another_bit_for_bit(case: str, played: Run) -> 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
 @pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "fedper", "fedrep", "fedbn"])
-def test_with_one_architecture_a_scheme_changes_nothing(
-    method: str, across: str, played: Run
-) -> None:
+def test_with_one_architecture_a_scheme_changes_nothing(method, across, played) -> None:
     if across == "layerwise" and method in ("fedper", "fedrep", "fedbn"):
         across = "same"
     settings = {"method": method, "fleet": "cnn2@0.5", "per_round": 3, "rounds": 3, **UNEVEN}
@@ -304,7 +296,7 @@ ALONE = {
         differs="loss",
     ),
     "FedKD": Alone(
-        {"method": "fedkd", "fedkd__weight": 0.0}, MIXED, {"fedkd__weight": 1.0}, differs="loss"
+        *({"method": "fedkd", "fedkd__weight": 0.0}, MIXED, {"fedkd__weight": 1.0}), differs="loss"
     ),
     "pFedMoE": Alone(  # a small network without BatchNorm, whose statistics would follow the data
         {"method": "pfedmoe"}, {**WIDE, "global_model": "lenet5@0.5"}, patch=private_gate
@@ -325,9 +317,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_a_client_that_learns_nothing_from_others_trains_locally(
-    case: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_learns_nothing_from_others_trains_locally(case, run, monkeypatch) -> None:
     one = ALONE[case]
     if one.patch:
         one.patch(monkeypatch)
@@ -349,9 +339,7 @@ def test_a_client_that_learns_nothing_from_others_trains_locally(
         assert not one.later or metrics[0] == metrics[1]
 
 
-def test_with_the_own_features_fedmrl_trains_locally(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_own_features_fedmrl_trains_locally(run, monkeypatch) -> None:
     own_features(monkeypatch)
     fedmrl = run(method="fedmrl", global_model="cnn2@0.25", fedmrl__weight=0.0)
     local = run(method="local")

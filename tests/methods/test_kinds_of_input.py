@@ -58,9 +58,7 @@ def test_a_method_runs_on_this_kind_of_input(method: str, data: str, tmp_path: P
 
 @pytest.mark.parametrize("data", FLEETS)
 @pytest.mark.parametrize("method", ON_IMAGES)
-def test_a_method_for_images_is_refused_before_the_start(
-    method: str, data: str, tmp_path: Path
-) -> None:
+def test_a_method_for_images_is_refused_before_the_start(method, data, tmp_path) -> None:
     with pytest.raises(ValueError, match=f'method = "{method}" takes images only: ') as refused:
         preflight(on_kind(method, data, tmp_path))
     assert options(method).images in str(refused.value) and "\n" not in str(refused.value)
@@ -79,9 +77,7 @@ def test_a_method_for_images_is_refused_before_the_start(
         ("fedavg", {"data__public_name": "toy"}, "data.public-name = 'toy' has uint8 samples"),
     ],
 )
-def test_a_setting_for_images_is_refused_before_the_start(
-    method: str, settings: dict[str, Any], line: str, tmp_path: Path
-) -> None:
+def test_a_setting_for_images_is_refused_before_the_start(method, settings, line, tmp_path) -> None:
     base = on_kind(method, "waves", tmp_path)
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
     with pytest.raises(ValueError, match=line) as refused:

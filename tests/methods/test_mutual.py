@@ -100,9 +100,8 @@ def test_one_step_of_htfllibs_undetached_losses(tmp_path: Path) -> None:
         )
 
 
-FEDKD: dict[str, Any] = {"method": "fedkd", "fleet": "cnn2@0.25,mlp@0.25", "rounds": 3}
+FEDKD: dict[str, Any] = {"method": "fedkd", **FLEET, "rounds": 3}
 ALONE = {**FEDKD, "fedkd__weight": 0.0}
-OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([0])
 
 
 def network(features: Tensor, logits: Tensor) -> Any:
@@ -117,19 +116,13 @@ def loss(own: Tensor = OWN, shared: Tensor = SHARED, f_k: Any = None, **options:
     return ClientHalf.loss(half, *nets, projection)(torch.zeros(1), Y)
 
 
-# The losses.
-
-
-def test_the_sum_of_both_losses_by_hand() -> None:
+def test_the_losses_of_fedkd_by_hand_and_which_network_follows_them() -> None:
     q, of_mentor, of_mentee = 0.82007, 0.52895, 0.39974  # both CE; both KL over q
     assert float(loss(weight=0.0)) == pytest.approx(q, abs=1e-5)
     # the mean square of (1, 1, 1) − W 0 is 1, in either loss
     for kl, share in (("batchmean", 1.0), ("mean", 0.5)):
         expected = q + share * (of_mentor + of_mentee) + 2 / q
         assert float(loss(kl=kl)) == pytest.approx(expected, abs=1e-4)
-
-
-def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
     z = own, shared = tuple(x.clone().requires_grad_() for x in (OWN, SHARED))
     log_k, log = F.log_softmax(own, 1), F.log_softmax(shared, 1)
     ce_k, ce = F.cross_entropy(own, Y), F.cross_entropy(shared, Y)
@@ -147,17 +140,19 @@ def test_each_network_follows_its_own_loss_unless_nothing_is_detached() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_t_rises_linearly_to_the_last_round() -> None:
+def test_the_rank_by_hand_for_a_rising_t() -> None:
     energies = [FedKDOptions().energy(t, 4) for t in (1, 2, 3, 4)]
-    assert (
-        energies == pytest.approx([0.95, 0.96, 0.97, 0.98]) and FedKDOptions().energy(1, 1) == 0.95
-    )
+    assert energies == pytest.approx([0.95, 0.96, 0.97, 0.98])
+    assert FedKDOptions().energy(1, 1) == 0.95
+    squares = torch.tensor([16.0, 9.0, 1.0])  # s = 4, 3, 1: sums 16, 25, 26 of 26
+    assert [low_rank.rank(squares, T) for T in (0.5, 0.95, 0.98, 1.0)] == [1, 2, 3, 3]
+    assert low_rank.rank(torch.tensor([4.0, 0.0]), 1.0) == 1
 
 
 def test_without_mutual_terms_mentees_are_fedavgs(played: Run) -> None:
     whole = {"fedkd__energy_start": 1.0, "fedkd__energy_end": 1.0}
-    fedkd, fleet = played(**ALONE, **whole), {"fleet": FEDKD["fleet"], "rounds": 3}
-    fedavg = played(method="fedavg", average__weights="uniform", **fleet)
+    fedkd = played(**ALONE, **whole)
+    fedavg = played(method="fedavg", average__weights="uniform", **FLEET, rounds=3)
     for name, value in fedavg.model.items():
         torch.testing.assert_close(fedkd.model[name], value, rtol=1e-5, atol=1e-6)
     assert fedkd.weights != played(**FEDKD, **whole).weights
@@ -169,15 +164,6 @@ def test_the_mentee_has_its_own_learning_rate(played: Run) -> None:
         for rate in ({}, *({"fedkd__mentee_lr": lr} for lr in (0.05, 0.02)))
     )
     assert same == usual != other
-
-
-# Low-rank factors.
-
-
-def test_the_rank_by_hand() -> None:
-    squares = torch.tensor([16.0, 9.0, 1.0])  # s = 4, 3, 1: sums 16, 25, 26 of 26
-    assert [low_rank.rank(squares, T) for T in (0.5, 0.95, 0.98, 1.0)] == [1, 2, 3, 3]
-    assert low_rank.rank(torch.tensor([4.0, 0.0]), 1.0) == 1
 
 
 def matrix(s: list[float], m: int, n: int) -> Tensor:
@@ -229,9 +215,6 @@ def test_factors_of_a_rank_that_saves_nothing_are_refused() -> None:
             low_rank.check(update, {"w": torch.zeros(m, n)}, "client 0")
 
 
-# What travels, and what both sides hold.
-
-
 def test_the_bytes_are_those_of_the_factors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = record_calls(monkeypatch, Records, "pack", lambda _, payload: payload)
     played = run(**{**FEDKD, "fleet": "mlp"})
@@ -253,9 +236,7 @@ def test_the_bytes_are_those_of_the_factors(run: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("loses", [False, True])
-def test_an_update_continues_from_the_servers_mentee(
-    loses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_continues_from_the_servers_mentee(loses, tmp_path, monkeypatch) -> None:
     """Where each client gets w whole in each round, everything is the same, except for bytes."""
     given = {**FEDKD, "rounds": 4, "min_replies": 0.5, **({} if loses else {"per_round": 3})}
     grid = {"grid": Losing} if loses else {}

@@ -25,14 +25,8 @@ from tests.support.tiny import Run, flat, overrides, under
 from tests.support.weights import same
 
 DENSE = ("cnn2@0.5", "mlp@0.25")
-SMALL = {
-    "epochs": 3,
-    "generated": 6,
-    "batch_size": 6,
-    "generator_steps": 3,
-    "latent": 4,
-    "width": 4,
-}
+SMALL = {"epochs": 3, "generated": 6, "batch_size": 6}
+SMALL |= {"generator_steps": 3, "latent": 4, "width": 4}
 TINY = {"method": "dense", "fleet": ",".join(DENSE), **under("dense", **SMALL)}
 
 
@@ -90,9 +84,7 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn_or_to_be_asked()
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
 
 
-def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_batch_of_the_least_loss_is_kept_as_it_was_before_its_view(monkeypatch) -> None:
     made, says = half(dense__generator_steps=4), iter([3.0, 2.0, -7.0, -6.5])
     seen = record_calls(monkeypatch, made, "seen", lambda _, images: images.detach().clone())
     loss = made.generator_loss
@@ -187,9 +179,8 @@ def replies(made: Any, specs: tuple[str, ...] = SPECS, rate: float = 0.5) -> Rep
         net = made.build(spec, None, "client", k).train()
         x = torch.randn(16, *made.task.shape, generator=seeds.stream(5, "seen", k))
         loss = F.cross_entropy(net(x), torch.full((16,), k))
-        for p, g in zip(
-            net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
-        ):
+        parameters = [*net.parameters()]
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.data.sub_(rate * g)
         pairs.append((client(k, model=spec), ModelReply(w=tree.snapshot(net))))
     return Replies.of(pairs)
@@ -209,16 +200,13 @@ def test_the_generator_s_loss_of_co_boosting_by_hand() -> None:
     with_bn.ensemble = [None, None]  # L_BN is divided by the two clients
     more = with_bn.generator_loss(taught, Y, said, [torch.tensor(2.0), torch.tensor(4.0)])
     assert more.item() == pytest.approx(-0.101295 + 3 * 6 / 2, abs=1e-5)
-
-
-def test_how_hard_a_sample_is_weighs_it_and_has_no_gradient() -> None:
     logits = torch.tensor([[1.0, 0.5]], requires_grad=True)
     (plain,) = torch.autograd.grad(F.cross_entropy(logits, Y), logits)
     (hard,) = torch.autograd.grad(generation.hard_cross_entropy(logits, Y, 2.0), logits)
     torch.testing.assert_close(hard, (1 - 0.622459) ** 2 * plain)
 
 
-def test_the_ensemble_s_weights_by_hand() -> None:
+def test_the_ensemble_s_weights_and_moved_images_by_hand() -> None:
     w = torch.full((2,), 0.5, requires_grad=True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(weighted(LOGITS, w), Y), w)
     assert gradient.tolist() == pytest.approx([-0.566311, 0.566311], abs=1e-6)
@@ -233,8 +221,6 @@ def test_the_ensemble_s_weights_by_hand() -> None:
     alone, wrong = torch.tensor([0.0, 0.005]), torch.tensor([[[0.0, 0.0]], [[0.0, 3.0]]])
     assert float(reweighed(alone, wrong, Y, 0.01).sum()) > 0
 
-
-def test_images_move_by_hand() -> None:
     # z̄ = (x, −x) at x = ½ with u = (1, −½): gradient .184601, so the image goes up by ε
     class Opposed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -256,13 +242,9 @@ def test_one_client_s_weight_changes_no_bit() -> None:
 
 
 def test_without_what_is_its_own_it_is_dense() -> None:
-    settings: dict[str, Any] = {
-        "adversarial": "disagreement",
-        "adv_temperature": 1.0,
-        "view": "augmented",
-    }
-    settings |= {"temperature": 20.0, "student_lr": 0.005, "student_decay": 0.0}
-    settings |= {"student_cosine": False, "clip": 0.0, "bn": 0.0}
+    settings: dict[str, Any] = {"adversarial": "disagreement", "adv_temperature": 1.0}
+    settings |= {"view": "augmented", "temperature": 20.0, "student_lr": 0.005}
+    settings |= {"student_decay": 0.0, "student_cosine": False, "clip": 0.0, "bn": 0.0}
     dense = boosting("dense", **settings)
     ours = boosting(**settings, hs=0.0, mu=0.0, epsilon=0.0)
     for made in (dense, ours):
@@ -300,9 +282,8 @@ def test_a_pool_of_bytes_has_the_values_of_an_image_file() -> None:
     png = (images.numpy() * 255).astype("uint8")
     assert pool.images.nbytes * 4 == plain.images.nbytes and (pool.images.numpy() == png).all()
     for way in ("none", "crop-flip"):
-        (read, y), (exact, _) = (
-            next(iter(p.batches(way, seeds.stream(0, "order")))) for p in (pool, plain)
-        )
+        passes = (p.batches(way, seeds.stream(0, "order")) for p in (pool, plain))
+        (read, y), (exact, _) = (next(iter(batches)) for batches in passes)
         lost = (exact - read) * torch.tensor(made.task.std).view(1, -1, 1, 1)
         assert float(lost.min()) > -1e-6 and 0 < float(lost.max()) < 1 / 255
     assert sorted(y.tolist()) == [0, 1, 2, 3, 4, 5]

@@ -91,9 +91,7 @@ def by_hand(run: Run, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> TinyRu
     ],
     ids=["one round", "two rounds", "FedAvg", "FedRep"],
 )
-def test_base_and_heads_by_hand(
-    settings: dict[str, Any], heads: Any, bases: float, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_base_and_heads_by_hand(settings, heads, bases, run, monkeypatch) -> None:
     played = by_hand(run, monkeypatch, **{"rounds": 1, **settings})
     assert float(played.model["a"]) == pytest.approx(bases, abs=1e-5)
     if heads == ():
@@ -131,8 +129,6 @@ def test_statistics_of_batchnorm_by_hand(run: Run, monkeypatch: pytest.MonkeyPat
         assert float(found["second.running_var"]) == pytest.approx(1.4)
 
 
-# Reductions, bit for bit.
-
 UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0, "rounds": 3, "per_round": 3}
 
 
@@ -145,9 +141,7 @@ UNEVEN = {"data__partition": "quantity_dirichlet", "data__alpha": 1.0, "rounds":
     ids=["FedPer that shares everything", "FedBN without BatchNorm"],
 )
 @pytest.mark.parametrize("across", ["none", "same"])
-def test_with_everything_shared_it_is_fedavg(
-    settings: dict[str, Any], fedavg: dict[str, Any], across: str, run: Run
-) -> None:
+def test_with_everything_shared_it_is_fedavg(settings, fedavg, across, run) -> None:
     # no confusions among the scores, which FedAvg's clients do not send either
     ours = {**UNEVEN, "average__across": across, "share_counts": False, **settings}
     theirs = {**ours, **fedavg, "method": "fedavg"}
@@ -169,9 +163,7 @@ def test_with_everything_shared_it_is_fedavg(
     ],
     ids=["nothing shared", "FedBN, one client", "FedPer, one client"],
 )
-def test_without_exchange_it_is_local_training(
-    settings: dict[str, Any], run: Run, tmp_path: Path
-) -> None:
+def test_without_exchange_it_is_local_training(settings, run, tmp_path) -> None:
     file = {"fleet": "mlp@0.25", "weights": weights_of(tmp_path, "mlp@0.25")}
     settings = {**UNEVEN, **file, **settings}
     ours, theirs = (run(**{**settings, **local}) for local in ({}, {"method": "local"}))
@@ -179,13 +171,8 @@ def test_without_exchange_it_is_local_training(
     assert ours.journal[-1]["scores"] == theirs.journal[-1]["scores"]
 
 
-# What travels and what stays.
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_the_private_part_never_leaves(
-    method: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_private_part_never_leaves(method, run, monkeypatch) -> None:
     sent = record_calls(monkeypatch, FedPer, "check", lambda _, __, client, reply: reply.w)
     played = run(method=method, fleet="cnn2@0.5", rounds=1)
     whole = played.model.keys() | private(played, 1)[0].keys()
@@ -205,9 +192,7 @@ def test_statistics_of_the_base_stay_if_they_are_not_shared(run: Run) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_client_scores_the_newest_shared_part_also_before_it_has_trained(
-    method: str, run: Run
-) -> None:
+def test_every_client_scores_the_newest_shared_part_also_before_it_has_trained(method, run) -> None:
     played = run(method=method, rounds=1, per_round=1, average__across="same")
     entry = played.journal[1]
     assert len(entry["replied"]) == 1 and [s["k"] for s in entry["scores"]] == [0, 1, 2, 3]
@@ -233,9 +218,6 @@ def test_a_network_without_batchnorm_is_announced(run: Run) -> None:
     assert "notes" not in run(method="fedbn", rounds=1).journal[0]
 
 
-# FedRep's phases.
-
-
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StateDict, StateDict]]:
     """Record the weights before and after each training, client by client."""
     pairs, real = list[tuple[StateDict, StateDict]](), Participant.train
@@ -252,9 +234,7 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StateDict, StateDict]]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_each_phase_leaves_the_other_part_as_it_is(
-    frozen: bool, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_phase_leaves_the_other_part_as_it_is(frozen, run, monkeypatch) -> None:
     pairs = phases(monkeypatch)
     epochs = {"fedrep__head_epochs": 1, "fedrep__body_epochs": 1}
     more = {"train__weight_decay": 0.1, "fedrep__freeze_statistics": frozen}
@@ -297,9 +277,7 @@ def personal(run: TinyRun, t: int) -> list[StateDict]:
         (1.0, (0.0, 0.0684, 0.16758), (0.72, 1.2492, 1.643292)),
     ],
 )
-def test_three_rounds_by_hand(
-    strength: float, first: Any, second: Any, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_rounds_by_hand(strength, first, second, run, monkeypatch) -> None:
     # f_k = ½ (w − a_k)², a = (0, 4), η = 0.1, two steps: w is FedAvg's for every λ.
     descend(monkeypatch, (0.0, 4.0))
     played = run(**HAND, rounds=3, ditto__lambda_prox=strength)
@@ -318,9 +296,7 @@ def test_more_epochs_move_the_personal_model_only(run: Run) -> None:
 
 
 @pytest.mark.parametrize("across", ["none", "same"])
-def test_without_a_pull_personal_models_are_those_of_local_training(
-    across: str, run: Run, tmp_path: Path
-) -> None:
+def test_without_a_pull_personal_models_are_those_of_local_training(across, run, tmp_path) -> None:
     for spec in ("mlp@0.25", "cnn2@0.5"):
         start = tree.snapshot(models.build(spec, (1, 8, 8), 3, seed=7))
         write(tmp_path / f"{spec}.safetensors", start)
@@ -335,9 +311,8 @@ def test_without_a_pull_personal_models_are_those_of_local_training(
 
 
 def test_a_personal_model_starts_from_the_servers_first_weights(tmp_path: Path, run: Run) -> None:
-    p = Participant(
-        parse(flat(tmp_path, method="ditto")), {"partition-id": 1, "num-partitions": 4}, "e"
-    )
+    node = {"partition-id": 1, "num-partitions": 4}
+    p = Participant(parse(flat(tmp_path, method="ditto")), node, "e")
     drawn = models.build("mlp@0.25", (1, 8, 8), 3, seed=1, name=("init", "global"))
     assert p.spec != p.global_spec == "mlp@0.25"
     assert same(tree.snapshot(p.initial(p.global_spec)), tree.snapshot(drawn))

@@ -54,9 +54,7 @@ def replies(*said: Any, probabilities: bool = False) -> Replies[Reply]:
     ("align", "agreed", "distance"),
     [("l1", [1.0, 1.0], 1.0), ("mse", [1.0, 1.0], 1.0), ("kl", [0.5, 0.5], 0.433781)],
 )
-def test_two_clients_meet_in_the_middle_by_hand(
-    align: str, agreed: list[float], distance: float
-) -> None:
+def test_two_clients_meet_in_the_middle_by_hand(align, agreed, distance) -> None:
     method = server(fedmd__align=align)
     o, z = method.options, torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     told = method.second(1, replies(*(o.speak(x).tolist() for x in z), probabilities=align == "kl"))
@@ -87,9 +85,7 @@ def test_what_digests_is_what_spoke(run: Run) -> None:
     assert len(found) == 2 and max(found) < 1e-12
 
 
-def test_who_did_not_hear_the_answer_goes_on_from_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_did_not_hear_the_answer_goes_on_from_its_model(tmp_path, monkeypatch) -> None:
     second = FedMD.second
 
     def place(reply: Reply, half: FedMD, request: Any) -> tuple[tuple[int, int], Tensor]:
@@ -135,8 +131,6 @@ def test_a_round_repeated_after_its_second_exchange_gives_the_same_bits(tmp_path
     assert first & second and second - first, "somebody goes on, somebody begins"
 
 
-# Optimisers that live across rounds.
-
 LIVING: dict[str, Any] = {
     **{**SMALL, "clients": 2, "fleet": "lenet5@0.25", "rounds": 2, "fedmd__first_epochs": 2},
     **{"train__optimizer": "adam", "train__lr": 0.01, "public__lr": 0.02},
@@ -170,9 +164,8 @@ def released(folder: Path) -> list[dict[str, Tensor]]:
                 descend(logits[k], said, 2, lambda x, z, net=net: (net(x) - z).abs().mean())
             name = (k, t) if t else ("first", k, 1)
             own = p.task.batches(*p.train_set, *name)
-            descend(
-                classifier[k], own, 1 if t else 2, lambda x, y, net=net: F.cross_entropy(net(x), y)
-            )
+            loss = lambda x, y, net=net: F.cross_entropy(net(x), y)  # noqa: E731
+            descend(classifier[k], own, 1 if t else 2, loss)
     return [{n: w.detach().clone() for n, w in net.state_dict().items()} for net in nets]
 
 
@@ -250,9 +243,8 @@ def test_entropy_reduction_by_hand(T: float, row: list[float], nats: float) -> N
 
 def test_the_least_sure_samples_are_chosen_by_hand() -> None:
     p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.6, 0.4]])
-    assert_close(
-        uncertainty(p, "entropy"), torch.tensor([0.6931, 0.3251, 0.6730]), atol=5e-5, rtol=0
-    )
+    expected = torch.tensor([0.6931, 0.3251, 0.6730])
+    assert_close(uncertainty(p, "entropy"), expected, atol=5e-5, rtol=0)
     for by in ("entropy", "margin"):
         assert uncertainty(p, by).topk(2).indices.sort().values.tolist() == [0, 2]
 
@@ -303,14 +295,12 @@ def test_predictions_that_are_none_are_refused(theta: torch.Tensor, said: str) -
         ds_fl().check(halves.client(), DSFLReply(theta=theta))
 
 
-def test_digestion_changes_the_server_and_is_measured(run: Run) -> None:
-    with_it, without = (run(method="ds-fl", public__learn=on, **PUBLIC) for on in (True, False))
-    assert with_it.weights != without.weights
-    assert with_it.journal[2]["metrics"]["client_digest_loss"] > 0
-
-
-def test_predictions_travel_in_fewer_bytes(run: Run) -> None:
-    short, full = (run(method="ds-fl", wire__dtype=d, **PUBLIC) for d in ("uint8", "float32"))
+def test_digestion_changes_the_server_and_predictions_travel_in_fewer_bytes(run: Run) -> None:
+    given = {"method": "ds-fl", **PUBLIC}
+    full, without = run(**given), run(**given, public__learn=False)
+    assert full.weights != without.weights
+    assert full.journal[2]["metrics"]["client_digest_loss"] > 0
+    short = run(**given, wire__dtype="uint8")
     for way in ("up", "down"):
         less = full.journal[2]["bytes"][way] - short.journal[2]["bytes"][way]
         assert less == pytest.approx(3 * 2 * 40 * 3, abs=40), "2 clients, 40 samples of 3 classes"
@@ -338,12 +328,9 @@ def said(n: int, seed: int = 0) -> Tensor:
     return torch.softmax(2 * z, dim=2)
 
 
-def test_the_step_is_looked_for_five_times() -> None:
+def test_one_step_of_kt_pfl_by_hand() -> None:
     steps = {0.08: 0.2, 0.01: 1.0, 0.004: 5.0, 1e-6: 5.0**5, 1e6: 5.0**-5}
     assert {m: step(m) for m in steps} == pytest.approx(steps)
-
-
-def test_one_step_by_hand() -> None:
     method, sent = kt_pfl(), {k: row[None] for k, row in enumerate(HAND)}
     method.step(1, distributions(sent))
     assert method.c[0].tolist() == pytest.approx([0.5399, 0.4601], abs=5e-5)
@@ -408,9 +395,7 @@ def test_private_epochs_grow_by_one_a_round(run: Run) -> None:
     assert steps[1] == steps[2] == 2 * steps[0]
 
 
-def test_the_page_shows_the_coefficients_unless_clients_are_many(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_the_coefficients_unless_clients_are_many(run, monkeypatch) -> None:
     done = run(**{**KT_PFL, "rounds": 1})
     c = done.summary["coefficients"]
     assert all(sum(row) == pytest.approx(1, abs=2e-4) for row in c)

@@ -56,9 +56,7 @@ def losing(folder: Path, rounds: int) -> TinyRun:
     return play(flat(folder, **HAND, rounds=rounds, min_replies=0.5), Losing)
 
 
-def test_a_lost_reply_does_not_part_the_server_from_its_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_reply_does_not_part_the_server_from_its_clients(tmp_path, monkeypatch) -> None:
     descend(monkeypatch, (0.0, 4.0))
     played = losing(tmp_path, 3)
     assert [entry["replied"] for entry in played.journal[1:]] == [[0, 1], [0], [0, 1]]
@@ -69,9 +67,7 @@ def test_a_lost_reply_does_not_part_the_server_from_its_clients(
     assert state(played).accepted == {0: 3, 1: 3}
 
 
-def test_the_store_keeps_the_round_that_the_server_counts_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_keeps_the_round_that_the_server_counts_on(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Losing, "tampers", (unchanged, lost, lost, lost, unchanged))
     descend(monkeypatch, (0.0, 4.0))
     played = losing(tmp_path, 4)
@@ -94,9 +90,7 @@ DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5", "data__partition": "quantity_dirichlet"}
 
 
 @pytest.mark.parametrize("across", ["layerwise", "same"])
-def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(
-    across: str, run: Run
-) -> None:
+def test_across_depths_a_variate_is_the_mean_of_those_who_have_the_layer(across, run) -> None:
     settings = {**DEPTHS, "average__across": across}
     first = run(method="scaffold", rounds=1, **settings)
     fedavg = run(method="fedavg", rounds=1, average__weights="uniform", **settings)
@@ -172,9 +166,7 @@ def niid_bench(steps: int, rounds: int) -> float:
     return w
 
 
-def test_a_correction_after_the_step_is_niid_benchs_with_k_as_its_divisor(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_correction_after_the_step_is_niid_benchs_with_divisor_k(run, monkeypatch) -> None:
     curve(monkeypatch)
     settings = {**HAND, "train__momentum": 0.9, "train__steps": 5, "rounds": 4}
     settings["scaffold__correction"] = "after"
@@ -184,12 +176,6 @@ def test_a_correction_after_the_step_is_niid_benchs_with_k_as_its_divisor(
     assert run(**settings, scaffold__divisor="steps").weights == ours.weights
     other = run(**settings, scaffold__divisor="effective")
     assert abs(result(other) - expected) > 0.01
-
-
-def test_a_correction_in_the_gradient_has_the_divisor_with_momentum(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    curve(monkeypatch)
     settings = {**HAND, "train__momentum": 0.9, "rounds": 2}
     assert run(**settings).weights == run(**settings, scaffold__divisor="effective").weights
 

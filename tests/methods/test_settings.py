@@ -67,6 +67,8 @@ def test_every_switch_does_something(method: str, switch: str, played: Run) -> N
 
 PUBLIC, DIGITS = "data.public=0.5", "data.public-name=digits"
 ALLOWED = "is not allowed"
+UNCUT, OWN = ("shufflenetv2", "densenet-bc-40-12"), ("depth", "depth average.own=head")
+UNAVERAGED = ("hetfedfl", "fedgkt", "local", "dl-sh")
 #: method and settings, and the line's beginning
 REFUSED: list[tuple[str, str]] = [
     ("scaffold train.optimizer=adam", f'scaffold.correction = "gradient" {ALLOWED}'),
@@ -122,7 +124,7 @@ REFUSED: list[tuple[str, str]] = [
     ),
     ("fiarse fiarse.running=false", f'score.bn = "running" {ALLOWED}'),
     (f"feddf {PUBLIC} average.across=layerwise", f'average.across = "layerwise" {ALLOWED}'),
-    *((method, f"method = '{method}' needs a public set") for method in ("feddf", "fedkemf")),
+    *((name, f"method = '{name}' needs a public set: ") for name in ("feddf", "fedkemf", "dl-sh")),
     (f"fedkemf {DIGITS} fedkemf.labels=true", "fedkemf.labels = true needs a public set"),
     (f"fedmd {DIGITS} fedmd.public-epochs=2", "fedmd.public-epochs = 2 needs a public set"),
     (f"dl-sh {PUBLIC} dl-sh.free-riders=4", f"dl-sh.free-riders = 4 {ALLOWED}"),
@@ -176,6 +178,50 @@ REFUSED: list[tuple[str, str]] = [
         for text in ("cnn5=1", "cnn2@0.5", "cnn2@0.5=0", "cnn2@0.5=nan")
     ),
     *((f"fedgen fedgen.decay={value}", "fedgen.decay = ") for value in (0.0, 1.5)),
+    *(
+        (f"{method} {PUBLIC} public.robust=median", f'public.robust = "median" {ALLOWED} with met')
+        for method in ("fedavg", "kt-pfl", "dl-sh", "fedkemf fedkemf.ensemble=vote")
+    ),
+    (f"dl-mh {PUBLIC} ensemble.aggregation=median", f'ensemble.aggregation = "median" {ALLOWED}'),
+    *(
+        (f"{method} {key}={value}", f"{key} = {shown} {ALLOWED}; it should be ")
+        for method, key, value, shown in (
+            (f"fedmd {PUBLIC}", "public.robust", "krum", '"krum"'),
+            (f"fedmd {PUBLIC}", "public.trim", 0.5, 0.5),
+            ("fedgkt", "fedgkt.bound", -1.0, -1.0),
+            *(("fedavg", "average.trim", 0.5, 0.5), ("fedavg", "average.clip-norm", 0.0, 0.0)),
+            ("fedavg", "average.robust", "bulyan", '"bulyan"'),
+        )
+    ),
+    *(
+        (f"fedavg average.across={across} fleet={fleet}", f'average.across = "{word}": {line}')
+        for across, word, fleet, line in (
+            ("width", "width", "cnn2,cnn3@0.5", "cnn3@0.5 is no width of cnn2, as in cnn2@0.5"),
+            *(("width", "width", f"{n},{n}@0.5", f"{n} cannot take part") for n in UNCUT),
+            ("width", "width", "resnet8-a@0.5,resnet8-a", "resnet8-a cannot take part"),
+            ("depth", "depth", "cnn2,lenet5", "cnn2 is no sub-model of lenet5"),
+            *((own, "depth", "mlp", "mlp has no stages of blocks; it takes part") for own in OWN),
+        )
+    ),
+    *(
+        (f"{method} average.across=width", f'average.across = "width" {ALLOWED} with method')
+        for method in ("scaffold", "fednova", "fedgkd", "fedin")
+    ),
+    *(
+        (f"{method} {key}={to}", f'{key} = "{to}" {ALLOWED} with {named}: nothing is averaged')
+        for key, to in (("oca.aggregate", "on"), ("average.robust", "median"))
+        for method, named in (
+            ("lwn", 'lwn.init = "previous"'),
+            ("fedorion fedorion.aggregate=false", "fedorion.aggregate = false"),
+            *((f"{name} {PUBLIC}", f'method = "{name}"') for name in UNAVERAGED),
+        )
+    ),
+    ("fedin feature-dim=8", f'feature-dim = 8 {ALLOWED} with method = "fedin", which cuts'),
+    ("moon feature-dim=8", f'feature-dim = 8 {ALLOWED} with projection = "on"; allowed: 0'),
+    (
+        "fedavg privacy.mode=central finetune.epochs=2",
+        f'finetune.epochs = 2 {ALLOWED} with privacy.mode = "central"',
+    ),
 ]
 FLEETS = {"depthfl": "cnn4-exits1@0.5,cnn4-exits2@0.5,cnn4-exits3@0.5", "fiarse": "cnn2@0.5"}
 

@@ -72,7 +72,7 @@ def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
         assert conv[:8].unique().tolist() == [3.0] and conv[8:].unique().tolist() == [2.0]
 
 
-def test_logits_of_absent_classes_are_0_by_hand() -> None:
+def test_absent_classes_have_logits_0_and_the_scaler_divides_in_training_alone() -> None:
     class Fixed(nn.Module):
         spec, head = "fixed", nn.Linear(1, 3)
 
@@ -81,9 +81,6 @@ def test_logits_of_absent_classes_are_0_by_hand() -> None:
 
     z = Zeroed(Fixed(), [0, 2])(torch.zeros(1))  # type: ignore[arg-type]
     assert z.tolist() == [[1.0, 0.0, -2.0]]
-
-
-def test_the_scaler_divides_in_training_alone() -> None:
     norm, x = nn.GroupNorm(1, 2, eps=0.5), torch.tensor([[[1.0], [3.0]]])
     plain = norm(x)
     norm.register_forward_pre_hook(divided_by(0.25))
@@ -103,13 +100,10 @@ def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.Monke
     assert seen == [0.5, 0.5]
 
 
-def test_the_rate_is_over_the_widest() -> None:
+def test_rates_are_over_the_widest_and_drawn_anew_by_their_shares() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
     requests = [half.request(1)(member) for member in members]
     assert [(r.spec, r.rate) for r in requests] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
-
-
-def test_rates_are_drawn_anew_in_each_round_by_their_shares() -> None:
     fleet = "cnn2@0.5,cnn2@0.25,cnn2@0.25"
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **{**REDRAWN, "fleet": fleet})
     drawn = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
@@ -182,18 +176,13 @@ def test_all_clients_measure_every_width(run: Run) -> None:
     assert half.measured_by("cnn2@0.5") == half.measured_by("cnn2@0.25") == members
 
 
-FEDROLEX: dict[str, Any] = {
-    "method": "fedrolex",
-    "fleet": "cnn2@0.5,cnn2@0.25",
-    "score__bn": "batch",
-}
+FEDROLEX: dict[str, Any] = {**METHOD, "method": "fedrolex"}
 
 
 def rolled(**changes: Any) -> Any:
     half = server(**{**FEDROLEX, **changes}, clients=2)
-    members = [
-        client(k, model=s, classes=[0, 1, 2]) for k, s in enumerate(FEDROLEX["fleet"].split(","))
-    ]
+    specs = FEDROLEX["fleet"].split(",")
+    members = [client(k, model=s, classes=[0, 1, 2]) for k, s in enumerate(specs)]
     half.begin(members)
     return half, members
 
@@ -206,9 +195,7 @@ def rolled(**changes: Any) -> Any:
         ((), True, [4, 2, 2, 4]),  # only convolutions are weighed by their channels
     ],
 )
-def test_the_mean_over_who_took_a_number_by_hand(
-    dims: tuple[int, ...], by_width: bool, expected: list[float]
-) -> None:
+def test_the_mean_over_who_took_a_number_by_hand(dims, by_width, expected) -> None:
     """Offset 1, m 4: a of rate 1 sends 2, b of rate ½, with channels 3 and 0, sends 6."""
     whole = {"w": torch.zeros(4, *dims)}
     a, b = {"w": torch.full((4, *dims), 2.0)}, {"w": torch.full((2, *dims), 6.0)}
@@ -254,10 +241,8 @@ def test_update_counts_are_those_of_the_released_arithmetic() -> None:
         answers, pairs = [], []
         for member in members:
             w = half.request(t)(member).w
-            own = {
-                n: torch.rand(x.shape, generator=draw) if x.is_floating_point() else x
-                for n, x in w.items()
-            }
+            drawn = {n: torch.rand(x.shape, generator=draw) for n, x in w.items() if x.dim()}
+            own = {**w, **drawn}
             answers.append((member, ModelReply(t=t, w=own)))
             places = block(half.models["cnn2@0.5"], own, Roll(t - 1))
             pairs.append(({n: at or everything(own[n]) for n, at in places.items()}, own))
@@ -321,11 +306,15 @@ def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
     assert changed("layer1.0.conv.weight", 0) == [*range(14), 30, 31]
 
 
-def test_random_windows_are_each_clients_and_rounds_own() -> None:
+def test_random_windows_are_each_clients_own_and_the_leading_block_scores_a_width() -> None:
     half, members = rolled(fedrolex__windows="random")
     third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
     windows = [half.taken(c, t).window(16, 8).tolist() for c in (members[1], third) for t in (1, 2)]
     assert len(set(map(tuple, windows))) == 4 and all(len(set(w)) == 8 for w in windows)
+    half, _ = rolled()
+    whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
+    leading = cut(whole, block(whole, like, LEADING))
+    assert same(half.parts(half.models)["cnn2@0.25"], leading)
 
 
 @pytest.mark.parametrize("windows", ["roll", "random"])
@@ -343,10 +332,3 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
         assert overall.nonzero().flatten().tolist() == sorted(window.tolist())
         assert overall[window].unique().tolist() == [1.0 / t]
         half.step(2, Replies.of([(members[0], ModelReply(t=2, w=dict(zeros)))]))
-
-
-def test_the_leading_block_stands_for_every_other_width() -> None:
-    half, _ = rolled()
-    whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
-    leading = cut(whole, block(whole, like, LEADING))
-    assert same(half.parts(half.models)["cnn2@0.25"], leading)

@@ -1,17 +1,21 @@
-"""The table of architectures: sizes of the papers, inputs, widths, named initial weights."""
+"""The table of architectures: sizes of the papers, inputs, widths, weights, ``feature-dim``."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from common.data.kinds import IMAGE
 from common.models import MODELS, build, check, count, parameters, parse, smallest
-from common.models.small import LeNet5, enlarge
+from common.models.classifier import Classifier, Pooled
+from common.models.small import enlarge
 from common.training import seeds
 from tests.support.battery import tiers
+from tests.support.halves import task
 
 INPUTS = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32)]
 OPEN = [name for name, row in MODELS.items() if name[:6] != "points"]
@@ -41,9 +45,7 @@ def test_parameters_are_those_of_the_papers() -> None:
         ("lenet5", (1, 28, 28), 26, "auto", 63_066),
     ],
 )
-def test_parameters_by_classes_and_stem(
-    spec: str, shape: tuple[int, int, int], classes: int, stem: str, expected: int
-) -> None:
+def test_parameters_by_classes_and_stem(spec, shape, classes, stem, expected) -> None:
     assert parameters(spec, shape, classes, stem=stem) == expected
 
 
@@ -58,9 +60,7 @@ def test_parameters_by_classes_and_stem(
         *((name, MODELS[name].input) for name in SENSORS),
     ],
 )
-def test_logits_are_the_head_of_the_features_and_every_weight_learns(
-    spec: str, shape: tuple[int, ...]
-) -> None:
+def test_logits_are_the_head_of_the_features_and_every_weight_learns(spec, shape) -> None:
     model = build(spec, shape, 7, seed=0).eval()
     x = images(shape)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_logits_are_the_head_of_the_features_and_every_weight_learns(
 
 
 @pytest.mark.parametrize("spec", [*SMALL, *SENSORS])
-def test_at_its_smallest_input_a_network_still_sees_the_sample(spec: str) -> None:
+def test_at_its_smallest_input_a_network_still_sees_the_sample(spec) -> None:
     row = MODELS[parse(spec)[0]]
     shape = (2, *[row.smallest] * (len(row.input) - 1))
     model = build(spec, shape, 3, seed=0).train()
@@ -88,7 +88,7 @@ def test_at_its_smallest_input_a_network_still_sees_the_sample(spec: str) -> Non
 
 
 @pytest.mark.parametrize("spec", SMALL)
-def test_channels_last_changes_the_layout_and_not_the_result(spec: str) -> None:
+def test_channels_last_changes_the_layout_and_not_the_result(spec) -> None:
     model = build(spec, (3, 32, 32), 10, seed=0).eval()
     x = images((3, 32, 32), n=2)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_channels_last_changes_the_layout_and_not_the_result(spec: str) -> None:
 @pytest.mark.parametrize(
     "spec", ["resnet18@0.125", "mobilenetv2@0.1", "shufflenetv2@0.25", "densenet121@0.125"]
 )
-def test_both_stems_run_at_their_smallest_input(spec: str, stem: str) -> None:
+def test_both_stems_run_at_their_smallest_input(spec, stem) -> None:
     least = MODELS[parse(spec)[0]].stems[stem]
     model = build(spec, (3, least, least), 10, seed=0, stem=stem)
     assert model(images((3, least, least))).isfinite().all()
@@ -112,7 +112,7 @@ def test_both_stems_run_at_their_smallest_input(spec: str, stem: str) -> None:
 
 
 @pytest.mark.parametrize("name", tiers(OPEN, ("lenet5", "mlp", "cnn4", "resnet18", "gru")))
-def test_a_width_factor_thins_every_architecture(name: str) -> None:
+def test_a_width_factor_thins_every_architecture(name) -> None:
     shape = (3, 32, 32) if IMAGE in MODELS[name].kinds else MODELS[name].input
     whole = parameters(name, shape, 10)
     half = parameters(f"{name}@0.5", shape, 10)
@@ -123,14 +123,21 @@ def test_a_width_factor_thins_every_architecture(name: str) -> None:
         assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_the_width_factor_scales_the_stages() -> None:
+def test_the_width_factor_scales_stages_and_fedkf_initialises_by_fan_out() -> None:
     model = build("resnet18@0.25", (3, 32, 32), 10, seed=0)
     assert (model.spec, model.head.in_features) == ("resnet18@0.25", 128)
     assert model.get_submodule("layer2.0.conv1").weight.shape == (32, 16, 3, 3)
+    model = build("resnet8-wide-gn", (3, 32, 32), 10, seed=0)
+    conv = model.get_submodule("layer3.0.conv1")
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.01)
+    norm = model.get_submodule("layer3.0.bn1")
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == norm.num_channels == 256
+    assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
 
 
 @pytest.mark.parametrize("spec", ["resnet8", "lenet5", "mlp", "shufflenetv2-x0.5"])
-def test_the_same_name_gives_the_same_weights_and_leaves_the_global_state(spec: str) -> None:
+def test_the_same_name_gives_the_same_weights_and_leaves_the_global_state(spec) -> None:
     before = torch.random.get_rng_state()
     first = build(spec, (1, 8, 8), 10, seed=3, name=("init", 2)).state_dict()
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -143,24 +150,25 @@ def test_the_same_name_gives_the_same_weights_and_leaves_the_global_state(spec: 
         assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-def test_fedkf_initialises_convolutions_by_their_fan_out() -> None:
-    model = build("resnet8-wide-gn", (3, 32, 32), 10, seed=0)
-    conv = model.get_submodule("layer3.0.conv1")
-    assert isinstance(conv, nn.Conv2d)
-    assert conv.weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.01)
-    norm = model.get_submodule("layer3.0.bn1")
-    assert isinstance(norm, nn.GroupNorm)
-    assert norm.num_groups == norm.num_channels == 256
-    assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
-
-
-def test_the_parameter_free_shortcut_takes_every_second_pixel() -> None:
+def test_networks_by_hand() -> None:
     block = build("resnet8-a", (1, 8, 8), 10, seed=0).get_submodule("layer2.0.downsample")
     x = torch.arange(16 * 16.0).reshape(1, 16, 4, 4)
     out = block(x)
     assert out.shape == (1, 32, 2, 2)
     assert out[0, 8].tolist() == [[0.0, 2.0], [8.0, 10.0]]
     assert out[0, :8].eq(0).all() and out[0, 24:].eq(0).all()
+    # the network of McMahan et al. without padding: 28 - 4 = 24, 12, 12 - 4 = 8, 4 pixels
+    model = build("fedavg-cnn", (1, 28, 28), 10, seed=0)
+    assert count(model) == (25 + 1) * 32 + (25 * 32 + 1) * 64 + (16 * 64 + 1) * 512 + 513 * 10
+    assert model.features(torch.rand(2, 1, 28, 28)).shape == (2, 512)
+    digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert enlarge(digit, 5).tolist() == [
+        [[[1, 1, 2, 2, 0], [1, 1, 2, 2, 0], [3, 3, 4, 4, 0], [3, 3, 4, 4, 0], [0, 0, 0, 0, 0]]]
+    ]
+    letter = enlarge(torch.ones(1, 1, 28, 28))
+    assert letter.shape == (1, 1, 32, 32)
+    assert letter[0, 0, 2:30, 2:30].eq(1).all() and letter.sum() == 28 * 28
+    assert enlarge(torch.ones(1, 1, 64, 40)).shape == (1, 1, 64, 40)
 
 
 def test_resnet18_is_torchvision_s_under_either_name() -> None:
@@ -180,27 +188,8 @@ def test_resnet18_is_torchvision_s_under_either_name() -> None:
         assert torch.equal(ours(x), theirs(x)) and torch.equal(ours(x), wrapped(x))
 
 
-def test_the_fedavg_cnn_by_hand() -> None:
-    """The network of McMahan et al. without padding: 28 - 4 = 24, 12, 12 - 4 = 8, 4 pixels."""
-    model = build("fedavg-cnn", (1, 28, 28), 10, seed=0)
-    assert count(model) == (25 + 1) * 32 + (25 * 32 + 1) * 64 + (16 * 64 + 1) * 512 + 513 * 10
-    assert model.features(torch.rand(2, 1, 28, 28)).shape == (2, 512)
-
-
-def test_digits_are_enlarged_and_letters_padded_for_lenet5() -> None:
-    digit = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    assert enlarge(digit, 5).tolist() == [
-        [[[1, 1, 2, 2, 0], [1, 1, 2, 2, 0], [3, 3, 4, 4, 0], [3, 3, 4, 4, 0], [0, 0, 0, 0, 0]]]
-    ]
-    letter = enlarge(torch.ones(1, 1, 28, 28))
-    assert letter.shape == (1, 1, 32, 32)
-    assert letter[0, 0, 2:30, 2:30].eq(1).all() and letter.sum() == 28 * 28
-    assert enlarge(torch.ones(1, 1, 64, 40)).shape == (1, 1, 64, 40)
-
-
 def test_lenet5_shows_the_activations_of_its_last_convolution_and_others_their_features() -> None:
     model = build("lenet5", (1, 28, 28), 26, seed=0)
-    assert isinstance(model, LeNet5)
     x = images((1, 28, 28))
     logits, activations = model.with_activations(x)
     assert activations.shape == (4, 120)
@@ -219,10 +208,13 @@ def test_the_toy_networks_take_points_and_end_each_hidden_layer_in_batchnorm() -
         assert kinds == [nn.Linear, nn.ReLU, nn.BatchNorm1d] * (len(kinds) // 3)
 
 
-def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> None:
+def test_the_smallest_architecture_is_the_first_of_equals_with_the_common_head() -> None:
     fleet = ["resnet34", "mobilenetv2", "resnet18", "shufflenetv2", "wrn-40-1", "wrn-40-1"]
     assert smallest(fleet, (3, 32, 32), 10) == "wrn-40-1"
     assert smallest(["resnet8", "resnet8-gn16"], (3, 32, 32), 10) == "resnet8"
+    fleet, grey = ["resnet10@0.0625", "cnn2"], (1, 32, 32)
+    assert smallest(fleet, grey, 100) == "resnet10@0.0625"
+    assert smallest(fleet, grey, 100, feature_dim=16) == "cnn2"
 
 
 @pytest.mark.parametrize(
@@ -236,11 +228,17 @@ def test_the_common_architecture_is_the_smallest_and_the_first_of_equals() -> No
         ("gru", (16,), "'gru' takes signals, but the data are rows of 16 columns; .* table-mlp2"),
         ("table-mlp2", (1, 8, 8), "'table-mlp2' takes tables, but the data are images 1×8×8"),
         ("torchvision:resnet18", (6, 100), "'torchvision:resnet18' takes images, but"),
+        ("cnn2-exits2", (1, 32, 32), "cnn2 has 1 stages for exits; cnn2-exits1 at most"),
+        ("resnet18-exits5", (1, 32, 32), "18 has 4 stages for exits; resnet18-exits4 at most"),
+        (
+            "wrn-16-1-exits1",
+            (1, 32, 32),
+            "1 has 0 stages for exits; use resnet10 to resnet34",
+        ),
+        ("resnet18-exits0", (1, 32, 32), "no architecture 'resnet18-exits0'"),
     ],
 )
-def test_an_impossible_input_is_refused_in_one_line(
-    spec: str, shape: tuple[int, int, int], message: str
-) -> None:
+def test_an_impossible_input_is_refused_in_one_line(spec, shape, message) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         check(spec, shape, 10)
     assert "\n" not in str(refusal.value)
@@ -261,7 +259,7 @@ def test_an_impossible_input_is_refused_in_one_line(
         ("resnet8@1e9", "width factor '1e9'"),
     ],
 )
-def test_an_unknown_spec_is_refused_with_what_is_allowed(spec: str, message: str) -> None:
+def test_an_unknown_spec_is_refused_with_what_is_allowed(spec, message) -> None:
     with pytest.raises(ValueError, match=message):
         parse(spec)
 
@@ -276,6 +274,70 @@ def test_small_networks_do_without_torchvision() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_one_class_is_refused() -> None:
+def test_one_class_and_exits_with_a_common_number_of_features_are_refused() -> None:
     with pytest.raises(ValueError, match="1 classes; at least 2"):
         check("mlp", (1, 8, 8), 1)
+    with pytest.raises(ValueError, match="has exits, whose heads feature-dim cannot change"):
+        parameters("cnn2-exits1", GREY, 3, feature_dim=8)
+
+
+GREY = (1, 8, 8)
+
+
+class Given(Classifier):
+    """The images' values as features."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(d, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("features", "pooled"),
+    [([1, 2, 3, 4], [1.5, 3.5]), ([1, 2], [1, 1, 2, 2]), ([1, 2, 3], [1.5, 2.5]), ([5, 7], [5, 7])],
+)
+def test_features_are_pooled_as_computed_by_hand(features, pooled) -> None:
+    net = Pooled(Given(len(features)), len(pooled))
+    assert net.features(torch.tensor([features], dtype=torch.float32)).tolist() == [pooled]
+
+
+@pytest.mark.parametrize(("d", "width"), [(10, 4), (3, 8), (84, 32)])
+def test_the_means_are_those_of_torchs_adaptive_pooling(d, width) -> None:
+    x = torch.randn(4, d, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(Pooled(Given(d), width).features(x), F.adaptive_avg_pool1d(x, width))
+
+
+@pytest.mark.parametrize("spec", ["mlp", "lenet5", "resnet8", "cnn2@0.5", "torchvision:resnet18"])
+def test_every_architecture_has_the_width(spec) -> None:
+    plain = build(spec, (3, 32, 32), 10, seed=1)
+    net = build(spec, (3, 32, 32), 10, "auto", False, 24, seed=1).eval()
+    assert net.features(torch.zeros(2, 3, 32, 32)).shape == (2, 24)
+    more = 24 * 10 - plain.head.in_features * 10
+    assert count(net) == count(plain) + more
+    assert parameters(spec, (3, 32, 32), 10, feature_dim=24) == count(net)
+    own = net.state_dict()
+    for name, value in plain.state_dict().items():
+        assert name.startswith("head.") or torch.equal(own[f"base.{name}"], value), name
+    assert net.spec == spec and len(own) == len(plain.state_dict())
+
+
+def test_all_parts_of_a_run_see_it(played) -> None:
+    for client in played(method="local", rounds=1, feature_dim=12).journal[0]["clients"]:
+        count = parameters(client["model"], GREY, 3, feature_dim=12)
+        assert client["parameters"] == count
+    ours = task(fleet="cnn2@0.5,mlp@0.25", feature_dim=12)
+    assert ours.expected("cnn2@0.5")["head.weight"].shape == (3, 12)
+    assert ours.without_values("mlp@0.25").head.in_features == 12
+    assert ours.cached_network("mlp@0.25", ours.build("mlp@0.25", name=("x",)).state_dict())
+
+
+def test_a_file_of_weights_fits_below_the_common_head(tmp_path) -> None:
+    saved = build("cnn2@0.5", GREY, 3, seed=7).state_dict()
+    save_file(saved, tmp_path / "w.safetensors")
+    ours = task(fleet="cnn2@0.5", feature_dim=12, weights=str(tmp_path / "w.safetensors"))
+    net = ours.build("cnn2@0.5", name=("init",), first=True).state_dict()
+    below = [name for name in saved if not name.startswith("head.")]
+    assert below and all(torch.equal(net[f"base.{name}"], saved[name]) for name in below)

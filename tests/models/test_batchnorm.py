@@ -121,7 +121,7 @@ def test_logits_are_those_of_train_mode_and_no_buffer_moves(training: bool) -> N
     assert torch.equal(group(noise()), inside), "GroupNorm is not affected"
 
 
-def test_buffers_stay_the_same_even_for_infinite_inputs_and_in_nested_blocks() -> None:
+def test_buffers_stay_the_same_unless_they_are_not_protected() -> None:
     model = build("resnet8", (3, 8, 8), 10, seed=0)
     before = buffers(model)
     with batch_statistics(model):
@@ -133,38 +133,42 @@ def test_buffers_stay_the_same_even_for_infinite_inputs_and_in_nested_blocks() -
     assert same(model, before)
     model(noise())
     assert not same(model, before)
-
-
-def test_without_protection_the_buffers_move_as_in_training() -> None:
     model, twin = (build("resnet8", (3, 8, 8), 10, seed=0) for _ in range(2))
     with batch_statistics(model, protect=False):
         model(noise())
     twin.train()(noise())
     assert same(model, buffers(twin))
     assert model.get_buffer("bn1.num_batches_tracked") == 1
-
-
-def test_gradients_are_those_of_train_mode() -> None:
     model, twin = (build("resnet8", (3, 8, 8), 10, seed=0) for _ in range(2))
     x = noise().requires_grad_()
     with batch_statistics(model):
         model(x).square().sum().backward()
     y = noise().requires_grad_()
     twin.train()(y).square().sum().backward()
-    assert x.grad is not None and y.grad is not None
     assert torch.equal(x.grad, y.grad)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert p.grad is not None and q.grad is not None
         assert torch.equal(p.grad, q.grad)
 
 
-def test_modes_are_restored_module_by_module_after_an_exception() -> None:
+def test_modes_and_hooks_are_restored_also_after_an_exception() -> None:
     model = build("mobilenetv2@0.1", (3, 8, 8), 10, seed=0).eval()
     model.get_submodule("dropout").train()
     flags = [(m.training, getattr(m, "track_running_stats", None)) for m in model.modules()]
     with pytest.raises(KeyError), batch_statistics(model):
         raise KeyError
     assert flags == [(m.training, getattr(m, "track_running_stats", None)) for m in model.modules()]
+
+    def failing() -> Iterator[torch.Tensor]:
+        yield noise()
+        raise OSError
+
+    model = build("resnet8", (3, 8, 8), 10, seed=0).train()
+    before = buffers(model)
+    for by_batch in (True, False):
+        with pytest.raises(OSError):
+            measure(model, failing(), by_batch=by_batch)
+    assert same(model, before) and all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def layers() -> nn.Sequential:
@@ -206,20 +210,6 @@ def test_moments_do_not_depend_on_how_the_values_come_in_parts() -> None:
     torch.testing.assert_close((parts.mean, parts.squares), (whole.mean, whole.squares))
 
 
-def test_measuring_leaves_modes_and_hooks_as_they_were_also_when_it_fails() -> None:
-    def failing() -> Iterator[torch.Tensor]:
-        yield noise()
-        raise OSError
-
-    model = build("resnet8", (3, 8, 8), 10, seed=0).train()
-    before = buffers(model)
-    for by_batch in (True, False):
-        with pytest.raises(OSError):
-            measure(model, failing(), by_batch=by_batch)
-    assert same(model, before) and all(module.training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
 def test_a_layer_that_no_batch_reaches_keeps_what_it_has() -> None:
     class Aside(nn.Module):
         def __init__(self) -> None:
@@ -237,7 +227,7 @@ def test_a_layer_that_no_batch_reaches_keeps_what_it_has() -> None:
     assert sorted(found) == sorted(statistics(Aside()))
 
 
-def test_how_far_inputs_are_from_the_running_statistics() -> None:
+def test_images_follow_the_distance_of_inputs_from_the_running_statistics() -> None:
     # channel 0: 1 and 3 (mean 2, variance 1) against 0 and 1; channel 1: 0 and 8 (4, 16) against
     # 1 and 4: ‖(0, 12)‖ + ‖(2, 3)‖
     norm = nn.BatchNorm1d(2).eval()
@@ -250,9 +240,6 @@ def test_how_far_inputs_are_from_the_running_statistics() -> None:
     assert [float(value) for value in found] == pytest.approx([12 + 13**0.5, 0.0])
     norm(x)
     assert len(found) == 2  # nothing is left behind
-
-
-def test_images_follow_the_distance_s_gradient_to_the_statistics() -> None:
     model = build("resnet8", (3, 8, 8), 10, seed=0).eval()
     x = noise().requires_grad_()
     apart = []

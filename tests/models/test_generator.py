@@ -1,7 +1,5 @@
 """The generator: sizes of FedKF, any image size, pixels normalised as the data are."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -29,9 +27,7 @@ DENSE = {"eps": 1e-5, "bias": False}
         (256, (1, 28, 28), DENSE, 1_834_305),
     ],
 )
-def test_parameters_are_those_of_fedkf_and_dense(
-    latent: int, shape: tuple[int, int, int], more: dict[str, Any], expected: int
-) -> None:
+def test_parameters_are_those_of_fedkf_and_dense(latent, shape, more, expected) -> None:
     with torch.device("meta"):
         norm = [0.0] * shape[0], [1.0] * shape[0]
         generator = Generator(latent, shape, mean=norm[0], std=norm[1], **more)
@@ -65,9 +61,7 @@ def test_multiply_adds_are_those_of_fedkf_s_emnist_generator() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 64, 64), (2, 5, 9)])
-def test_images_have_the_size_asked_for_and_every_weight_learns(
-    shape: tuple[int, int, int],
-) -> None:
+def test_images_have_the_size_asked_for_and_every_weight_learns(shape) -> None:
     generator = small(shape)
     z = generator.latents(3, seeds.stream(0, "z"))
     images = generator(z)
@@ -76,15 +70,12 @@ def test_images_have_the_size_asked_for_and_every_weight_learns(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in generator.parameters())
 
 
-def test_images_are_pixels_normalised_by_the_data_s_mean_and_std() -> None:
+def test_pixels_are_normalised_by_the_data_and_latents_follow_their_stream() -> None:
     generator = small().eval()
     z = generator.latents(4, seeds.stream(0, "z"))
     pixels = generator.pixels(z)
     assert pixels.min() > 0 and pixels.max() < 1
     assert torch.allclose(generator(z), (pixels - 0.5) / 0.25)
-
-
-def test_the_same_stream_gives_the_same_latents() -> None:
     generator = small()
     first = generator.latents(4, seeds.stream(0, "z", 1))
     assert torch.equal(first, generator.latents(4, seeds.stream(0, "z", 1)))
@@ -92,9 +83,7 @@ def test_the_same_stream_gives_the_same_latents() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 33), (7,)])
-def test_signals_and_tables_have_mean_0_and_variance_1_and_the_datas_units_before_that(
-    shape: tuple[int, ...],
-) -> None:
+def test_signals_and_tables_have_mean_0_and_variance_1_and_the_datas_units_before_that(shape):
     channels = shape[0]
     with seeds.scope(0, "generator"):
         generator = Generator(10, shape, mean=[5.0] * channels, std=[2.0] * channels, width=8)

@@ -85,7 +85,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
     return name
 
 
-def test_the_last_linear_layer_is_replaced_by_a_head_of_the_tasks_classes(nets: str) -> None:
+def test_the_last_linear_layer_becomes_a_head_and_the_seed_decides_the_weights(nets: str) -> None:
     net = build(f"{nets}:Small", GREY, 3, seed=1)
     assert isinstance(net, Headed) and net.last == "out" and net.spec == f"{nets}:Small"
     x = torch.rand(2, *GREY)
@@ -94,13 +94,9 @@ def test_the_last_linear_layer_is_replaced_by_a_head_of_the_tasks_classes(nets: 
     assert features.shape == (2, 4) and net(x).shape == (2, 3)
     assert torch.equal(net(x), net.head(features))
     assert torch.equal(features, net.trunk.body(x).mean((2, 3)))
-
-
-def test_the_seed_decides_the_weights_and_nothing_else_is_drawn(nets: str) -> None:
     before, key = torch.random.get_rng_state(), "trunk.body.0.weight"
-    one, same, other = (
-        build(f"{nets}:Small", GREY, 3, seed=seed).state_dict()[key] for seed in (1, 1, 2)
-    )
+    built = (build(f"{nets}:Small", GREY, 3, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (net.state_dict()[key] for net in built)
     assert torch.equal(before, torch.random.get_rng_state())
     assert torch.equal(one, same) and not torch.equal(one, other)
 
@@ -115,13 +111,16 @@ def test_parameters_are_counted_without_a_network(kind: str, nets: str) -> None:
     assert smallest(fleet, GREY, 3) == f"{nets}:Small"
 
 
-def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: str) -> None:
+def test_plugins_keep_their_width_factor_and_have_no_pretrained_weights(nets: str) -> None:
     assert type(build(f"{nets}:Ours", GREY, 3, seed=0)).__name__ == "Ours"
     assert parse(f"{nets}:Ours@0.5") == (f"{nets}:Ours", 0.5)
+    with pytest.raises(ValueError, match="no pretrained weights"):
+        check(f"{nets}:Small", GREY, 3, pretrained=True)
+    check("torchvision:resnet18", COLOUR, 3, pretrained=True)
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "line"),
+    ("spec", "shape", "line"),
     [
         ("Softmaxed", GREY, "its output is not that of a linear layer, so it has no head"),
         ("Small", (1, 2, 2), "it does not take images 1×2×2: RuntimeError"),
@@ -130,21 +129,20 @@ def test_a_classifier_of_a_plugin_is_taken_as_it_is_with_its_width_factor(nets: 
         ("sequences", GREY, "two images 1×32×32 give (2, 1, 32, 5); it should be (2, logits)"),
         ("number", GREY, "it makes a value of type int, not an nn.Module"),
         ("Small@0.5", GREY, "has no width factor"),
+        ("torchvision:resnt18", COLOUR, "torchvision has no network 'resnt18'; did you mean 'resn"),
+        ("torchvision:squeezenet1_0", COLOUR, "its output is not that of a linear layer"),
+        ("torchvision:inception_v3", COLOUR, "it does not take images 3×32×32: RuntimeError: Cal"),
+        ("torchvision:resnet18@0.5", COLOUR, "torchvision:resnet18 has no width factor"),
+        ("torchvision:", COLOUR, "torchvision has no network ''"),
     ],
 )
-def test_what_cannot_be_a_classifier_is_refused(
-    kind: str, shape: tuple[int, int, int], line: str, nets: str
-) -> None:
+def test_what_cannot_be_a_classifier_is_refused(spec, shape, line, nets) -> None:
+    name = spec if ":" in spec else f"{nets}:{spec}"
     with pytest.raises(ValueError) as refused:
-        check(f"{nets}:{kind}", shape, 3)
+        check(name, shape, 3)
     said = str(refused.value)
-    assert line in said and said.startswith(f"model '{nets}:{kind}") and "\n" not in said
-
-
-def test_pretrained_weights_are_for_torchvisions(nets: str) -> None:
-    with pytest.raises(ValueError, match="no pretrained weights"):
-        check(f"{nets}:Small", GREY, 3, pretrained=True)
-    check("torchvision:resnet18", COLOUR, 3, pretrained=True)
+    assert line in said and "\n" not in said
+    assert ":" in spec or said.startswith(f"model '{name}")
 
 
 @pytest.mark.parametrize(
@@ -158,27 +156,7 @@ def test_torchvisions_take_any_number_of_channels(name: str, last: str) -> None:
     assert parameters(spec, GREY, 5) < parameters(spec, COLOUR, 5)
 
 
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
-        ("torchvision:resnt18", "torchvision has no network 'resnt18'; did you mean 'resnet18'?"),
-        ("torchvision:squeezenet1_0", "its output is not that of a linear layer"),
-        ("torchvision:inception_v3", "it does not take images 3×32×32: RuntimeError: Calculated"),
-        ("torchvision:resnet18@0.5", "torchvision:resnet18 has no width factor"),
-        ("torchvision:", "torchvision has no network ''"),
-    ],
-)
-def test_a_network_that_torchvision_lacks_or_that_does_not_fit_is_refused(
-    spec: str, line: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        check(spec, COLOUR, 10)
-    assert line in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_large_network_that_does_not_fit_is_refused_without_being_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_network_that_does_not_fit_is_refused_without_being_built(monkeypatch) -> None:
     def device(*_: Any, **named: Any) -> str:
         return torch.get_default_device().type
 
@@ -219,7 +197,6 @@ def test_methods_that_cut_networks_or_nest_them_refuse_these(nets: str) -> None:
 def test_a_plugin_may_name_an_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importing_from(tmp_path, monkeypatch)
     text = "from common.models import Architecture\nfrom common.models.small import CNN\n"
-    name = module(
-        tmp_path, text + "def make(*a): return CNN(*a, depth=2)\nx = Architecture(make, 1, 's')"
-    )
+    text += "def make(*a): return CNN(*a, depth=2)\nx = Architecture(make, 1, 's')"
+    name = module(tmp_path, text)
     assert parameters(f"{name}:x@0.5", GREY, 10) == parameters("cnn2@0.5", GREY, 10)

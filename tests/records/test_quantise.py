@@ -6,13 +6,10 @@ import torch
 from common.exchange import quantise
 
 
-def test_a_byte_holds_255_steps_of_the_range():
+def test_a_byte_holds_255_steps_between_low_and_high_which_may_be_equal():
     x = torch.tensor([0.0, 0.2, 0.5, 1.0])
     assert quantise.encode(x, "uint8").tolist() == [0, 51, 128, 255]
     assert quantise.decode(torch.tensor([51], dtype=torch.uint8)).tolist() == pytest.approx([0.2])
-
-
-def test_logits_use_the_whole_byte_between_low_and_high_which_may_be_equal():
     x = torch.tensor([-4.0, -1.5, 6.0])
     values = quantise.encode(x, "uint8", -4.0, 6.0)
     assert values.tolist() == [0, 64, 255]
@@ -21,15 +18,10 @@ def test_logits_use_the_whole_byte_between_low_and_high_which_may_be_equal():
     assert quantise.decode(values, 2.5, 2.5).tolist() == [2.5, 2.5, 2.5]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "step"), [("float32", 0), ("float16", 2**-11), ("uint8", 1 / 510)]
-)
-def test_rounding_costs_at_most_half_a_step(dtype: str, step: float):
+def test_rounding_costs_half_a_step_at_most_and_rows_sum_to_one_again():
     x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
-    assert float((quantise.decode(quantise.encode(x, dtype)) - x).abs().max()) <= step + 1e-7
-
-
-def test_rows_sum_to_one_again_after_rounding():
+    for dtype, step in (("float32", 0), ("float16", 2**-11), ("uint8", 1 / 510)):
+        assert float((quantise.decode(quantise.encode(x, dtype)) - x).abs().max()) <= step + 1e-7
     p = torch.full((1, 3), 1 / 3)
     values = quantise.encode(p, "uint8")
     assert values.tolist() == [[85, 85, 85]]
@@ -45,20 +37,13 @@ def test_honest_probabilities_of_many_classes_pass(dtype: str):
 
 
 def test_rows_confidences_and_dtypes_other_than_agreed_are_refused():
-    zeros = torch.zeros(1, 1000, dtype=torch.uint8)
+    zeros, rows = torch.zeros(1, 1000, dtype=torch.uint8), torch.tensor([[0.5, 0.5], [0.7, 0.4]])
+    unit, other = torch.tensor([-0.1, 0.5]), r"is float32\[4\], expected uint8\[4"
     for check, given, line in (
-        (
-            quantise.check_rows,
-            (torch.tensor([[0.5, 0.5], [0.7, 0.4]]), "float32"),
-            "row 1 sums to 1.1",
-        ),
+        (quantise.check_rows, (rows, "float32"), "row 1 sums to 1.1"),
         (quantise.check_rows, (zeros, "uint8"), "row 0 sums to 0, not to 1"),
-        (quantise.check_unit, (torch.tensor([-0.1, 0.5]),), r"reaches from -0\.1 to 0\.5, it must"),
-        (
-            quantise.check_dtype,
-            (torch.zeros(4), (4,), "uint8"),
-            r"is float32\[4\], expected uint8\[4",
-        ),
+        (quantise.check_unit, (unit,), r"reaches from -0\.1 to 0\.5, it must"),
+        (quantise.check_dtype, (torch.zeros(4), (4,), "uint8"), other),
     ):
         with pytest.raises(ValueError, match=f"^theta.*{line}"):
             check(*given, "theta")

@@ -1,8 +1,10 @@
-"""The wire: what is packed comes back, and what is not a payload is refused in one line."""
+"""The wire: what is packed comes back, what is no payload is refused, kinds keep their names."""
 
+import importlib
 import json
+import pkgutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from common.exchange.records.arrays import digest, prove
 from common.files import Damaged
 from common.models import build
 from common.training.tree import snapshot
+from server_app.tracking.tracker import TRACKERS
 
 
 class Parcel(Records):
@@ -60,16 +63,13 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
-def test_every_dtype_shape_and_nesting_survives_the_wire() -> None:
+def test_every_dtype_shape_and_nesting_survives_the_wire_and_a_file(path: Path) -> None:
     again = Parcel.unpack(PARCEL.pack())
     assert list(again.w) == list(PARCEL.w)
     assert all(same(again.w[name], PARCEL.w[name]) for name in PARCEL.w)
     assert str(again.w["a.weight"][0, 1]) == "tensor(-0.)"
     assert same(again.slots[11]["z"], PARCEL.slots[11]["z"]) and again.slots[2] == {}
     assert again.note != again.note, "NaN stays NaN"
-
-
-def test_a_file_holds_one_array_for_each_dtype_and_comes_back(path: Path) -> None:
     path.write_bytes(before := PARCEL.to_bytes())
     Parcel.load(path).w["c"].add_(1)
     assert path.read_bytes() == before, "what is read can be changed"
@@ -133,9 +133,15 @@ def test_a_file_whose_tensors_are_not_those_of_its_skeleton_is_refused(path: Pat
             Parcel.load(path)
 
 
-def test_axes_bind_within_one_payload() -> None:
+def test_axes_bind_within_one_payload_and_truth_values_are_0_or_1() -> None:
     with pytest.raises(ValueError, match="y"):
         Parcel(n=1, w={}, x=torch.ones(2, 3), y=torch.ones(4))
+    honest = Array(np.array([True, False]))
+    forged_bool = Array("bool", (2,), "numpy.ndarray", honest.data[:-1] + b"\x07")
+    asked = {"n": 1, "w": tensor("bool", 2)}
+    assert Parcel.unpack(forged(asked, {"bool": honest})).w["a"].tolist() == [True, False]
+    with pytest.raises(ValueError, match="bytes other than 0 and 1"):
+        Parcel.unpack(forged(asked, {"bool": forged_bool}))
 
 
 def test_the_wire_costs_less_than_one_percent_over_the_numbers() -> None:
@@ -212,9 +218,7 @@ def counted(n: int, each: str) -> bytes:
     ],
     ids=["empty lists", "objects", "unknown fields", "numbers"],
 )
-def test_values_are_counted_before_any_of_them_is_made(
-    write: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_counted_before_any_of_them_is_made(write, monkeypatch) -> None:
     monkeypatch.setattr("common.exchange.records.parse", None)
     with pytest.raises(ValueError, match="schema has more than 50000 values"):
         Parcel.unpack(forged(write()))
@@ -294,9 +298,7 @@ DESCRIBED = "array 'float32' is described by"
         (crafted(b'{"x":' + b"9" * 5000 + b"}"), "an integer has 5000 digits"),
     ],
 )
-def test_a_file_is_measured_before_its_header_is_believed(
-    data: bytes, message: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_measured_before_its_header_is_believed(data, message, path, monkeypatch) -> None:
     path.write_bytes(data)
     if "end at byte 8" not in message and "multiple" not in message:
         monkeypatch.setattr("common.exchange.records.arrays.Flat", None)
@@ -319,10 +321,46 @@ def test_numbers_that_are_not_aligned_are_read_as_they_are(path: Path) -> None:
     assert found["b"].data_ptr() % 4 == 0
 
 
-def test_truth_values_are_0_or_1() -> None:
-    honest = Array(np.array([True, False]))
-    forged_bool = Array("bool", (2,), "numpy.ndarray", honest.data[:-1] + b"\x07")
-    asked = {"n": 1, "w": tensor("bool", 2)}
-    assert Parcel.unpack(forged(asked, {"bool": honest})).w["a"].tolist() == [True, False]
-    with pytest.raises(ValueError, match="bytes other than 0 and 1"):
-        Parcel.unpack(forged(asked, {"bool": forged_bool}))
+KINDS = """
+    across: State; agreement: State; checkpoint: Checkpoint; class_table: Down State Up;
+    composite: Memory; dafl: State; depthfl: Down Memory State; ditto: State; dl_mh: Schemed Up;
+    dl_sh: Down Up; ds_fl: Down State Up; fd: State; fedftg: State; fedgen: Down State Up;
+    fedgh: State; fedgkd: Down State; fedgkt: Down Memory State Up; fedin: Down State Up;
+    fedkd: Down Memory State Up; fedkf: Down Memory State; fedktl: Down State;
+    fedmd: Answer Down Learnt Memory Started Up; fedorion: State Up; fedssa: State; fedtgp: State;
+    fiarse: Down Up; global_model: Weights; heterofl: Down State; hetfedfl: Up; i_dl_mh: Up;
+    incentive: Gain Reward Rewarded; kt_pfl: Coefficients; lg_fedavg: State; local: State;
+    moon: Memory; oca: State Upload; partly_shared: State; predictions: Predictions;
+    private: Memory;
+    protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics;
+    protocol: ToClient ToServer Trained Up;
+    public_set: Local; qffl: Up; reuse: Learnt; scaffold: Down Memory State Up
+"""
+"""Kinds of messages, client states and server states: "first word: the words that follow it".
+
+A client finds its state by the kind, so that a renamed kind would make it start anew.
+"""
+
+TRACKER_MODULES = {place.partition(":")[0] for place, _ in TRACKERS.values()}
+"""Modules without records that need packages of an extra."""
+
+
+def record_classes(base: type[Records]) -> Iterator[type[Records]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from record_classes(kind)
+
+
+def test_no_kind_has_changed() -> None:
+    for name in ("common", "server_app", "client_app"):
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if module.name not in TRACKER_MODULES:
+                importlib.import_module(module.name)
+    ours = {
+        kind.kind
+        for kind in record_classes(Records)
+        if kind.__module__.partition(".")[0] in ("common", "server_app", "client_app")
+    }
+    entries = (entry.split(":") for entry in KINDS.split(";"))
+    assert ours == {f"{first.strip()}.{name}" for first, names in entries for name in names.split()}

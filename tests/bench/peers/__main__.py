@@ -89,13 +89,8 @@ def prepare(folder: Path, images: int) -> None:
     wanted = Data(name="fashion-mnist", samples=CLIENTS * images, test_samples=TEST, image_size=32)
     data = load(wanted)
     mixed = np.random.default_rng(1).permutation(len(data.y))
-    np.savez(
-        folder / "work.npz",
-        x=data.x.numpy()[mixed],
-        y=data.y.numpy()[mixed],
-        test_x=data.x_test.numpy(),
-        test_y=data.y_test.numpy(),
-    )
+    test: dict[str, Any] = {"test_x": data.x_test.numpy(), "test_y": data.y_test.numpy()}
+    np.savez(folder / "work.npz", x=data.x.numpy()[mixed], y=data.y.numpy()[mixed], **test)
     told = {"clients": CLIENTS, "rounds": ROUNDS, "batch": BATCH, "lr": LR}
     (folder / "work.json").write_text(json.dumps(told), encoding="utf-8")
 

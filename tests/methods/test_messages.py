@@ -1,4 +1,4 @@
-"""Replies that a method cannot use: refused with client and reason, and the round goes on."""
+"""Messages of a round: replies that are refused by name, and bytes counted by hand."""
 
 import re
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from common.exchange.protocol import ModelReply, Reply
 from common.methods import dl_sh, fedgkt, fedin, fedkd, fiarse, inclusivefl, kt_pfl, scaffold
 from common.methods.depthfl import Reply as DepthUp
 from common.techniques.class_table import TableReply
+from common.techniques.noise import LATENT
 from tests.support import battery
 from tests.support.battery import Changing
-from tests.support.tiny import flat, play
+from tests.support.tiny import Run, flat, play
 from tests.support.weights import put
 
 Change = Callable[[Any], dict[str, Any]]
@@ -29,6 +30,9 @@ WIDE = {"feature_dim": 16}
 UNEVEN = {"data__partition": "label_dirichlet", "data__alpha": 0.1, "data__min_size": 6}
 UNEVEN |= {"clients": 3, "seed": 3}
 """Settings of three clients of which client 1 has 32 samples of class 0, 14 of class 1, no more."""
+OURS = r"w \(cnn2@0.5\) "
+WIDER = r"w \(cnn2@0.25\): 'head.weight' is float32\[3, 32\], expected float32\[3, 16\]$"
+DEEP = torch.zeros(32, 32, 3, 3)
 MATRIX, FIRST = "layers.0.weight", "base.layers.0.weight"
 
 
@@ -85,10 +89,7 @@ GROUPS: dict[str, Group] = {
         DepthUp,
         [
             (without("stages.1", "exits.1"), r"w \(cnn4-exits2@0.5\) lacks .*'exits\.1\."),
-            (
-                put("stages.2.conv.weight", torch.zeros(32, 32, 3, 3)),
-                r"w \(cnn4-exits2@0.5\) has 1 unknown entries",
-            ),
+            (put("stages.2.conv.weight", DEEP), r"w \(cnn4-exits2@0.5\) has 1 unknown entries"),
         ],
     ),
     "a head that stays with its clients": (
@@ -97,12 +98,9 @@ GROUPS: dict[str, Group] = {
         [
             (
                 put("head.weight", torch.zeros(3, 16)),
-                r"w \(cnn2@0.5\) has 1 unknown entries, first 'head.weight'$",
+                OURS + "has 1 unknown .*first 'head.weight'$",
             ),
-            (
-                without("stem.bn.running"),
-                r"w \(cnn2@0.5\) lacks 2 entries, first 'stem.bn.running_mean'$",
-            ),
+            (without("stem.bn.running"), OURS + "lacks 2 entries, first 'stem.bn.running_mean'$"),
         ],
     ),
     "a layer that only clients have": (
@@ -114,10 +112,7 @@ GROUPS: dict[str, Group] = {
         {**WIDTHS, "method": "fedavg", "average__across": "width"},
         ModelReply,
         [
-            (
-                put("head.weight", torch.zeros(3, 32)),
-                r"w \(cnn2@0.25\): 'head.weight' is float32\[3, 32\], expected float32\[3, 16\]$",
-            )
+            (put("head.weight", torch.zeros(3, 32)), WIDER),
         ],
     ),
     **{
@@ -282,3 +277,50 @@ def test_replies_that_do_not_fit_are_refused_by_name(group: str, tmp_path: Path)
         assert failure["k"] == 1 and failure["reason"].startswith("reply refused: ")
         assert re.search(reason, failure["reason"]), failure["reason"]
         assert entry["replied"] == [k for k in range(int(config["clients"])) if k != 1]
+
+
+ROW = 4 * (16 + 1)  #: bytes of the head's row of a class for 16 features
+TABLE = 4 * 9 + 8 * 3  #: bytes of a table of three rows of three numbers, and of its counts
+IMAGES = 3 * 8 * 8 + 4 * (3 * LATENT)  #: of an image and a vector for each class
+SKEWED = {"data__partition": "label_dirichlet", "data__alpha": 0.3, "data__min_size": 4}
+BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
+    "local": ({}, 0, 0),
+    "lg-fedavg": (WIDE, 4 * ROW * 3, 4 * ROW * 3),
+    "fedktl": ({"fedktl__server_epochs": 5, "train__clip": 5.0}, 4 * IMAGES, 4 * TABLE),
+    "fedl2g": ({"fedl2g__warm_up": 1, "train__batch_size": 8}, 4 * (4 * 9 + 3), 4 * TABLE),
+}
+"""Settings, bytes of round 2 to all of the four clients, and bytes from them."""
+W: dict[str, dict[str, Any]] = {
+    **{"ditto": {"fleet": "mlp@0.25"}, "fedmrl": {"global_model": "cnn2@0.25"}, "pfedmoe": WIDE},
+    **{"fml": {}, "fedper": {}, "fedbn": {"fleet": "cnn2@0.5"}},
+}
+"""Settings of methods whose clients get and send as many bytes as the run's model has."""
+
+
+def arrays(run: Any) -> tuple[int, int]:
+    """Return the bytes of round 2, which has no scores, to the clients and from them."""
+    moved = run.journal[2]["bytes"]
+    return moved["arrays_down"], moved["arrays_up"]
+
+
+@pytest.mark.parametrize("method", BY_HAND)
+def test_a_round_has_the_bytes_that_are_counted_by_hand(method: str, played: Run) -> None:
+    settings, down, up = BY_HAND[method]
+    run = played(method=method, rounds=3, score__every=3, **settings)
+    assert arrays(run) == (down, up)
+    assert method != "fedktl" or run.journal[1]["bytes"]["arrays_down"] == 0
+
+
+@pytest.mark.parametrize("method", W)
+def test_the_shared_model_alone_travels(method: str, played: Run) -> None:
+    run = played(method=method, rounds=3, score__every=3, share_counts=False, **W[method])
+    assert arrays(run) == (4 * sum(w.nbytes for w in run.model.values()),) * 2
+    shared = {name for name in run.model if not name.startswith("head.")}
+    assert method not in ("fedper", "pfedmoe") or run.model.keys() == shared
+    assert method != "fedbn" or not any("bn." in name for name in run.model)
+
+
+def test_a_client_of_fedssa_sends_the_rows_of_its_classes(played: Run) -> None:
+    run = played(method="fedssa", rounds=3, score__every=3, **WIDE, **SKEWED)
+    held = [sum(n > 0 for n in one["counts"]) for one in run.journal[0]["clients"]]
+    assert min(held) < 3 and arrays(run) == (4 * 3 * ROW, sum(held) * ROW)

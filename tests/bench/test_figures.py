@@ -1,14 +1,15 @@
-"""What the benchmarks over gRPC compute from processes and records."""
+"""What benchmarks compute from processes and records, and the faults of a soak."""
 
 import subprocess
 import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.bench import memory, page, record
+from tests.bench import memory, page, record, soak
 
 pytestmark = pytest.mark.full
 
@@ -21,13 +22,8 @@ def test_memory_is_told_by_part_and_shared_pages_are_counted_once() -> None:
         "if os.fork() == 0: open('/proc/self/comm', 'w').write('flwr-clientapp')\n"
         "os.write(1, b'.'); sys.stdin.read()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process: Any = subprocess.Popen([sys.executable, "-c", code], **pipes, start_new_session=True)
     assert [process.stdout.read(1) for _ in range(2)] == [b".", b"."]
     found = memory.usage({process.pid: "warm"})
     seconds = memory.processor({process.pid: "warm"})
@@ -79,7 +75,16 @@ def test_a_record_is_added_to_those_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     record.add(file, "many", "5", value={"seconds": 2, "ü": [1]})
     record.add(file, "many", "10", value={})
-    assert file.read_text() == (
-        '{\n "many": {\n  "5": {"seconds": 2, "ü": [1]},\n  "10": {}\n }\n}\n'
-    )
+    text = '{\n "many": {\n  "5": {"seconds": 2, "ü": [1]},\n  "10": {}\n }\n}\n'
+    assert file.read_text() == text
     assert record.read(file) == {"many": {"5": {"seconds": 2, "ü": [1]}, "10": {}}}
+
+
+def test_the_faults_of_a_soak_are_those_of_its_seed() -> None:
+    faults = soak.schedule(200, 1)
+    assert faults == soak.schedule(200, 1) != soak.schedule(200, 2)
+    assert {fault.kind for fault in faults} == {*soak.KINDS, "join"}
+    for t in range(200):
+        busy = [fault.k for fault in faults if fault.t <= t <= fault.end]
+        assert len(set(busy)) == len(busy) <= soak.AWAY + len(soak.LATER)
+    assert max(fault.end for fault in faults) < 199, "every client is back at the end"
