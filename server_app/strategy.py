@@ -19,13 +19,18 @@ from common.exchange.protocol import (
     Reply,
     Request,
     ScoreReply,
-    StatisticsReply,
 )
 from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Event, Failure, Undone
 from common.training import seeds
 from common.training.task import Task, global_spec
-from server_app import costs
+from server_app import callbacks, costs
+from server_app.callbacks import Callback, RunCallback
+from server_app.callbacks.collapse import Collapse
+from server_app.callbacks.drift import Drift
+from server_app.callbacks.ending import Ending
+from server_app.callbacks.fine_tuning import FineTuning
+from server_app.callbacks.recalibrate import Recalibrate
 from server_app.memory import free_memory, sending
 from server_app.messaging import census, sanity
 from server_app.messaging.membership import Membership
@@ -33,11 +38,9 @@ from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import check_bound
 from server_app.method import Client, Replies, mean_metrics
 from server_app.methods import make
-from server_app.scoring import drift
-from server_app.scoring.collapse import collapse
-from server_app.scoring.recalibrate import Recalibration
+from server_app.release import withhold
 from server_app.scoring.score import Scorer, score_check, score_requests
-from server_app.stopped import CollapsedRound, DivergedRound, Stopped
+from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
@@ -45,6 +48,9 @@ from server_app.storage.run_record import Record
 from server_app.storage.status_file import StatusFile
 
 log = logging.getLogger("flwr.fedmosaic")
+
+BUILT_IN: Sequence[type[RunCallback]] = (Drift, Recalibrate, FineTuning, Ending, Collapse)
+"""Built-in callbacks, in the order of their calls."""
 
 
 @final
@@ -64,9 +70,9 @@ class MethodStrategy(Strategy):
         self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.undone: list[Undone] = []
-        self.accuracies: list[float] = []  #: of the scored rounds so far
-        self.best = Entry(round=0)  #: entry with the best score so far
-        self.recalibration: Recalibration | None = None
+        users = callbacks.named(self.config.run.callbacks)
+        self.users = {name: kind() for name, kind in users.items()}  #: the user's callbacks
+        self.built_in = [kind(self) for kind in BUILT_IN]
         self._make()
 
     def _make(self) -> None:
@@ -91,6 +97,8 @@ class MethodStrategy(Strategy):
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
+            for callback in self.callbacks:
+                callback.end()
             record.add_summary(self.scorer.scored.weights_to_score())
         if not config.run.runtime:  # our commands write the report themselves
             log.info("completed; for its report: fedmosaic report %s", record.folder)
@@ -99,7 +107,7 @@ class MethodStrategy(Strategy):
     def play_round(self, t: int) -> None:
         """Play round t and record it; if the model diverges, undo the round.
 
-        ``configure_…`` selects clients and makes messages, ``_exchange`` sends them and collects
+        ``configure_…`` selects clients and makes messages, ``exchange`` sends them and collects
         the replies, ``aggregate_…`` checks and uses the replies.
         """
         events, refused_nodes = self._renew(t)
@@ -110,22 +118,32 @@ class MethodStrategy(Strategy):
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
-                self._exchange(self.configure_train, self.aggregate_train, "clients")
+                self.exchange(self.configure_train, self.aggregate_train, "clients")
                 if self.method.second_reply_type is not None:
-                    self._exchange(self.configure_second, self.aggregate_second, "clients")
+                    self.exchange(self.configure_second, self.aggregate_second, "clients")
                 if (numbers := self.method.numbers(self.replies)) is not None:
                     self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
-                self._measure_statistics()
+                self._call("before_score")
                 self._score()
-                self._notice_collapse()
-                self._score_at_clients()
-                self._notice_end()
-                if self.entry.end and not self._due(self.config.score.every):
+                self._call("after_score")
+                if self.asks_for_scores():
+                    self.exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
+                if self.entry.end and not self.due(self.config.score.every):
                     self._score()  # the clients' scores end the run
         except DivergedRound as diverged:
             self._go_back(diverged)
         else:
             self._record(refused_nodes)
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """The built-in callbacks and the user's, in the order of their calls."""
+        return [*self.built_in, *self.users.values()]
+
+    def _call(self, hook: str, *args: object) -> None:
+        """Call a hook of the built-in callbacks, in their order."""
+        for callback in self.built_in:
+            getattr(callback, hook)(*args)
 
     @property
     def clients(self) -> list[Client]:
@@ -147,7 +165,7 @@ class MethodStrategy(Strategy):
             method.check_enough(self.clients)
         return events, refused_nodes
 
-    def _exchange(
+    def exchange(
         self,
         configure: Callable[[int], Iterable[Message]],
         aggregate: Callable[[int, Iterable[Message]], object],
@@ -198,7 +216,7 @@ class MethodStrategy(Strategy):
         with clock(entry, "clients"):
             self._check(t, replies)
         sanity.check_before(entry, self.before, self._architectures)
-        self._check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
+        self.check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
         with self._phase("step"), seeds.scope(self.task.seed, "step", t):
@@ -227,12 +245,11 @@ class MethodStrategy(Strategy):
             for k in beyond
         ]
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
-        if config.score.drift:
-            entry.drift = drift.measure(method, self.sent, self.good)
+        self._call("after_replies")
         self.sent = {}
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
-    def _check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
+    def check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
         """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires.
 
         Under [privacy] their number stops nothing: a missing reply counts as a zero update.
@@ -274,92 +291,19 @@ class MethodStrategy(Strategy):
         entry.failures = entry.failures + refused
         if method.trains_second:
             entry.replied = [client.k for client, _ in gains]
-            self._check_enough(len(gains), len(entry.selected), "replies", entry.failures)
-
-    # BatchNorm's running statistics of the scored models, measured by clients.
-
-    def _measure_statistics(self) -> None:
-        """Let clients measure the statistics before a score, if ``score.bn`` requires it."""
-        score, last = self.config.score, self.entry.round == self.config.run.rounds
-        if score.bn == "recalibrated" and (self._due(score.every) or self._asks_for_scores()):
-            clients = self._trusted() if last else self.replies.clients
-            self.recalibration = Recalibration(self.scorer.scored, clients)
-            for _ in range(score.passes if self.recalibration.measuring else 0):
-                self._exchange(self.configure_statistics, self.aggregate_statistics, "statistics")
-
-    def configure_statistics(self, t: int) -> Iterable[Message]:
-        """Return the messages of the next pass, for clients with a valid reply in the last pass."""
-        assert self.recalibration is not None
-        return self.messenger.make_messages(
-            t, "evaluate.statistics", self.recalibration.request()
-        ).values()
-
-    def aggregate_statistics(self, t: int, replies: Iterable[Message]) -> None:
-        """Combine the valid replies of a pass.
-
-        Raises ``Stopped`` if fewer are valid than ``min-replies`` requires.
-        """
-        recalibration, entry = self.recalibration, self.entry
-        assert recalibration is not None
-        good, refused = self.messenger.open(
-            t, replies, StatisticsReply, self.clients, recalibration.check, "statistics"
-        )
-        entry.failures = entry.failures + refused
-        needed = recalibration.measuring
-        self._check_enough(len(good), needed, "measurements", entry.failures[::-1])
-        recalibration.take(good)
+            self.check_enough(len(gains), len(entry.selected), "replies", entry.failures)
 
     # Scores, by the server and by clients.
 
     def _score(self) -> None:
         """Score the server's model if a score is due; raise ``DivergedRound`` if it diverged."""
         entry, score = self.entry, self.config.score
-        if self._due(score.every) or entry.end:
+        if self.due(score.every) or entry.end:
             with self._phase("score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
-        self._notice_end()
-
-    def _notice_end(self) -> None:
-        """Write to the entry why the primary score ends the run: its target, or no new best."""
-        entry, score = self.entry, self.config.score
-        accuracy = entry.primary_accuracy
-        if score.ends(accuracy):
-            entry.reached = score.target
-        since = entry.round - self.best.round
-        if accuracy is not None and 0 < score.patience <= since and not _better(entry, self.best):
-            entry.stalled = since
-
-    def _notice_collapse(self) -> None:
-        """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
-
-        The round is repeated if ``score.collapse`` wants it and a client stands out.
-        """
-        entry, reaction = self.entry, self.config.score.collapse
-        off = reaction == "off" or self.private or self.method.one_shot
-        if off or entry.accuracy is None:
-            return
-        before = collapse(entry.accuracy, self.accuracies, self.task.num_classes)
-        if before is None:
-            return
-        line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
-        collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
-        try:
-            warning = self._plan(collapsed).why
-        except CollapsedRound as impossible:
-            warning = str(impossible)
-        else:
-            if reaction == "undo":
-                raise collapsed
-        log.warning(warning)
-        entry.notes = [warning]
-
-    def _score_at_clients(self) -> None:
-        """Let clients score models if a score is due."""
-        if self._asks_for_scores():
-            self._exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
@@ -373,23 +317,14 @@ class MethodStrategy(Strategy):
         """Write the clients' scores to the entry; return their mean accuracy."""
         t, entry = server_round, self.entry
         check = score_check(self.method, self.scorer.counts)
+        kind = FineTunedScoreReply if self.config.fine_tunes else ScoreReply
         with clock(entry, "client scores"):
-            tuned = self.config.fine_tunes
-            kind = FineTunedScoreReply if tuned else ScoreReply
             good, refused = self.messenger.open(t, replies, kind, self.clients, check, "score")
         entry.failures = entry.failures + refused
-        if tuned:
-            self._record_fine_tuning(good)
         self.scorer.add_scores([score for _, score in good], entry)
+        self._call("after_client_scores", good)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
-
-    def _record_fine_tuning(self, scores: Sequence[tuple[Client, ScoreReply]]) -> None:
-        """Add the mean metrics and the costs of the clients' fine-tuning to the entry."""
-        entry, run = self.entry, self.config.run
-        tuned = [(c, one) for c, one in scores if isinstance(one, FineTunedScoreReply)]
-        entry.metrics = {**entry.metrics, **mean_metrics(tuned, "finetune")}
-        costs.of_clients(entry, run, tuned, "finetune")
 
     def summary(self) -> None:
         """Log nothing, because the journal has all settings."""
@@ -405,19 +340,22 @@ class MethodStrategy(Strategy):
         resume.note(entry, self.undone)
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)
-        self.accuracies += [] if entry.accuracy is None else [entry.accuracy]
-        self.best = entry if _better(entry, self.best) else self.best
         self.method.selection.add(entry)
         self.membership.after_round({failure.k for failure in entry.failures})
         self._keep()
 
     def _keep(self) -> None:
+        """Store the entry, as far as it may leave the server, and the state after the round."""
+        withhold(self.entry, self.config, len(self.membership.roster))
+        for callback in self.callbacks:
+            callback.after_round(self.entry)
         self.record.add(
             self.entry,
             self.method.state,
             self.undone,
             experiment=self.messenger.experiment,
             kept=self.messenger.kept,
+            callbacks=callbacks.states(self.users),
             **self.membership.fields(),
         )
 
@@ -427,6 +365,8 @@ class MethodStrategy(Strategy):
         """Take the census; resume from the checkpoint, or score and record round 0."""
         if saved is not None:
             self._restore(saved)
+        else:
+            callbacks.begin(self.callbacks, [])
         entry, record = self.entry, self.record
         with clock(entry, "total"), self._phase("census"):
             self.membership.begin(saved)
@@ -448,7 +388,7 @@ class MethodStrategy(Strategy):
 
     def _go_back(self, diverged: DivergedRound) -> None:
         """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
-        undone = self._plan(diverged)
+        undone = self.plan(diverged)
         try:
             saved = resume.undo(undone, self.undone, self.record.folder)
         except ValueError as error:
@@ -459,7 +399,7 @@ class MethodStrategy(Strategy):
         self.membership.restore(saved)
         self._introduce()
 
-    def _plan(self, diverged: DivergedRound) -> Undone:
+    def plan(self, diverged: DivergedRound) -> Undone:
         """Return which round to repeat without which clients; raise ``diverged`` if there is none.
 
         The raised ``diverged`` names the clients that stand out. It is also raised if the method
@@ -479,11 +419,10 @@ class MethodStrategy(Strategy):
         """Restore the state after the round of a checkpoint."""
         self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
         entries = self.record.journal.entries()
-        self.accuracies = [e.accuracy for e in entries if e.round and e.accuracy is not None]
-        self.best = Entry(round=0)
         for entry in entries[1:]:
             self.method.selection.add(entry)
-            self.best = entry if _better(entry, self.best) else self.best
+        callbacks.load(self.users, saved.callbacks)
+        callbacks.begin(self.callbacks, entries)
         self.messenger.channel.experiment = saved.experiment
         self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
@@ -511,7 +450,7 @@ class MethodStrategy(Strategy):
         """Bytes sent and received in this round."""
         return self.traffic.get("down", 0) + self.traffic.get("up", 0)
 
-    def _trusted(self) -> list[Client]:
+    def trusted(self) -> list[Client]:
         """Return all clients except those excluded since an undone round."""
         return [client for client in self.clients if client.k not in self.method.excluded]
 
@@ -522,23 +461,17 @@ class MethodStrategy(Strategy):
         stalled = 0 < config.score.patience <= (entry.stalled or 0)
         return reached or stalled or entry.round >= config.run.rounds
 
-    def _due(self, every: int) -> bool:
+    def due(self, every: int) -> bool:
         """Return whether work that is done every ``every`` rounds and after the last one is due."""
         t = self.entry.round
         return t == self.config.run.rounds or (every > 0 and t % every == 0)
 
-    def _asks_for_scores(self) -> bool:
+    def asks_for_scores(self) -> bool:
         """Return whether clients score models in this round."""
-        score, due = self.config.score, self._due(self.config.score.clients_every)
+        score, due = self.config.score, self.due(self.config.score.clients_every)
         if self.scorer.primary == "personal":
-            due = due or self._due(score.every)
+            due = due or self.due(score.every)
         return not self.private and (self.entry.end != "" or due)
-
-
-def _better(entry: Entry, best: Entry) -> bool:
-    """Return whether the entry has a primary accuracy, above that of ``best`` if that has one."""
-    new, old = entry.primary_accuracy, best.primary_accuracy
-    return new is not None and (old is None or new > old)
 
 
 def _consumed(replies: dict[int, Message]) -> Iterator[Message]:

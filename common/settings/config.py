@@ -211,6 +211,9 @@ class Run(Section):
     """Comma-separated labels ``key=value`` of the run in reports and comparisons."""
     track: Annotated[str, Names("trackers"), Mark.FREE, Mark.STARTED] = ""
     """Comma-separated trackers that show the run's progress: tensorboard, wandb, mlflow."""
+    callbacks: Annotated[str, Names("callbacks"), Mark.FREE, Mark.STARTED] = ""
+    """Comma-separated callbacks of the user (``module:attribute``), which see every round on the
+    server."""
 
 
 @final

@@ -31,9 +31,10 @@ WORDS = {
     "methods": "method",
     "trackers": "tracker",
     "selections": "selection",
+    "callbacks": "callback",
 }
 """Kinds of plug-ins, with the word for one of each kind in messages."""
-ON_THE_SERVER = ("trackers", "selections")
+ON_THE_SERVER = ("trackers", "selections", "callbacks")
 """Kinds of which clients never import one."""
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are not modules but libraries of models."""

@@ -25,6 +25,7 @@ from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
 from deploy.run.settings import RUNTIMES, load_run
+from server_app import callbacks
 from server_app.messaging.schedule import Schedule
 from server_app.selection import find as find_rule
 from server_app.storage import checkpoint
@@ -122,6 +123,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
         raise ValueError(f"from-round = {config.run.from_round} is for a resumed run: --resume")
     check_names(config)
     check_trackers(config.run.track)
+    callbacks.named(config.run.callbacks)
     find_rule(config.select.by)
     if config.run.membership:
         Schedule(Path(config.run.membership), config.run.clients)

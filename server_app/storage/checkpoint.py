@@ -47,6 +47,8 @@ class Checkpoint(Records, kind="checkpoint.Checkpoint"):
     """Rounds in a row before which a client was not connected, by client."""
     undone: list[str] = []
     """The undone rounds, as in the journal (``Undone``, JSON)."""
+    callbacks: dict[str, str] = {}
+    """State of each of the user's callbacks by name (JSON), where there is one."""
 
 
 def path_in(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from common.metrics import Confusion
 from common.settings.config import Config
 from common.settings.parse import to_toml
 from common.settings.section import Value
-from server_app.release import released_logs, stop_line, withhold
+from server_app.release import released_logs, stop_line
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint, summary
 from server_app.storage.journal import Journal, clock
@@ -74,7 +74,6 @@ class Record:
 
         ``state``: returns the method's state; ``more``: further fields of the checkpoint.
         """
-        withhold(entry, self.config, len(more["roster"]))
         with clock(entry, "checkpoint"):
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)

@@ -1,0 +1,118 @@
+"""Callbacks: what a run does beside the rounds of its method, each in a class of its own.
+
+The built-in ones are in this folder. A user's own are named by the setting ``callbacks``:
+
+    class Best(Callback):
+        best = 0.0
+
+        def after_round(self, entry):
+            self.best = max(self.best, entry.primary_accuracy or 0.0)
+
+        def state(self):
+            return {"best": self.best}
+
+        def load(self, state):
+            self.best = state["best"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from common.exchange.protocol import ScoreReply
+from common.journal import Entry
+from common.settings import plugins
+from server_app.method import Client
+
+if TYPE_CHECKING:
+    from server_app.strategy import MethodStrategy
+
+
+class Callback:
+    """Hooks of a run on the server; all do nothing. One object serves one run.
+
+    A hook sees journal entries, never replies. Under [privacy] an entry has its released fields
+    only. A ``ValueError`` of a hook ends the run with its line; the checkpoint is kept.
+    """
+
+    def begin(self, entries: Sequence[Entry]) -> None:
+        """Begin a run, or go on after ``entries``: after a resume, or when rounds are undone.
+
+        ``entries``: the journal's, in order; none for a new run.
+        """
+
+    def after_round(self, entry: Entry) -> None:
+        """Use the complete entry of a round, before it is stored; the census is round 0."""
+
+    def end(self) -> None:
+        """End a run that is complete, after its last round."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what the checkpoint keeps after each round, as values of JSON."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint; ``begin`` follows. Not called if there is none."""
+
+
+class RunCallback(Callback):
+    """A built-in callback, with further hooks and access to the run.
+
+    ``run``: the strategy, whose ``entry`` is that of the current round.
+    """
+
+    def __init__(self, run: MethodStrategy) -> None:
+        self.run = run
+
+    def after_replies(self) -> None:
+        """Use the valid replies of a round, before the method's step."""
+
+    def before_score(self) -> None:
+        """Prepare the score of the server's models."""
+
+    def after_score(self) -> None:
+        """Use the score of the server's model, if the round has one."""
+
+    def after_client_scores(self, good: Sequence[tuple[Client, ScoreReply]]) -> None:
+        """Use the valid scores of the clients."""
+
+
+def named(callbacks: str) -> dict[str, type[Callback]]:
+    """Return the user's callback classes by name, of a comma-separated list, each once.
+
+    Raises ``ValueError``, one line: a class does not exist, cannot be imported, or is no callback.
+    """
+    kinds: dict[str, type[Callback]] = {}
+    for name in filter(None, map(str.strip, callbacks.split(","))):
+        kind = plugins.required("callbacks", name, (), f"callbacks = {name!r} is unknown")
+        if not (isinstance(kind, type) and issubclass(kind, Callback)):
+            raise ValueError(f"callbacks = {name!r} is no Callback of server_app.callbacks")
+        kinds[name] = plugins.checked(kind)
+    return kinds
+
+
+def begin(all_of_them: Sequence[Callback], entries: Sequence[Entry]) -> None:
+    """Let callbacks begin a run, or go on after ``entries``."""
+    for callback in all_of_them:
+        callback.begin(entries)
+
+
+def states(users: Mapping[str, Callback]) -> dict[str, str]:
+    """Return the state of each user's callback that has one, as JSON by name.
+
+    Raises ``ValueError``, one line, for a state that is not JSON.
+    """
+    found = {name: callback.state() for name, callback in users.items()}
+    try:
+        return {name: json.dumps(state) for name, state in found.items() if state}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"callbacks: a state is not JSON: {error}") from error
+
+
+def load(users: Mapping[str, Callback], saved: Mapping[str, str]) -> None:
+    """Give each user's callback its state in a checkpoint, if there is one."""
+    for name, callback in users.items():
+        if name in saved:
+            callback.load(json.loads(saved[name]))
