@@ -40,16 +40,16 @@ def write_npz(path: Path, data: Any, **more: Any) -> Path:
 
 
 def write_clients(folder: Path, count: int = 3, *, train: int = 24, test: int = 9) -> Path:
-    """Write the files of ``count`` clients, in the format of PFLlib and HtFLlib, with images in [-1, 1], a little darker for each k."""
+    """Write the files of ``count`` clients, in the format of PFLlib and HtFLlib.
+
+    Images are in [-1, 1], a little darker for each k.
+    """
     draw = np.random.default_rng(0)
     for part, n in (("train", train), ("test", test)):
         for k in range(count):
             y = np.arange(n + k) % 3
-            x = (
-                draw.normal(0, 0.1, (n + k, 1, 8, 8))
-                + (y[:, None, None, None] - 1) * 0.6
-                - 0.05 * k
-            )
+            mean = (y[:, None, None, None] - 1) * 0.6
+            x = draw.normal(0, 0.1, (n + k, 1, 8, 8)) + mean - 0.05 * k
             write_npz(folder / part / f"{k}.npz", {"x": x.astype(np.float32), "y": y})
     return folder
 
