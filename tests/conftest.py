@@ -63,10 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
     installed = importlib.util.find_spec("fedmosaic")
     if installed is None or ROOT not in Path(installed.origin or "/").resolve().parents:
         where = installed.origin if installed else "nowhere"
-        raise pytest.UsageError(
-            f"the installed fedmosaic is {where}, not that of {ROOT}, and tests start its command: "
-            "make test uses an environment of this checkout's own"
+        here = (
+            f"the installed fedmosaic is {where}, not that of {ROOT}, and tests start its command"
         )
+        how = "make test uses an environment of this checkout's own"
+        raise pytest.UsageError(f"{here}: {how}")
     if config.getoption("--rehearsal"):
         rehearsal.device()
 

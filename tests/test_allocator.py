@@ -49,9 +49,7 @@ def test_memory_that_a_step_of_training_frees_stays_for_the_next_step() -> None:
     assert own_kept < BLOCK / 2 < kept
 
 
-def test_thresholds_are_those_of_training_again_after_an_exchange(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_exchange_restores_the_thresholds_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[int, int] = {}
 
     def mallopt(name: int, value: int) -> int:

@@ -1,4 +1,4 @@
-"""Operations and peak memory are those counted by hand, and measuring them changes nothing."""
+"""Operations, memory and numbers sent are those counted by hand; measuring them changes nothing."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,15 @@ import torch
 from torch import nn
 
 from client_app.methods.i_dl_mh import IDLMH
+from common import models
 from common.exchange.protocol import Request
 from common.journal import Entry, PeakMemory
 from common.training.costs import counting, following
-from deploy.report.pages import write_report
+from deploy.report.groups import Group
+from deploy.report.pages import one, write_report
+from deploy.report.read import read
+from deploy.report.sections import formula_cost, incentive
+from deploy.report.style import render
 from deploy.report.table import operations, size
 from deploy.run.loopback import Loopback
 from server_app.tracking import numbers
@@ -22,6 +27,7 @@ MEASURED = {"flops": True, "memory": True}
 ONE: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0}
 PUBLIC: dict[str, Any] = {"rounds": 1, "fleet": "mlp@0.25", "data__public": 0.4}
 PUBLIC |= {"confidence__epochs": 1, "ensemble__epochs": 1}
+STEPS: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0, "train__steps": 3}
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -51,9 +57,7 @@ def by_hand(run: TinyRun, samples: int) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_run_counts_what_its_clients_compute_and_gives_the_same_bits(
-    workers: int, tmp_path: Path
-) -> None:
+def test_a_run_counts_operations_and_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
     settings = ONE | {"method": "fedavg", "train__steps": 3}
     plain = play(flat(tmp_path / "plain", **settings))
     config = flat(tmp_path / "counted", **settings, flops=True)
@@ -104,9 +108,6 @@ def test_the_report_and_the_trackers_tell_operations_and_memory(tmp_path: Path) 
     assert operations(1_234_567) == "1.23 MFLOP" and operations(42) == "42 FLOP"
 
 
-STEPS: dict[str, Any] = {"fleet": "mlp@0.25", "data__test_fraction": 0.0, "train__steps": 3}
-
-
 def test_what_is_held_at_once_is_counted_and_what_was_let_go_is_not() -> None:
     before = torch.ones(1000)
     with following(True) as peak:
@@ -149,9 +150,7 @@ def test_operations_and_memory_are_measured_together_and_only_if_asked_for() -> 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_run_measures_what_its_clients_hold_and_gives_the_same_bits(
-    workers: int, tmp_path: Path
-) -> None:
+def test_a_run_measures_memory_and_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
     plain = play(flat(tmp_path / "plain", **STEPS, method="fedavg"))
     config = flat(tmp_path / "measured", **STEPS, method="fedavg", memory=True)
     run = play(config, Loopback(4, config, workers=workers))
@@ -180,9 +179,7 @@ def test_a_clients_most_is_that_of_its_hungriest_round() -> None:
     assert PeakMemory.most([]).flat() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
 
 
-def test_the_second_exchange_of_a_round_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_exchange_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = IDLMH.second
 
     def hungry(self: IDLMH, request: Request) -> Any:
@@ -194,3 +191,34 @@ def test_the_second_exchange_of_a_round_is_measured(
     epochs = {"confidence__epochs": 1, "ensemble__epochs": 1, "i_dl_mh__incentive_epochs": 1}
     run = play(flat(tmp_path / "run", **settings, **epochs, method="i-dl-mh"))
     assert 4e6 < run.summary["memory"]["largest"] < 5e6
+
+
+@pytest.mark.full
+def test_the_report_shows_the_formulas_count_the_bytes_and_their_ratio(run: Run) -> None:
+    """The cost formulas of DL-MH's paper, section 5.2.1: numbers beside bytes."""
+    knobs = {"data__public": 0.6, "data__samples": 200, "confidence.epochs": 1}
+    done = run(method="i-dl-mh", rounds=1, **knobs)
+    record = read(done.folder)
+    section = formula_cost([Group("i-dl-mh", [record])])
+    assert section is not None and section.cards[0].table is not None
+    (row,) = section.cards[0].table.rows
+    cost = done.summary["cost"]
+    numbers, sent = cost["numbers"], cost["bytes"]
+    assert row[2:] == (f"{numbers:,}", f"{sent:,}", f"{sent / numbers:.3f}")
+    gains = incentive(record)
+    assert gains is not None and gains.cards[0].table is not None
+    assert len(gains.cards[0].table.rows) == 4
+    page = render(one(record))
+    assert "Communication" in page and "Incentive" in page
+
+
+def test_a_run_without_a_formula_has_no_such_section(run: Run) -> None:
+    record = read(run(method="fedorion", rounds=1).folder)
+    assert formula_cost([Group("fedorion", [record])]) is None and incentive(record) is None
+
+
+def test_fedavg_counts_its_parameters_twice_per_client_and_round(run: Run) -> None:
+    done = run(method="fedavg", rounds=2)
+    P = models.parameters("mlp@0.25", (1, 8, 8), 3)
+    Q = models.parameters("cnn2@0.5", (1, 8, 8), 3)
+    assert done.summary["cost"]["numbers"] == 2 * 4 * 2 * min(P, Q)

@@ -40,9 +40,8 @@ def digested(y: torch.Tensor, loss: Any = F.cross_entropy, **settings: Any) -> t
 def test_what_is_learnt_is_what_the_targets_say():
     targets = torch.zeros(32, 3)
     targets[:, 1] = 8.0
-    ours, x, first, before, net = digested(
-        targets, lambda z, y: kl(y, z), epochs=40, lr=0.1, batch_size=16
-    )
+    given = {"epochs": 40, "lr": 0.1, "batch_size": 16}
+    ours, x, first, before, net = digested(targets, lambda z, y: kl(y, z), **given)
     start = ours.build("cnn2", name=("init",))
     start.load_state_dict(before)
     was, now = (float(kl(targets, ours.logits(one, x))) for one in (start, net))
@@ -50,9 +49,7 @@ def test_what_is_learnt_is_what_the_targets_say():
 
 
 @pytest.mark.parametrize("anneal", [False, True])
-def test_the_rate_falls_over_the_steps_of_a_round_if_asked(
-    anneal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rate_falls_in_a_round_if_asked(anneal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rates, made = list[float](), optimise.of
 
     def watched(*args: Any) -> torch.optim.Optimizer:

@@ -22,26 +22,14 @@ from common.settings.config import MethodOptions
 from common.settings.facts import Facts
 from server_app.method import Method
 from server_app.stopped import Stopped
-from tests.support.battery import (
-    METHODS,
-    Backwards,
-    Crash,
-    Crashing,
-    Ending,
-    Tampering,
-    changed_tensor,
-    config,
-    fail_client,
-    lost,
-    of_families,
-    tiers,
-)
+from tests.support import battery
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TinyRun, play
 
 pytestmark = pytest.mark.usefixtures("at_hand")
-every_method = pytest.mark.parametrize("method", tiers(METHODS), scope="module")
-every_family = pytest.mark.parametrize("method", of_families(METHODS), scope="module")
+every_method = pytest.mark.parametrize("method", battery.tiers(battery.METHODS), scope="module")
+families = battery.of_families(battery.METHODS)
+every_family = pytest.mark.parametrize("method", families, scope="module")
 
 
 @dataclass(frozen=True)
@@ -56,12 +44,12 @@ class Reference:
 def reference(method: str, at_hand: None, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     with pytest.MonkeyPatch.context() as patch:
         packed = record_calls(patch, Records, "pack", lambda _, payload: payload)
-        run = play(config(method, tmp_path_factory.mktemp(method), rounds=3))
+        run = play(battery.config(method, tmp_path_factory.mktemp(method), rounds=3))
     return Reference(run, packed)
 
 
 def test_a_method_has_its_contract_and_both_halves() -> None:
-    for name in METHODS:
+    for name in battery.METHODS:
         assert issubclass(options(name), MethodOptions)
         assert issubclass(server_app.methods.half(name), Method)
         assert issubclass(client_app.methods.half(name), Handler)
@@ -79,9 +67,7 @@ def test_it_learns_above_chance(method: str, reference: Reference) -> None:
 
 
 @every_method
-def test_what_is_kept_and_scored_is_what_the_contract_states(
-    method: str, reference: Reference
-) -> None:
+def test_what_is_kept_and_scored_is_in_the_contract(method: str, reference: Reference) -> None:
     stated, run = facts(method), reference.run
     if stated == Facts():
         return  # a plug-in need not state any
@@ -96,7 +82,7 @@ def test_it_repeats_bit_for_bit_in_any_order_of_replies_and_leaves_the_global_ra
 ) -> None:
     torch.rand(3), np.random.rand(3)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    again = play(config(method, tmp_path, rounds=3), Backwards)
+    again = play(battery.config(method, tmp_path, rounds=3), battery.Backwards)
     assert again.timeless == reference.run.timeless
     assert again.weights == reference.run.weights
     assert torch.equal(torch.random.get_rng_state(), before[0])
@@ -104,12 +90,10 @@ def test_it_repeats_bit_for_bit_in_any_order_of_replies_and_leaves_the_global_ra
 
 
 @every_family
-def test_another_seed_gives_another_result(
-    method: str, reference: Reference, tmp_path: Path
-) -> None:
-    settings = config(method, tmp_path, rounds=3, seed=2)
-    with pytest.raises(Crash):
-        play(settings, Ending)
+def test_another_seed_gives_another_run(method: str, reference: Reference, tmp_path: Path) -> None:
+    settings = battery.config(method, tmp_path, rounds=3, seed=2)
+    with pytest.raises(battery.Crash):
+        play(settings, battery.Ending)
     first = TinyRun(tmp_path).timeless
     assert len(first) == 2
     assert first != reference.run.timeless[:2]
@@ -119,29 +103,29 @@ def test_another_seed_gives_another_result(
 def test_a_resumed_run_equals_an_uninterrupted_one(
     method: str, reference: Reference, tmp_path: Path
 ) -> None:
-    settings = config(method, tmp_path, rounds=3)
-    with pytest.raises(Crash):
-        play(settings, Crashing)
+    settings = battery.config(method, tmp_path, rounds=3)
+    with pytest.raises(battery.Crash):
+        play(settings, battery.Crashing)
     assert TinyRun(tmp_path).timeless == reference.run.timeless[:2]
-    resumed = play(config(method, tmp_path, rounds=3, resume=True))
+    resumed = play(battery.config(method, tmp_path, rounds=3, resume=True))
     assert resumed.timeless == reference.run.timeless
     assert resumed.weights == reference.run.weights
 
 
 def nan_in_the_first_tensor(content: RecordDict) -> RecordDict:
-    return changed_tensor(content, lambda flat: flat.index_fill(0, torch.tensor(0), float("nan")))
+    return battery.changed_tensor(content, lambda x: x.index_fill(0, torch.tensor(0), torch.nan))
 
 
 def one_number_less(content: RecordDict) -> RecordDict:
-    return changed_tensor(content, lambda flat: flat[:-1])
+    return battery.changed_tensor(content, lambda flat: flat[:-1])
 
 
 @every_method
 def test_a_bad_reply_is_reported_and_not_used(method: str, tmp_path: Path) -> None:
     """A number that is none in round 1, a number too few in round 2, nothing at all in round 3."""
-    settings = config(method, tmp_path, rounds=3, min_replies=0.5)
-    tampers = (nan_in_the_first_tensor, one_number_less, lost)
-    result = play(settings, type("Grid", (Tampering,), {"tampers": tampers}))
+    settings = battery.config(method, tmp_path, rounds=3, min_replies=0.5)
+    tampers = (nan_in_the_first_tensor, one_number_less, battery.lost)
+    result = play(settings, type("Grid", (battery.Tampering,), {"tampers": tampers}))
     for entry in result.journal[1:]:
         assert entry["replied"] == [0, 2, 3]
         (failure,) = entry["failures"]
@@ -152,9 +136,9 @@ def test_a_bad_reply_is_reported_and_not_used(method: str, tmp_path: Path) -> No
 def test_a_client_that_raises_stops_the_run_by_default_and_is_named(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_client(monkeypatch, 2)
+    battery.fail_client(monkeypatch, 2)
     with pytest.raises(Stopped, match=r"client 2: OSError: disk full"):
-        play(config(method, tmp_path, rounds=1))
+        play(battery.config(method, tmp_path, rounds=1))
     assert TinyRun(tmp_path).summary["status"] == "stopped"
 
 
@@ -162,8 +146,8 @@ def test_a_client_that_raises_stops_the_run_by_default_and_is_named(
 def test_a_client_that_raises_may_be_left_out(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_client(monkeypatch, 2)
-    result = play(config(method, tmp_path, rounds=1, min_replies=0.75))
+    battery.fail_client(monkeypatch, 2)
+    result = play(battery.config(method, tmp_path, rounds=1, min_replies=0.75))
     assert result.journal[1]["replied"] == [0, 1, 3]
     (failure,) = result.journal[1]["failures"]
     assert failure == {"k": 2, "round": 1, "reason": "OSError: disk full", "kind": "client error"}

@@ -18,9 +18,12 @@ from common.training.optimise import make
 from deploy.report import read
 from server_app.scoring.drift import measure
 from server_app.tracking import numbers
+from tests.support.recorded_calls import refusal
 from tests.support.tiny import flat, play
 
 fit = partial(loop.fit, precision="fp32")
+GOOD = {"w": torch.ones(2, 3), "bn.running_var": torch.ones(2), "n": torch.tensor(1)}
+METHOD: Any = SimpleNamespace(change=lambda sent, reply: tree.steps(sent.w, reply.w))
 
 
 def test_one_step_of_gradient_descent_by_hand() -> None:
@@ -102,9 +105,6 @@ def test_weights_that_cannot_average_are_refused(weights: list[float]) -> None:
         tree.mean([{"w": torch.ones(1)}] * 2, weights)
 
 
-GOOD = {"w": torch.ones(2, 3), "bn.running_var": torch.ones(2), "n": torch.tensor(1)}
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -118,9 +118,7 @@ GOOD = {"w": torch.ones(2, 3), "bn.running_var": torch.ones(2), "n": torch.tenso
 )
 def test_a_state_that_does_not_fit_is_refused(change: dict[str, torch.Tensor], line: str) -> None:
     state = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
-    with pytest.raises(ValueError) as caught:
-        tree.check_like(state, GOOD, "w")
-    assert line in str(caught.value)
+    assert line in refusal(tree.check_like, state, GOOD, "w")
     tree.check_like(dict(GOOD), GOOD, "w")
 
 
@@ -142,18 +140,13 @@ def test_a_mean_by_pieces_has_the_same_bits(
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_one_number_that_is_not_finite_is_found(
-    number: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_number_not_finite_is_found(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "PIECE", 8)
     assert all(map(tree.finite, (torch.ones(4, 5), torch.ones(0), torch.tensor([1 << 40]))))
     for place in (0, 7, 8, 19):
         w = torch.ones(4, 5)
         w.view(-1)[place] = number
         assert not tree.finite(w), place
-
-
-METHOD: Any = SimpleNamespace(change=lambda sent, reply: tree.steps(sent.w, reply.w))
 
 
 def drift(*updates: list[float]) -> float | None:

@@ -14,6 +14,16 @@ from common.losses.gradients import alleviated, slope
 
 # softmax of these rows: (.8, .1, .1) and (.2, .6, .2)
 LOGITS = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.6, 0.2]]).log()
+TEACHER = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+STUDENT = torch.tensor([[1.0, 0.0], [1.0, -3.0]])
+WEIGHTS = torch.tensor([0.5, 0.25])
+# softmax of these rows: (.5, .25, .25) and (.2, .2, .6)
+A = torch.tensor([[0.5, 0.25, 0.25]]).log()
+B = torch.tensor([[0.2, 0.2, 0.6]]).log()
+
+
+MOST = torch.tensor([0.5, 0.25, 0.6])  #: the largest probability of each class
+TWO = [torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
 
 
 def test_one_hot_is_the_surprise_at_ones_own_choice() -> None:
@@ -28,9 +38,8 @@ def test_information_entropy_is_that_of_the_batch_not_of_its_rows() -> None:
     normalised = information_entropy(LOGITS, normalised=True).item()
     assert normalised == pytest.approx(1 - entropy / math.log(3))
     for logits, expected in ((40 * torch.eye(4), 0), (40 * torch.eye(4)[[0, 0, 0]], 1)):
-        assert information_entropy(logits, normalised=True).item() == pytest.approx(
-            expected, abs=1e-6
-        )
+        found = information_entropy(logits, normalised=True).item()
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_activation_is_the_negative_l1_norm_or_the_mean() -> None:
@@ -87,11 +96,6 @@ def test_a_value_gets_the_gradient_it_is_given() -> None:
     assert gradient.tolist() == [3.0, 4.0]
 
 
-TEACHER = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
-STUDENT = torch.tensor([[1.0, 0.0], [1.0, -3.0]])
-WEIGHTS = torch.tensor([0.5, 0.25])
-
-
 def test_disagreement_is_the_weighted_mean_distance_of_logits() -> None:
     # rows: mean(1, 0) = .5 and mean(0, 4) = 2; (.5 · .5 + .25 · 2) / 2 = .375
     assert generation.disagreement(TEACHER, STUDENT, WEIGHTS).item() == pytest.approx(0.375)
@@ -104,14 +108,6 @@ def test_cross_entropies_weigh_each_sample() -> None:
     # a uniform student is log 2 away from every teacher
     soft = generation.weighted_soft_cross_entropy(TEACHER, torch.zeros(2, 2), WEIGHTS)
     assert [hard.item(), soft.item()] == pytest.approx([0.375 * math.log(2)] * 2)
-
-
-# softmax of these rows: (.5, .25, .25) and (.2, .2, .6)
-A = torch.tensor([[0.5, 0.25, 0.25]]).log()
-B = torch.tensor([[0.2, 0.2, 0.6]]).log()
-
-
-MOST = torch.tensor([0.5, 0.25, 0.6])  #: the largest probability of each class
 
 
 @pytest.mark.parametrize(
@@ -148,9 +144,6 @@ def test_the_student_s_gradient_is_softmax_minus_targets_over_n() -> None:
 def test_a_certain_teacher_gives_a_finite_loss() -> None:
     certain = max_ensemble([torch.tensor([[1000.0, 0.0]])], "sum")
     assert kl_from(certain, torch.zeros(1, 2)).item() == pytest.approx(math.log(2))
-
-
-TWO = [torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
 
 
 @pytest.mark.parametrize(

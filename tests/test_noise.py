@@ -9,26 +9,18 @@ from torch import Tensor
 
 from common.losses.distillation import kl
 from common.techniques import noise
-from common.techniques.noise import (
-    LARGEST,
-    LEAVES,
-    NOISES,
-    SMALLEST,
-    _paint,
-    modulated,
-    radii,
-    standard,
-)
 from common.training import seeds
 from server_app.distillation.noise import largest, weighted
 
-every_kind = pytest.mark.parametrize("kind", sorted(NOISES))
+every_kind = pytest.mark.parametrize("kind", sorted(noise.NOISES))
+A = torch.tensor([[0.5, 0.5]]).log()
+B = torch.tensor([[0.8, 0.2]]).log()
 
 
 def drawn(
     kind: str, n: int = 64, shape: tuple[int, int, int] = (3, 16, 16), seed: int = 0
 ) -> Tensor:
-    return next(NOISES[kind](n, shape, seeds.stream(seed, "noise")))
+    return next(noise.NOISES[kind](n, shape, seeds.stream(seed, "noise")))
 
 
 @every_kind
@@ -56,7 +48,7 @@ def test_noise_comes_from_its_generator_alone_and_every_batch_is_another(kind: s
 def test_gaussian_noise_is_one_draw_of_randn_a_batch() -> None:
     generator = seeds.stream(0, "noise")
     expected = [torch.randn((4, 1, 8, 8), generator=generator) for _ in range(2)]
-    got = list(islice(NOISES["gaussian"](4, (1, 8, 8), seeds.stream(0, "noise")), 2))
+    got = list(islice(noise.NOISES["gaussian"](4, (1, 8, 8), seeds.stream(0, "noise")), 2))
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
@@ -67,10 +59,10 @@ def test_uniform_noise_stays_within_root_3() -> None:
 
 def test_a_leaf_s_radius_has_density_proportional_to_its_third_negative_power() -> None:
     u = torch.linspace(0, 1, 100_001, dtype=torch.float64)
-    r = radii(u)
-    assert r[0].item() == pytest.approx(SMALLEST) and r[-1].item() == pytest.approx(LARGEST)
+    r = noise.radii(u)
+    assert r[[0, -1]].tolist() == pytest.approx([noise.SMALLEST, noise.LARGEST])
     # P(r ≤ 2a) on [a, 8a] is (1 − 1/4) / (1 − 1/64) = 48/63
-    assert (r <= 2 * SMALLEST).double().mean().item() == pytest.approx(48 / 63, abs=1e-3)
+    assert (r <= 2 * noise.SMALLEST).double().mean().item() == pytest.approx(48 / 63, abs=1e-3)
 
 
 def test_dead_leaves_are_patches_of_one_colour() -> None:
@@ -78,7 +70,7 @@ def test_dead_leaves_are_patches_of_one_colour() -> None:
     same = (z[..., 1:] == z[..., :-1]).all(1).double().mean()
     assert same > 0.7
     colours = [len(image.flatten(1).T.unique(dim=0)) for image in z]
-    assert min(colours) > 10 and max(colours) <= LEAVES + 1
+    assert min(colours) > 10 and max(colours) <= noise.LEAVES + 1
 
 
 def test_the_leaf_laid_first_lies_on_top() -> None:
@@ -89,7 +81,7 @@ def test_the_leaf_laid_first_lies_on_top() -> None:
     dy2 = torch.stack([(request - 2).square(), (request - 2).square()])[None]
     front = torch.full((1, 4, 5), 9, dtype=torch.uint8)
     depth = torch.arange(2, dtype=torch.uint8)
-    _paint(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
+    noise._paint(front, depth, dx2, dy2, torch.tensor([[2.25, 1.0]]))
     assert front[0].tolist() == [[9, 9, 9, 9, 9], [9, 0, 0, 1, 9], [9, 0, 0, 1, 9], [9, 9, 9, 9, 9]]
 
 
@@ -104,14 +96,10 @@ def test_a_modulated_convolution_has_weights_of_norm_1() -> None:
     # x = 1 and one weight only, in the middle: 3 s / ‖3 s‖ = 1 for every scale s > 0
     weight = torch.zeros(1, 1, 3, 3)
     weight[0, 0, 1, 1] = 3.0
-    y = modulated(torch.ones(2, 1, 4, 4), weight, torch.tensor([[0.5], [7.0]]))
+    y = noise.modulated(torch.ones(2, 1, 4, 4), weight, torch.tensor([[0.5], [7.0]]))
     assert torch.allclose(y, torch.ones(2, 1, 4, 4), atol=1e-6)
     constant = torch.full((3, 1, 2, 2), 5.0)
-    assert torch.equal(standard(constant), torch.zeros(3, 1, 2, 2))
-
-
-A = torch.tensor([[0.5, 0.5]]).log()
-B = torch.tensor([[0.8, 0.2]]).log()
+    assert torch.equal(noise.standard(constant), torch.zeros(3, 1, 2, 2))
 
 
 def test_every_teacher_is_heard_with_its_weight_or_the_largest_opinion_alone() -> None:

@@ -25,32 +25,13 @@ from server_app.stopped import Stopped
 from tests.support.battery import EXAMPLE, config
 from tests.support.halves import TASK, check_peers, info
 from tests.support.own_modules import ONE_MODULE, distribution, importing_from, module, package
+from tests.support.recorded_calls import refusal
 from tests.support.tiny import TinyRun, flat, play
 
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules can be imported."""
-    importing_from(tmp_path, monkeypatch)
-    return tmp_path
-
-
 LOOK_UPS: dict[str, Callable[[str], object]] = {
-    "methods": methods.contract,
-    "models": architecture,
-    "datasets": source,
-    "partitions": rule,
-    "trackers": lambda name: plugins.find("trackers", name),
-    "selections": find_rule,
+    **{"methods": methods.contract, "models": architecture, "datasets": source, "partitions": rule},
+    **{"trackers": lambda name: plugins.find("trackers", name), "selections": find_rule},
 }
-
-
-def refusal(call: Callable[..., object], *given: object) -> str:
-    """Return the one line of the ``ValueError`` that a call raises."""
-    with pytest.raises(ValueError) as refused:
-        call(*given)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 NOT_FOUND = {
@@ -65,6 +46,14 @@ NOT_FOUND = {
         ("two words:x", "../up:x", ":x"), " is not allowed; it should be module:attribute"
     ),
 }
+OPTIONS = "from common.settings.config import MethodOptions\nclass Options(MethodOptions):\n    "
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules can be imported."""
+    importing_from(tmp_path, monkeypatch)
+    return tmp_path
 
 
 @pytest.mark.parametrize("kind", LOOK_UPS)
@@ -83,9 +72,7 @@ def test_what_cannot_be_found_is_one_line(kind: str) -> None:
         ("def f(:", "SyntaxError: "),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
-    text: str, reason: str, folder: Path
-) -> None:
+def test_a_module_that_fails_is_named_with_why(text: str, reason: str, folder: Path) -> None:
     name = module(folder, text)
     line = f"model '{name}:x': module {name!r} cannot be imported: {reason}"
     assert refusal(plugins.find, "models", f"{name}:x").startswith(line)
@@ -146,9 +133,6 @@ def test_an_installed_plugin_with_a_name_of_ours_changes_nothing_and_is_told(fol
     assert shadowed({"data.name": "digits"}) == []
 
 
-OPTIONS = "from common.settings.config import MethodOptions\nclass Options(MethodOptions):\n    "
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -179,9 +163,7 @@ def test_a_method_cannot_have_the_table_of_another_or_an_odd_one(last: str, fold
         (None, "no module named"),
     ],
 )
-def test_a_half_that_is_missing_or_not_whole_is_refused(
-    server: str | None, reason: str, folder: Path
-) -> None:
+def test_a_half_that_is_not_whole_is_refused(server: str | None, reason: str, folder: Path) -> None:
     halves = {} if server is None else {"server": server}
     name = package(folder, {"__init__": "", "contract": OPTIONS + "pass", **halves})
     top = package(folder, {"__init__": f"import {name} as far"})
@@ -208,8 +190,6 @@ def test_a_wrong_key_in_a_plugins_table_is_refused_with_the_nearest() -> None:
 
 
 # The code version, and the census.
-
-
 def test_the_code_version_has_a_fingerprint_of_every_plugin(tmp_path: Path) -> None:
     ours = parse(flat(tmp_path))
     assert version_of(ours) == code_version()
@@ -217,9 +197,7 @@ def test_the_code_version_has_a_fingerprint_of_every_plugin(tmp_path: Path) -> N
     assert named == f"{code_version()}+lab.{plugins.digest('lab')}"
 
 
-def test_the_fingerprint_is_of_the_sources_without_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fingerprint_ignores_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for i, files in enumerate(({}, {"test_it": "1"}, {"more": "1"})):
         folder = tmp_path / str(i) / "fingerprinted"
@@ -233,9 +211,7 @@ def test_the_fingerprint_is_of_the_sources_without_tests(
     assert found[0] == found[1] != found[2]
 
 
-def test_a_client_with_another_version_of_a_plugin_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugins_version_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client_app.handler.version_of", lambda config: f"{code_version()}+lab.0")
     with pytest.raises(Stopped, match=r"client 0 has code version '.*lab\.0', the server '.*lab\."):
         play(config(EXAMPLE, tmp_path))
@@ -255,13 +231,10 @@ def test_a_client_makes_the_server_import_nothing(tmp_path: Path) -> None:
     check_brought("torchvision:resnet18", TASK.config)
 
 
-def test_a_plugins_data_set_and_partition_are_used(tmp_path: Path) -> None:
+def test_a_plugins_data_set_is_used_and_all_that_is_written_names_it(tmp_path: Path) -> None:
     data = parse(config(EXAMPLE, tmp_path)).data
     assert load(data).classes == ("rows", "columns", "checks")
     assert rule(data.partition).description == "Equal random shares."
-
-
-def test_everything_that_is_written_has_the_plugins_names(tmp_path: Path) -> None:
     result: Any = play(config(EXAMPLE, tmp_path, rounds=1))
     assert result.summary["method"] == EXAMPLE and result.summary["dataset"] == "lab.data:stripes"
     assert TinyRun(tmp_path).journal[0]["clients"][0]["model"] == "lab.nets:Shallow"

@@ -30,6 +30,12 @@ EXACT = {
     )
 }
 """What scores, measures or says something about images; all else that asks a network trains."""
+OFTEN = ("fedavg", "fedkf", "fedftg", "fedgkt", "fedgen", "co-boosting")
+"""Each trains in another way: a loss, images between two steps, a loop in a loop, features, a
+generator of features, an ensemble."""
+SHORT = {"train__epochs": 1, "dafl__server_steps": 2, "noise__batches": 2}
+SHORT |= {f"{name}__epochs": 2 for name in ("dense", "co_boosting")}
+SHORT |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 
 
 class Watch:
@@ -51,14 +57,6 @@ class Watch:
         if answer.dtype not in seen:
             own = [place for place in path if "/site-packages/" not in place]
             seen[answer.dtype] = " < ".join(own[:6])
-
-
-OFTEN = ("fedavg", "fedkf", "fedftg", "fedgkt", "fedgen", "co-boosting")
-"""Each trains in another way: a loss, images between two steps, a loop in a loop, features, a
-generator of features, an ensemble."""
-SHORT = {"train__epochs": 1, "dafl__server_steps": 2, "noise__batches": 2}
-SHORT |= {f"{name}__epochs": 2 for name in ("dense", "co_boosting")}
-SHORT |= {"confidence__epochs": 1, "ensemble__epochs": 1}
 
 
 def shorter(method: str) -> dict[str, int]:

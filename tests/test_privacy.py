@@ -27,6 +27,10 @@ from tests.support.tiny import TinyRun, flat, overrides, play, under
 
 KEY = bytes([5]) * 32
 AVERAGED = {"fedavg", "fedprox", "moon", "fedntd", "fedgkd", "dafl", "ditto", "fml"}
+NAMES = ["weight", "bias"]
+CASES = [(1000, 10, 1.0, 100), (1000, 10, 0.5, 1000), (100, 10, 1.0, 1), (100, 90, 1.0, 3)]
+CASES += [(10, 5, 0.1, 50), (100, 1, 30.0, 1000)]
+TOLD = {"client_metrics", "scores", "fairness", "uncovered", "accuracy_covered"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +45,6 @@ def run(folder: Path, mode: str = "central", **changes: Any) -> TinyRun:
 
 
 # The mechanism.
-
-
 def test_a_long_update_is_shortened_as_a_whole_and_a_short_one_stays() -> None:
     long = torch.tensor([3.0, 4.0, 12.0], dtype=torch.float64)
     assert clipped(long, 6.5).tolist() == [1.5, 2.0, 6.0]
@@ -74,12 +76,9 @@ def test_noise_is_normal_of_the_standard_deviation_asked_for() -> None:
 
 def test_noise_repeats_for_the_same_sum_in_the_same_round_and_for_nothing_else() -> None:
     secret, sums = Secret(KEY), torch.ones(9, dtype=torch.float64)
-    first, *others = (
-        noised(sums, 1.0, secret, 1),
-        noised(sums, 1.0, secret, 2),
-        noised(sums + 1, 1.0, secret, 1) - 1,
-        noised(sums, 1.0, Secret(bytes(32)), 1),
-    )
+    first = noised(sums, 1.0, secret, 1)
+    others = [noised(sums, 1.0, secret, 2), noised(sums + 1, 1.0, secret, 1) - 1]
+    others += [noised(sums, 1.0, Secret(bytes(32)), 1)]
     assert torch.equal(first, noised(sums, 1.0, Secret(KEY), 1))
     assert not any(torch.isclose(first, other).any() for other in others)
 
@@ -108,9 +107,6 @@ def server(folder: Path, **changes: Any) -> NoisyMean:
     return NoisyMean(parse(flat(folder, **given)))
 
 
-NAMES = ["weight", "bias"]
-
-
 def states(*rows: list[float]) -> list[StateDict]:
     return [{"weight": torch.tensor([row]), "bias": torch.zeros(1)} for row in rows]
 
@@ -124,9 +120,8 @@ def test_the_mean_is_over_those_expected_not_over_those_who_came(tmp_path: Path)
         (replies[:1], [0.6, 0.8, 0.0], [0.3, 0.4, 0.0]),  # the other is lost
         ([], [0.0] * 3, [0.0] * 3),
     ):
-        exact = sum(
-            (clipped(flattened(reply, NAMES), 1.0) for reply in sent), torch.zeros(3).double()
-        )
+        zero = torch.zeros(3).double()
+        exact = sum((clipped(flattened(reply, NAMES), 1.0) for reply in sent), zero)
         assert exact.tolist() == pytest.approx(total, abs=1e-7)
         added = noised(exact, 0.01, Secret(KEY), 1) - exact
         found = flattened(of.mean(1, sent, before, set(NAMES), 4), NAMES)
@@ -146,8 +141,6 @@ def test_secret_selection_takes_each_by_itself(tmp_path: Path) -> None:
 
 
 # The bill.
-
-
 def bill(rounds: int, clients: int = 100, per_round: int = 0, **changes: Any) -> float:
     given = {"mode": "central", **changes}
     settings = {"method": "fedavg", "clients": clients, "per_round": per_round}
@@ -185,11 +178,6 @@ def test_secret_selection_costs_what_numerical_composition_says() -> None:
     secret = {"noise_multiplier": 4.0, "delta": 1e-5, "per_round": 1}
     assert 0.9470 <= bill(10_000, sampling="secret", **secret) < 0.9473
     assert bill(10_000, sampling="public", **secret) > 100
-
-
-CASES = [(1000, 10, 1.0, 100), (1000, 10, 0.5, 1000), (100, 10, 1.0, 1), (100, 90, 1.0, 3)]
-CASES += [(10, 5, 0.1, 50), (100, 1, 30.0, 1000)]
-CASES += [(100, 90, 1.0, 3), (10, 5, 0.1, 50), (100, 1, 30.0, 1000)]
 
 
 @pytest.mark.parametrize(("clients", "per_round", "z", "rounds"), CASES)
@@ -256,8 +244,6 @@ def test_a_delta_above_the_default_is_warned_of(value: float, tmp_path: Path) ->
 
 
 # What is refused.
-
-
 @pytest.mark.parametrize("method", methods.names())
 def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> None:
     options = methods.options(method)
@@ -300,8 +286,6 @@ def test_what_noise_on_a_mean_would_not_protect_is_refused(change: str, line: st
 
 
 # Whole runs.
-
-
 def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     given = {"method": "fedavg", "fleet": "mlp@0.25", "privacy__mode": "local"}
     settings = flat(tmp_path, **given, privacy__clip=0.01, sanity=0.0)
@@ -310,13 +294,8 @@ def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     assert [entry["round"] for entry in TinyRun(tmp_path).journal] == [0, 1]
 
 
-TOLD = {"client_metrics", "scores", "fairness", "uncovered", "accuracy_covered"}
-
-
 @pytest.mark.parametrize("mode", ["central", "local"])
-def test_journal_and_summary_say_epsilon_and_nothing_of_single_clients(
-    mode: str, tmp_path: Path
-) -> None:
+def test_journal_and_summary_say_epsilon_and_no_clients_data(mode: str, tmp_path: Path) -> None:
     found = run(tmp_path, mode, privacy__noise_multiplier=0.5)
     census, *rounds = found.journal
     for entry in found.journal:

@@ -46,8 +46,6 @@ def test_no_batch_for_batch_statistics_is_a_lone_sample(size: int) -> None:
 
 
 # The statistics themselves.
-
-
 def participants(config: dict[str, Any], ks: Iterable[int]) -> list[Participant]:
     return [Participant(parse(config), {"partition-id": k, "device": "cpu"}, "test") for k in ks]
 
@@ -64,18 +62,14 @@ def apart(config: dict[str, Any], saved: StateDict, spec: str, ks: Iterable[int]
     return [float((found[n] - held[n]).abs().max() / found[n].abs().max()) for n in found]
 
 
-def test_after_as_many_passes_as_norms_they_are_those_of_all_the_data_together(
-    tmp_path: Path,
-) -> None:
+def test_after_as_many_passes_as_norms_they_are_those_of_all_data(tmp_path: Path) -> None:
     exact, rough = (flat(tmp_path / f"{p}", **FEDAVG, score__passes=p) for p in (NORMS, 1))
     assert max(apart(exact, play(exact).model, NET, range(4))) < 1e-5
     first, *others = apart(rough, play(rough).model, NET, range(4))[::2]
     assert first < 1e-5 < min(others), "one pass is exact for the first layer alone"
 
 
-def test_networks_of_several_architectures_are_measured_by_those_who_bring_them(
-    tmp_path: Path,
-) -> None:
+def test_networks_of_several_architectures_are_measured_by_their_clients(tmp_path: Path) -> None:
     fleet = {**FEDAVG, "fleet": f"{NET},cnn2@0.5", "average__across": "same"}
     config = flat(tmp_path, **fleet, score__passes=NORMS)
     held = play(config).model
@@ -93,8 +87,6 @@ def test_further_models_are_measured_too(tmp_path: Path) -> None:
 
 
 # What they are for.
-
-
 @pytest.mark.full
 def test_a_model_that_only_saw_noise_works_as_it_is_saved(tmp_path: Path) -> None:
     accuracies = {}
@@ -128,8 +120,6 @@ def test_a_network_without_batchnorm_sends_and_changes_nothing(run: Run) -> None
 
 
 # Who is asked, and what it costs.
-
-
 class Listening(Loopback):  # type: ignore[misc]
     """Notes whom it asks for statistics, round by round, and lets ``change`` at the answers."""
 
@@ -181,8 +171,6 @@ def test_the_bytes_are_counted(tmp_path: Path) -> None:
 
 
 # Clients that fail or lie.
-
-
 def in_the_first(change: Callable[[torch.Tensor], torch.Tensor], entry: str) -> Any:
     def changed(told: StatisticsReply) -> dict[str, Any]:
         found = dict(told.models[NET])

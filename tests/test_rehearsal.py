@@ -21,9 +21,26 @@ from tests.support.tiny import play
 
 FIRST, OFTEN = ("fedavg", "fedkf"), ("fedgen", "fedgkt")
 """Plain and a generator of images with draws on the device; a generator of features, features."""
+FEW = (FIRST, pytest.param(OFTEN, marks=pytest.mark.full))
 there = pytest.mark.skipif("not config.getoption('--rehearsal')")
 from_outside = pytest.mark.skipif("config.getoption('--rehearsal')")
 HERE = "tests/test_rehearsal.py"
+X = torch.arange(6.0).view(2, 3)
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    "sum": lambda x: x + X,
+    "linear": lambda x: torch.nn.functional.linear(x, X),
+    "cat": lambda x: torch.cat([x, X]),
+    "stack of scalars": lambda x: torch.stack([x.sum(), X.sum()]),
+    "written in place": lambda x: X.sum().add_(x.sum()),
+    "indices of another device": lambda x: X[x.sum().long()[None]],
+    "values of another device": lambda x: x.index_put_((torch.tensor([0]),), X[0]),
+    "numpy": lambda x: x.numpy(),
+    "the CPU's generator": lambda x: torch.rand(2, generator=seeds.stream(1, "a"), device=x.device),
+    "its generator in place": lambda x: x.normal_(generator=seeds.stream(1, "a")),
+    "its generator at the CPU": lambda x: torch.rand(
+        2, generator=seeds.stream(1, "a", device=x.device)
+    ),
+}
 
 
 def on_the_device(*tests: str) -> None:
@@ -33,9 +50,7 @@ def on_the_device(*tests: str) -> None:
 
 
 @from_outside
-@pytest.mark.parametrize(
-    "methods", [FIRST, pytest.param(OFTEN, marks=pytest.mark.full)], ids=" ".join
-)
+@pytest.mark.parametrize("methods", FEW, ids=" ".join)
 def test_some_methods_on_the_device(methods: tuple[str, ...]) -> None:
     bits = [f"{HERE}::test_it_gives_the_cpus_bits[{name}]" for name in methods]
     on_the_device(f"{HERE}::test_what_cuda_refuses_is_refused", *bits)
@@ -62,31 +77,12 @@ def test_two_workers_share_the_device(tmp_path: Path, monkeypatch: pytest.Monkey
     here = play(battery.config("fedavg", tmp_path / "cpu", rounds=2))
     config = battery.config("fedavg", tmp_path / NAME, rounds=2)
     with rehearsing() as device:
-        grid = loopback.Loopback(
-            int(config["clients"]), config, workers=2, shares={str(device): 0.3}
-        )
+        shares = {str(device): 0.3}
+        grid = loopback.Loopback(int(config["clients"]), config, workers=2, shares=shares)
         both = play(config, grid)
         with loopback._start_pool(1, config, {str(device): 0.3}) as pool:
             assert pool.submit(chosen).result() == (str(device), {str(device): 0.3})
     assert both.timeless == here.timeless and both.weights == here.weights
-
-
-X = torch.arange(6.0).view(2, 3)
-REFUSED: dict[str, Callable[[Tensor], object]] = {
-    "sum": lambda x: x + X,
-    "linear": lambda x: torch.nn.functional.linear(x, X),
-    "cat": lambda x: torch.cat([x, X]),
-    "stack of scalars": lambda x: torch.stack([x.sum(), X.sum()]),
-    "written in place": lambda x: X.sum().add_(x.sum()),
-    "indices of another device": lambda x: X[x.sum().long()[None]],
-    "values of another device": lambda x: x.index_put_((torch.tensor([0]),), X[0]),
-    "numpy": lambda x: x.numpy(),
-    "the CPU's generator": lambda x: torch.rand(2, generator=seeds.stream(1, "a"), device=x.device),
-    "its generator in place": lambda x: x.normal_(generator=seeds.stream(1, "a")),
-    "its generator at the CPU": lambda x: torch.rand(
-        2, generator=seeds.stream(1, "a", device=x.device)
-    ),
-}
 
 
 @there

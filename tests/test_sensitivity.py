@@ -34,6 +34,10 @@ pytest.importorskip("dp_accounting")
 C, MOST, FULL = 0.5, 13, pytest.mark.full
 Update = Tensor | str
 """What a client sends: a change of weights [P], ``lost``, ``failed``, ``empty`` or ``short``."""
+LOSSES = {
+    "lost": (3, "Error: Message Unavailable"),
+    "failed": (2, "FloatingPointError: training diverged: mean loss nan over 3 steps"),
+}
 
 
 class Replying:
@@ -58,12 +62,6 @@ class Replying:
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
         return [self.replies.pop(name) for name in list(names)]
-
-
-LOSSES = {
-    "lost": (3, "Error: Message Unavailable"),
-    "failed": (2, "FloatingPointError: training diverged: mean loss nan over 3 steps"),
-}
 
 
 class Federation:
@@ -186,9 +184,7 @@ def worst(folder: Path, cases: int, most: int = MOST, **more: Any) -> float:
     ("cases", "most"),
     [pytest.param(10, 7, id="10 cases"), pytest.param(1000, MOST, id="1000 cases", marks=FULL)],
 )
-def test_one_client_moves_the_sum_by_at_most_the_clip(
-    cases: int, most: int, tmp_path: Path
-) -> None:
+def test_one_client_moves_the_sum_at_most_by_clip(cases: int, most: int, tmp_path: Path) -> None:
     ratio = worst(tmp_path, cases, most, privacy__mode="central")
     assert 0.9 < ratio <= 1 + 1e-6, "some clients use the bound, none exceeds it"
 

@@ -20,7 +20,7 @@ LOOPS = {
     **{"dafl": GENERATOR, "dense": GENERATOR, "fedgen": GENERATOR, "co-boosting": "weight step"},
     **{"fedgkt": BATCH, "fedkemf": BATCH, "dl-mh": BATCH, "fedmd": "reply", "kt-pfl": "reply"},
     **{"feddf": "architecture 1/2, epoch", "fedftg": "student step"},
-    **{"hetfedfl": "noise batch", "fedorion": "noise batch"},
+    **{"hetfedfl": "noise batch", "fedorion": "noise batch", "fedkf": GENERATOR},
 }
 """Innermost loop of the server's work that a method reports."""
 
@@ -117,18 +117,11 @@ def test_without_a_reporter_of_its_own_a_thread_writes_to_the_log(
     assert lines == [f"progress: client 2, step {i}/2" for i in (1, 2)]
 
 
-@pytest.mark.parametrize("name", tiers(LOOPS, first=("dense", "fedgkt")))
+@pytest.mark.parametrize("name", tiers(LOOPS, first=("dense", "fedgkt", "fedkf")))
 def test_the_servers_long_loops_and_the_clients_epochs_report(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     with reporting(Reporter(lines.append, 0.0)):
-        play(config(name, tmp_path / "run"))
+        play(config(name, tmp_path / "run", fedkf__generator_at="server"))
     assert any(re.search(r"clients, replies 0/4, client 0, epoch 1/", line) for line in lines)
     server = [line for line in lines if "replies" not in line]
     assert any(f"{LOOPS[name]} 2/" in line for line in server), sorted(set(server))
-
-
-def test_fedkfs_generator_at_the_server_reports_its_steps(tmp_path: Path) -> None:
-    lines: list[str] = []
-    with reporting(Reporter(lines.append, 0.0)):
-        play(config("fedkf", tmp_path / "run", fedkf__generator_at="server"))
-    assert any(line.startswith("round 2, generator step 2/") for line in lines)

@@ -37,12 +37,18 @@ from tests.papers.judging import read
 from tests.support.battery import EXAMPLE
 from tests.support.board import chosen, fill
 from tests.support.browser import PROGRAM, Browser, check_look
-from tests.support.commandline import typed
+from tests.support.commandline import completed, error_of, typed
+from tests.support.engine import Quiet
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.docs
 
 NO_MKDOCS = "mkdocs is not installed: pip install '.[docs]'"
+SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
+SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
+SHOWN += ("results", "speed", "results/records/fedkf_small", "results/records/fedorion_toy")
+SHOWN += ("reference/errors", "reference/api", "leaderboard", "write-a-method")
+SHOWN += ("leaderboard-results", "results/records/leaderboard_fashion")
 
 
 def test_an_equation_becomes_mathml_and_its_words_stay_text() -> None:
@@ -105,20 +111,16 @@ def test_the_command_and_the_page_choose_the_same_methods() -> None:
     single = [{key: one} for key, (_, answers) in chooser.QUESTIONS.items() for one in answers]
     for first, second in itertools.product(single, single):
         wanted = first | second
-        fit = [
-            name for name in shown if all(v in shown[name][k].split() for k, v in wanted.items())
-        ]
+        fit = [n for n in shown if all(v in shown[n][k].split() for k, v in wanted.items())]
         assert chooser.fitting(wanted) == fit, wanted
 
 
 def test_a_wrong_answer_is_refused_in_a_line_with_the_allowed_ones() -> None:
-    found = json.loads(
-        typed("list", "methods", "--public", "none", "--rounds", "one", "--json").stdout
-    )
+    listed = typed("list", "methods", "--public", "none", "--rounds", "one", "--json")
+    found = json.loads(listed.stdout)
     assert [row["method"] for row in found] == ["co-boosting", "dense"]
-    wrong = typed("list", "methods", "--public", "maybe")
-    assert wrong.returncode == 1
-    assert wrong.stderr == "error: --public maybe is no answer; allowed: none, server, everybody\n"
+    error = error_of("list", "methods", "--public", "maybe")
+    assert error == "error: --public maybe is no answer; allowed: none, server, everybody\n"
     other = typed("list", "models", "--rounds", "one")
     assert other.stderr == "error: --rounds is for list methods, not list models\n"
 
@@ -185,9 +187,8 @@ def test_each_paper_has_a_page_with_every_claim_and_its_verdict() -> None:
 def test_each_record_has_a_page_with_its_numbers_and_protocol() -> None:
     pages = paper_page.pages()
     linked = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for folder in (
-        path.parent for path in RESULTS.glob("*/*.md") if path.parent.name == path.stem != "claims"
-    ):
+    folders = [path.parent for path in RESULTS.glob("*/*.md") if path.parent.name == path.stem]
+    for folder in (folder for folder in folders if folder.name != "claims"):
         name, text = folder.name, pages[f"results/records/{folder.name}.md"]
         title, blank, sentence = text.split("\n")[:3]
         assert title.startswith("# ") and not blank and sentence.startswith("This page ")
@@ -235,18 +236,12 @@ def test_the_command_on_a_methods_page_runs(name: str, tmp_path: Path) -> None:
     fewer = ("rounds=1", "clients=3", "train.epochs=1", "data.samples=300", "data.test-samples=60")
     chosen = (*fewer, f"method={name}", *method_page.needed(name))
     options = [word for setting in chosen for word in ("-s", setting)]
-    ran = typed("run", *options, "--workers", "0", "--out", tmp_path / "run")
-    assert ran.returncode == 0, ran.stderr
+    completed("run", *options, "--workers", "0", "--out", tmp_path / "run")
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a server of the files in ``folder``."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
     handler = functools.partial(Quiet, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -278,13 +273,6 @@ def test_a_search_finds_a_method_by_a_word_of_its_page(site: Path) -> None:
     assert "methods/fedproto.html" in index and "federated averaging" in index
 
 
-SHOWN = ("index", "start", "comparison", "methods/fedin", "methods/dense", "methods/chooser")
-SHOWN += ("results/papers", "results/fedin", "results/fedin-comparisons", "reference/settings")
-SHOWN += ("results", "speed", "results/records/fedkf_small", "results/records/fedorion_toy")
-SHOWN += ("reference/errors", "reference/api", "leaderboard", "write-a-method")
-SHOWN += ("leaderboard-results", "results/records/leaderboard_fashion")
-
-
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_are_readable_in_a_browser(site: Path, tmp_path: Path, scheme: str) -> None:
@@ -309,10 +297,7 @@ def test_one_search_and_the_chooser_find_a_method(site: Path, tmp_path: Path) ->
             page.value("document.querySelector('[name=rounds][value=one]').click()")
             page.value("document.querySelector('[name=public][value=none]').click()")
             left = "[...document.querySelectorAll('#fitting li:not([hidden])')]"
-            assert page.value(f"{left}.map(item => item.querySelector('a').textContent)") == [
-                "Co-Boosting",
-                "DENSE",
-            ]
-            assert page.value("document.getElementById('count').textContent") == (
-                f"2 of {len(names())} methods fit"
-            )
+            names_left = page.value(f"{left}.map(item => item.querySelector('a').textContent)")
+            assert names_left == ["Co-Boosting", "DENSE"]
+            count = page.value("document.getElementById('count').textContent")
+            assert count == f"2 of {len(names())} methods fit"

@@ -26,10 +26,11 @@ from deploy.study.paper_table import CellRun
 from deploy.study.sweep import UNFINISHED
 from tests.support.board import SMALL, chosen, fill, record
 from tests.support.browser import PROGRAM, Browser
-from tests.support.commandline import typed
+from tests.support.commandline import completed, error_of
 
 FIRST = "α = 0.5, partition 5"
 SHAPES = {"fashion": ((1, 14, 14), 10), "cifar": ((3, 16, 16), 10), "smartwatch": ((6, 100), 7)}
+RECORDED = [name for name in protocols.names() if boards.record(protocols.read(name)).is_dir()]
 
 
 @pytest.fixture
@@ -79,9 +80,7 @@ def test_configurations_are_eight_and_cover_the_values_of_each_setting(protocol:
         assert len(tried) == 8 and len({pairs.count(pair) for pair in pairs}) == 1
 
 
-def test_the_best_configuration_is_chosen_once_all_have_ended(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_the_best_configuration_is_chosen_at_the_end(tmp_path: Path, protocol: Protocol) -> None:
     board = Board(tmp_path, protocol)
     cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
     for i, cell in enumerate(cells[:-1]):
@@ -93,15 +92,12 @@ def test_the_best_configuration_is_chosen_once_all_have_ended(
     assert again.chosen == board.chosen
     assert [row.name for row in again.board().row] == ["local"]
     newer = protocol.model_copy(update={"version": 8})
-    with pytest.raises(
-        ValueError, match="is of board points, version 7, and this is board points, version 8"
-    ):
+    line = "is of board points, version 7, and this is board points, version 8"
+    with pytest.raises(ValueError, match=line):
         Board(tmp_path, newer)
 
 
-def test_a_configuration_that_stops_on_the_board_is_given_up_for_the_next_best(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_a_configuration_that_stops_yields_to_the_next(tmp_path: Path, protocol: Protocol) -> None:
     board = Board(tmp_path, protocol)
     cells = [c for c in paper_table.cells(board.tuning()) if c.row.startswith("local")]
     for i, cell in enumerate(cells):
@@ -135,9 +131,7 @@ def test_a_rank_counts_the_rows_that_are_seen_to_be_better() -> None:
     assert (certain["a"].rank, certain["b"].rank) == (1, 2)
 
 
-def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_a_complete_board_has_ranks_and_equal_costs(tmp_path: Path, protocol: Protocol) -> None:
     board = chosen(tmp_path, protocol)
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
     [section] = ranking.sections(board)
@@ -153,9 +147,7 @@ def test_a_complete_board_has_ranks_and_accuracies_at_equal_costs(
     assert text.index("FedProx") < text.index("local") and "71.5 %" in text
 
 
-def test_a_row_with_a_missing_or_unfinished_cell_has_no_rank_and_keeps_nobody_from_one(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_an_incomplete_row_has_no_rank_and_others_have(tmp_path: Path, protocol: Protocol) -> None:
     """Nor has training that is not federated, although it has numbers."""
     board = chosen(tmp_path, protocol)
     cells = list(paper_table.cells(board.board()))
@@ -183,9 +175,7 @@ def test_a_row_with_a_missing_or_unfinished_cell_has_no_rank_and_keeps_nobody_fr
     assert local.ranks["accuracy"].rank == 1
 
 
-def test_rows_that_have_not_begun_are_named_and_not_shown(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_rows_that_have_not_begun_are_named_not_shown(tmp_path: Path, protocol: Protocol) -> None:
     board = Board(tmp_path, protocol)
     [section] = ranking.sections(board)
     assert pages.tables([section]) == []
@@ -203,13 +193,8 @@ def test_rows_that_have_not_begun_are_named_and_not_shown(
     assert line.endswith("1 of 2 rows not run yet: FedProx")
 
 
-RECORDED = [name for name in protocols.names() if boards.record(protocols.read(name)).is_dir()]
-
-
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_record_is_of_its_protocol_and_its_choices_are_the_best(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_record_is_of_its_protocol_and_its_choices_are_best(name: str, tmp_path: Path) -> None:
     protocol = protocols.read(name)
     board = Board(boards.record(protocol), protocol)
     assert board.choose() == []
@@ -333,18 +318,15 @@ def test_the_page_sorts_and_filters(tmp_path: Path, protocol: Protocol) -> None:
         shown.value("document.querySelector('thead button').click()")
         assert shown.value(rows) == ["local", "FedProx"]
         limit = "document.querySelector('[name=bytes]')"
-        shown.value(
-            f"{limit}.value = 0.1; {limit}.dispatchEvent(new Event('input', {{bubbles: true}}))"
-        )
+        event = "new Event('input', {bubbles: true})"
+        shown.value(f"{limit}.value = 0.1; {limit}.dispatchEvent({event})")
         assert shown.value(rows) == []
         assert shown.value("document.getElementById('live').textContent").startswith("0 of 2 rows")
         assert shown.width(375) <= 375 and shown.errors == []
 
 
 @pytest.mark.full
-def test_a_board_is_played_in_two_steps_and_not_repeated(
-    tmp_path: Path, protocol: Protocol
-) -> None:
+def test_a_board_is_played_in_two_steps_and_only_once(tmp_path: Path, protocol: Protocol) -> None:
     board, played = Board(tmp_path, protocol), list[CellRun]()
     boards.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
     assert len(played) == 2 * boards.runs_of_a_row(protocol)
@@ -364,14 +346,13 @@ def test_a_board_is_played_in_two_steps_and_not_repeated(
 
 def test_the_command_names_what_is_missing_or_wrong_and_writes_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = typed("leaderboard", "--out", tmp_path / "record", "--html", page)
-    assert done.returncode == 0, done.stderr
+    done = completed("leaderboard", "--out", tmp_path / "record", "--html", page)
     assert "Protocol of the board fashion, version" in done.stdout and page.exists()
     assert (tmp_path / "record" / "tuning.toml").exists()
     text = tmp_path / "record" / "leaderboard_fashion.md"
     assert text.read_text().startswith("# Leaderboard: Fashion-MNIST")
-    other = typed("leaderboard", "--board", "cifar", "--out", tmp_path / "record")
-    assert other.returncode == 1 and "is of board fashion, version" in other.stderr
+    error = error_of("leaderboard", "--board", "cifar", "--out", tmp_path / "record")
+    assert "is of board fashion, version" in error
     for words, why in (
         (("nothing",), "nothing is given without --add"),
         (("--add", "nothing"), "nothing holds no finished run"),
@@ -380,6 +361,5 @@ def test_the_command_names_what_is_missing_or_wrong_and_writes_a_page(tmp_path: 
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
         (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
     ):
-        wrong = typed("leaderboard", *words, "--out", tmp_path / "wrong")
-        assert wrong.returncode == 1 and why in wrong.stderr, (words, wrong.stderr)
-        assert wrong.stderr.count("\n") == 1 and not (tmp_path / "wrong").exists(), words
+        error = error_of("leaderboard", *words, "--out", tmp_path / "wrong")
+        assert why in error and not (tmp_path / "wrong").exists()

@@ -77,9 +77,7 @@ def ask(fleet: Fleet, keys: Certificates, patience: float = 900.0) -> list[str]:
     return told
 
 
-def test_a_key_is_let_in_at_once_or_when_the_server_has_noticed_that_its_client_was_killed(
-    keys: Certificates,
-) -> None:
+def test_a_key_is_let_in_at_once_or_when_its_killed_client_is_noticed(keys: Certificates) -> None:
     """And it is signed off again, so that the SuperNode can sign on."""
     fleet = Fleet()
     assert ask(fleet, keys) == []
@@ -107,9 +105,7 @@ def test_what_waiting_does_not_help_against_is_told_at_once(
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_key_in_use_elsewhere_is_told_after_the_patience_and_what_is_no_key_at_once(
-    keys: Certificates, tmp_path: Path
-) -> None:
+def test_a_key_in_use_is_refused_later_than_no_key(keys: Certificates, tmp_path: Path) -> None:
     fleet = Fleet(*[STILL] * 10_000)
     with pytest.raises(RuntimeError, match=r"client 0 is connected already: its key .*0\.key"):
         ask(fleet, keys, patience=0.1)
@@ -121,7 +117,7 @@ def test_a_key_in_use_elsewhere_is_told_after_the_patience_and_what_is_no_key_at
 
 
 @pytest.mark.parametrize("spoken", [True, False])
-def test_only_a_server_of_the_other_kind_is_refused_and_without_waiting(
+def test_a_server_of_another_kind_is_refused(
     keys: Certificates, tmp_path: Path, spoken: bool
 ) -> None:
     said = "uses TLS: pass --ca FILE" if spoken else "does not use TLS: check the port"
@@ -140,9 +136,7 @@ def test_only_a_server_of_the_other_kind_is_refused_and_without_waiting(
     assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done
 
 
-def test_a_server_that_does_not_answer_may_be_about_to_start(
-    keys: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_is_waited_for(keys: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not there, hangs up, or says nothing."""
     (port,) = free_ports(1)
     await_admission(f"127.0.0.1:{port}", keys, 0, pytest.fail)

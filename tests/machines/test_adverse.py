@@ -14,15 +14,13 @@ import pytest
 
 from common.settings.parse import to_toml
 from tests.support.adversary import note
-from tests.support.commandline import command_line, typed
+from tests.support.commandline import command_line, completed
 from tests.support.faults import Launched, Machines, settings
 from tests.support.tiny import TinyRun, play
 from tests.support.waiting import PATIENCE, until
 
-pytestmark = [
-    pytest.mark.hostile,
-    pytest.mark.skipif(sys.platform != "linux", reason="limits and mounts of Linux"),
-]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits and mounts of Linux")
+pytestmark = [pytest.mark.hostile, LINUX]
 SUPPORT = Path(__file__).parents[1] / "support"
 TIMEOUT = 60.0
 SMALL = {"method": "fedavg", "fleet": "lenet5", "min_replies": 0.5}  #: a model of 250 kB
@@ -30,8 +28,7 @@ WEIGHTS = "resumed: the weights of an undisturbed run"
 
 
 def resumed(out: Path) -> TinyRun:
-    done = typed("run", "--resume", out, "--runtime", "loopback", "--workers", 0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed("run", "--resume", out, "--runtime", "loopback", "--workers", 0)
     return TinyRun(out)
 
 
@@ -68,9 +65,8 @@ def test_a_folder_of_results_that_becomes_read_only_loses_nothing(tmp_path: Path
     endless = {**settings(out, rounds=2000), "out": "", "state-dir": str(tmp_path / "state")}
     file.write_text(to_toml(endless))
     line = command_line("run", file, "--runtime", "loopback", "--workers", 0, "--out", out)
-    with subprocess.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as running:
+    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(line, **output, text=True) as running:
         until("round 1", lambda: journal.exists() and len(journal.read_text().splitlines()) > 1)
         may = covered(out)
         if not may:
@@ -85,8 +81,7 @@ def test_a_folder_of_results_that_becomes_read_only_loses_nothing(tmp_path: Path
     assert "Read-only file system" in said, said
     rounds = len(journal.read_text().splitlines())
     changed = ("--runtime", "loopback", "--workers", 0, "-s", f"rounds={rounds}")
-    done = typed("run", "--resume", out, *changed)
-    assert done.returncode == 0, done.stderr
+    completed("run", "--resume", out, *changed)
     assert TinyRun(out).weights == undisturbed(tmp_path, rounds=rounds)
     told = said.removeprefix("error: ").replace(str(out), "OUT")
     note("out becomes read-only in the middle", f"stopped; {WEIGHTS}", told)

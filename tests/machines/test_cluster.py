@@ -15,17 +15,15 @@ import pytest
 from common.settings.parse import to_toml
 from common.settings.version import ROOT
 from tests.support import namespaces
-from tests.support.commandline import typed
+from tests.support.commandline import error_of
 from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
 SMALL = {"clients": 3, "rounds": 2, "fleet": "halting:Net", "data__samples": 60}
 
-RAY_START = [
-    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"),
-    *("--object-store-memory=100000000", "--disable-usage-stats"),
-]
+RAY_START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+RAY_START += ["--object-store-memory=100000000", "--disable-usage-stats"]
 
 NET = """
 import socket, time
@@ -104,8 +102,8 @@ def write(path: Path, method: str) -> None:
     ],
 )
 def test_a_wrong_address_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = typed("run", *arguments, "--out", tmp_path / "out")
-    assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
+    error = error_of("run", *arguments, "--out", tmp_path / "out")
+    assert said in error and not (tmp_path / "out").exists()
 
 
 def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
@@ -113,15 +111,13 @@ def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     words = ["-s", "data.name=toy", "-s", "fleet=mlp@0.25", "--out", tmp_path / "out"]
-    done = typed("run", "--runtime", "ray", "--ray-address", f"127.0.0.1:{port}", *words)
-    assert done.returncode == 1 and f"127.0.0.1:{port}: no connection is possible" in done.stderr
+    error = error_of("run", "--runtime", "ray", "--ray-address", f"127.0.0.1:{port}", *words)
+    assert f"127.0.0.1:{port}: no connection is possible" in error
 
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
-def test_a_cluster_gives_the_bits_of_the_loopback_though_a_node_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_gives_loopbacks_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "halting.py").write_text(NET.format(folder=str(tmp_path)))

@@ -46,6 +46,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 networks = pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
 SAME, OTHER = "as undisturbed", "without the lost replies"
 RESUMED, COMPLETED = ("--resume completes it", SAME), ("completes", SAME)
+MIDWAY = 90.0
+"""Seconds in which a client trains and sends 45 MB on a busy machine too."""
+TIMEOUT = 45.0
+"""Seconds: more than an undisturbed round takes on a busy machine, less than Flower's minute."""
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +154,7 @@ def test_a_killed_program_is_noticed_within_seconds_and_resuming_gives_the_same_
 
 
 @pytest.mark.faults
-def test_a_serverapp_killed_under_submit_ends_in_the_command_that_resumes_the_run(
-    undisturbed: TinyRun, tmp_path: Path
-) -> None:
+def test_a_killed_serverapp_is_resumed_by_its_line(undisturbed: TinyRun, tmp_path: Path) -> None:
     with Machines(tmp_path) as run:
         run.await_round(1)
         run.strike(processes(run.home("superlink"), SERVER_APP), signal.SIGKILL)
@@ -180,9 +182,7 @@ def test_a_killed_clientapp_is_a_loss_of_one_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_clientapp_killed_before_it_took_its_message_is_started_again(
-    undisturbed: TinyRun, tmp_path: Path
-) -> None:
+def test_a_clientapp_killed_early_is_started_again(undisturbed: TinyRun, tmp_path: Path) -> None:
     with Launched(tmp_path) as run:
         run.strike([run.client_app(1, 1, working=False)], signal.SIGKILL)
         run.await_round(2)
@@ -207,14 +207,8 @@ def test_a_killed_supernode_is_a_loss_in_every_round_that_follows(tmp_path: Path
         record("supernode-sigkill", fault, seen, seconds, (after, OTHER))
 
 
-MIDWAY = 90.0
-"""Seconds in which a client trains and sends 45 MB on a busy machine too."""
-
-
 @pytest.mark.faults
-def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_timeout(
-    tmp_path: Path,
-) -> None:
+def test_a_supernode_killed_while_it_sends_is_awaited_until_the_timeout(tmp_path: Path) -> None:
     big = {"method": "fedavg", "fleet": "resnet18"}  # 45 MB: sending takes a while
     with Machines(tmp_path, min_replies=0.5, timeout=MIDWAY, rounds=3, **big) as run:
         node = until("the node", lambda: processes(run.home("supernode-1"), NODE))
@@ -237,9 +231,7 @@ def test_a_supernode_killed_while_it_sends_holds_up_nobody_for_longer_than_the_t
 
 
 @pytest.mark.faults
-def test_a_supernode_that_is_started_again_is_found_again_with_its_private_model(
-    tmp_path: Path,
-) -> None:
+def test_a_supernode_that_is_started_again_has_its_private_model(tmp_path: Path) -> None:
     with Machines(tmp_path, min_replies=0.5, rounds=4) as run:
         run.await_round(1)
         until("work", lambda: processes(run.home("supernode-1"), CLIENT_APP))
@@ -258,9 +250,7 @@ def test_a_supernode_that_is_started_again_is_found_again_with_its_private_model
 
 
 @pytest.mark.faults
-def test_with_a_database_and_process_isolation_a_run_survives_the_superlink(
-    undisturbed: TinyRun, tmp_path: Path
-) -> None:
+def test_with_a_database_a_run_survives_the_superlink(undisturbed: TinyRun, tmp_path: Path) -> None:
     with Machines(tmp_path, durable=True) as run:
         run.await_round(1)
         working: set[int] = set()
@@ -326,10 +316,8 @@ def test_a_long_cut_of_the_network_is_a_loss_until_it_is_mended(tmp_path: Path) 
         assert min(rounds) == 2 and last < 14, rounds
         fault = "network of a client cut for 90 s"
         seen = "round 2 goes on without client 1: Node Unavailable"
-        after = (
-            f"completes; the client is back in round {last + 1}, "
-            f"{back_after(run, last, 90.0)} s after the cut was mended"
-        )
+        mended = f"{back_after(run, last, 90.0)} s after the cut was mended"
+        after = f"completes; the client is back in round {last + 1}, {mended}"
         record("network-90s", fault, seen, seconds, (after, OTHER))
 
 
@@ -350,9 +338,7 @@ def may_mount(folder: Path) -> bool:
 
 
 @pytest.mark.faults
-def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
-    undisturbed: TinyRun, tmp_path: Path
-) -> None:
+def test_a_clients_full_disk_loses_no_private_model(undisturbed: TinyRun, tmp_path: Path) -> None:
     disk = tmp_path / "out" / "state" / "faults" / "1"
     if not may_mount(disk):
         pytest.skip("a small disk cannot be mounted here: only root may")
@@ -369,24 +355,16 @@ def test_a_full_disk_of_a_client_is_one_line_and_its_private_model_stays(
             subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
             same(run.resume("grpc"), undisturbed)
             fault = "disk of a client full"
-            seen = (
-                "the run stops: round 2, client 1, state-dir … cannot be written: No space "
-                "left on device"
-            )
+            why = "cannot be written: No space left on device"
+            seen = f"the run stops: round 2, client 1, state-dir … {why}"
             after = "once there is space, --resume completes it"
             record("disk-full", fault, seen, seconds, (after, SAME))
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-TIMEOUT = 45.0
-"""Seconds: more than an undisturbed round takes on a busy machine, less than Flower's minute."""
-
-
 @pytest.mark.faults
-def test_a_client_ten_times_slower_than_the_timeout_is_a_loss_until_it_is_through(
-    tmp_path: Path,
-) -> None:
+def test_a_client_slower_than_the_timeout_is_a_loss_until_it_ends(tmp_path: Path) -> None:
     with Launched(tmp_path, min_replies=0.5, timeout=TIMEOUT, rounds=30) as run:
         slow = run.client_app(1, 1, working=True)
         run.strike_by(lambda: None)

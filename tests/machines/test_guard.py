@@ -26,9 +26,10 @@ from deploy.flower.processes import Processes, environment, own_program
 from deploy.machines import node
 from deploy.run.grpc import start_federation
 from tests.support import tiny_app
-from tests.support.commandline import command_line, typed
+from tests.support.commandline import command_line, error_of
 from tests.support.faults import processes as running
 from tests.support.namespaces import allowed
+from tests.support.recorded_calls import refusal
 from tests.support.waiting import PATIENCE, until
 
 WRONG = "0" * 64  #: digest of no bundle
@@ -107,9 +108,8 @@ class Site:
     def answer(self, app: Path, **settings: str) -> str:
         """Return the reason of the client's refusal, or ``trained``."""
         out = self.work / f"answer-{len(list(self.work.glob('answer-*')))}"
-        status = self.control.follow(
-            self.control.submit(app, {"out": str(out), **settings}, {}), patience=PATIENCE
-        )
+        run = self.control.submit(app, {"out": str(out), **settings}, {})
+        status = self.control.follow(run, patience=PATIENCE)
         assert status.completed, status.details
         return answered(out)
 
@@ -147,10 +147,8 @@ def test_a_guarded_node_refuses_on_noexec_mounts_without_its_files_and_behind_im
     policy = site.work / "policy.toml"
     policy.write_text('methods = ["fedprox"]\n')
     digest = pinned.digest(built(app))
-    mounts = "\n".join(
-        f"mount -t tmpfs -o noexec,nosuid,nodev none {folder}"
-        for folder in (site.home, site.temporary)
-    )
+    mount, places = "mount -t tmpfs -o noexec,nosuid,nodev none", (site.home, site.temporary)
+    mounts = "\n".join(f"{mount} {folder}" for folder in places)
     options = ("--app-digest", digest, "--policy", str(policy), start)
     with site.node(*options, mounts=mounts) as process:
         site.connected(process)
@@ -213,10 +211,9 @@ def test_a_node_whose_checks_are_gone_refuses_each_message_and_does_not_start_ag
     with site.node("--app-digest", digest, "--cold-start") as process:
         assert process.wait(PATIENCE) == 1
     said = site.log.read_text()
-    assert said.splitlines()[-1] == (
-        "error: the check of bundles and run configs does not work on this machine: it ended with "
-        "status 0 and did not refuse a wrong digest"
-    )
+    why = "it ended with status 0 and did not refuse a wrong digest"
+    line = f"error: the check of bundles and run configs does not work on this machine: {why}"
+    assert said.splitlines()[-1] == line
 
 
 @pytest.mark.full
@@ -245,12 +242,9 @@ def test_nodes_of_a_local_federation_refuse_although_their_stand_ins_are_gone(
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for home, why in ((tmp_path / "file", "File exists"), (Path("/proc/1"), "No such file")):
-        with pytest.raises(ValueError) as refused:
-            node.check_home(home)
-        assert str(refused.value).startswith(f"--home {home}: {why}")
-    done = typed(*NODE, "--app-digest", WRONG, "--home", "/proc/1/node")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "so it must be a folder that can be written" in done.stderr
+        assert refusal(node.check_home, home).startswith(f"--home {home}: {why}")
+    error = error_of(*NODE, "--app-digest", WRONG, "--home", "/proc/1/node")
+    assert "so it must be a folder that can be written" in error
 
 
 @linux
@@ -336,11 +330,8 @@ def test_a_clientapp_that_cannot_start_fails_its_message_at_once() -> None:
     def tasks(statuses: Any) -> list[Any]:
         return [task] if "pending" in statuses and not ended else []
 
-    state = SimpleNamespace(
-        get_tasks=tasks,
-        claim_task=lambda task: "token",
-        finish_task=lambda task, status, why: ended.append((task, why)),
-    )
+    state = SimpleNamespace(get_tasks=tasks, claim_task=lambda task: "token")
+    state.finish_task = lambda task, status, why: ended.append((task, why))
     assert served._ended(state, supernode.Counter())
     assert ended == [(5, "/nowhere/python cannot be started: No such file or directory")]
     assert served._failure == ended[0][1]

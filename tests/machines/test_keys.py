@@ -4,7 +4,6 @@ import json
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from flwr.app import Message
 
 from common.exchange.seal import files
 from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoked, ssh_public_key
@@ -22,12 +20,24 @@ from deploy.machines import certificates
 from deploy.machines.certificates import Certificates, make, make_key, read_public_key, revoke
 from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
-from tests.support.commandline import typed
+from tests.support.battery import Swapping
+from tests.support.commandline import completed, error_of, typed
+from tests.support.recorded_calls import refusal
 from tests.support.registry import Registry
 from tests.support.sealed import Keyed
 from tests.support.tiny import TinyRun, flat, play
 
 OPENSSH = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+ODD = {
+    "a word": (b"2.pub\n", "line 1: '2.pub' is no OpenSSH public key; a line should be SHA256:"),
+    "two words": (b"SHA256:" + 43 * b"A" + b" 2\n", "line 1: 'SHA256:AAA"),
+    "too short": (b"#\n\nSHA256:" + 42 * b"A", "line 3: 'SHA256:AAA"),
+    "no 32 bytes": (b"SHA256:" + 43 * b"B", "line 1: 'SHA256:BBB"),
+    "another hash": (b"MD5:00:11", "line 1: 'MD5:00:11' is no OpenSSH public key"),
+    "no text": (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+    "folder": (b"", "cannot be read: Is a directory"),
+    "link": (b"", "cannot be read: No such file"),
+}
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -54,42 +64,34 @@ def certs(made: Certificates, tmp_path: Path) -> Certificates:
 def test_a_private_key_may_be_elsewhere_but_for_a_local_federation(certs: Certificates) -> None:
     certs.key(1).rename(certs.folder / "moved.key")
     before = contents(certs.clients)
-    done = typed("certs", certs.folder, "--clients", 4)
-    assert done.returncode == 0, done.stderr
+    done = completed("certs", certs.folder, "--clients", 4)
     after = contents(certs.clients)
     assert after.keys() - before.keys() == {certs.key(3), certs.public(3)}
     assert {path: after[path] for path in before} == before
     assert "1.pub … 1.pub  (public, register them; the private keys are elsewhere)" in done.stdout
-    local = typed("local", "--work", certs.folder.parent, "--clients", 3)
     said = "1.key is missing, but its public half exists: put it back, or delete 1.pub"
-    assert local.returncode == 1 and said in local.stderr and local.stderr.count("\n") == 1
+    assert said in error_of("local", "--work", certs.folder.parent, "--clients", 3)
 
 
-def test_a_client_makes_its_key_and_certs_takes_the_public_half(
-    certs: Certificates, tmp_path: Path
-) -> None:
+def test_certs_takes_the_public_half_of_a_key(certs: Certificates, tmp_path: Path) -> None:
     done = typed("keygen", tmp_path / "own", "--k", 5)
     own = Certificates(tmp_path, tmp_path / "own")
-    line = (
-        f"{own.public(5)} {fingerprint(ssh_public_key(own.public(5)))}: send this file to the "
-        "server's operator, who runs: fedmosaic certs --client 5=5.pub\n"
-    )
+    line = f"{own.public(5)} {fingerprint(ssh_public_key(own.public(5)))}: send this file to the "
+    line += "server's operator, who runs: fedmosaic certs --client 5=5.pub\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
     for k in ("-1", "100000"):
-        odd = typed("keygen", tmp_path / "odd", "--k", k)
-        assert odd.returncode == 1 and f"--k {k} is not allowed; it should be 0 to" in odd.stderr
+        error = error_of("keygen", tmp_path / "odd", "--k", k)
+        assert f"--k {k} is not allowed; it should be 0 to" in error
         assert not (tmp_path / "odd").exists()
     assert stat.S_IMODE(own.key(5).stat().st_mode) == 0o600
     private = files.ssh_key(own.key(5))
     assert private.curve.name == files.ssh_key(certs.key(0)).curve.name == "secp384r1"
     before = contents(own.clients)
-    again = typed("keygen", tmp_path / "own", "--k", 5)
-    assert again.returncode == 1 and "5.key exists already: move it away" in again.stderr
+    assert "5.key exists already: move it away" in error_of("keygen", tmp_path / "own", "--k", 5)
     assert contents(own.clients) == before
     sent = Path(shutil.copy(own.public(5), tmp_path / "sent.pub"))
     for _ in range(2):  # the second time it changes nothing
-        taken = typed("certs", certs.folder, "--client", f"5={sent}")
-        assert taken.returncode == 0, taken.stderr
+        completed("certs", certs.folder, "--client", f"5={sent}")
         assert certs.public(5).read_bytes() == own.public(5).read_bytes()
         assert not certs.key(5).exists()
     assert Trust(certs.folder).client(5) == private.public_key()
@@ -130,16 +132,13 @@ def test_certs_refuses_a_public_key_that_cannot_be_a_clients(
     assert contents(certs.folder) == before
 
 
-def test_certs_refuses_one_key_for_two_clients_and_two_files_for_one(
-    certs: Certificates, tmp_path: Path
-) -> None:
+def test_one_key_for_two_clients_is_refused(certs: Certificates, tmp_path: Path) -> None:
     path = make_key(tmp_path, 5)[0].public(5)
     for words, said in (
         ((f"5={path}", f"6={path}"), "5.pub is the key of client 5 too: each needs its own"),
         ((f"5={path}", f"05={path}"), "client 5 has two files; give it one"),
     ):
-        done = typed("certs", certs.folder, "--client", words[0], "--client", words[1])
-        assert done.returncode == 1 and said in done.stderr, done.stderr
+        assert said in error_of("certs", certs.folder, "--client", words[0], "--client", words[1])
     assert not certs.public(5).exists()
 
 
@@ -152,14 +151,11 @@ def test_a_public_key_is_replaced_if_that_is_said_or_the_old_one_is_revoked(
     if first == "revoke":
         revoke(certs.revoked, [certs.public(1)])
     words = ["--replace"] if first == "replace" else []
-    done = typed("certs", certs.folder, "--client", f"1={own.public(1)}", *words)
-    assert done.returncode == 0, done.stderr
+    completed("certs", certs.folder, "--client", f"1={own.public(1)}", *words)
     assert certs.public(1).read_bytes() == own.public(1).read_bytes()
 
 
 # The list of revoked keys.
-
-
 def test_the_list_holds_fingerprints_keys_and_comments(made: Certificates, tmp_path: Path) -> None:
     keys = [fingerprint(ssh_public_key(made.public(k))) for k in range(2)]
     path = tmp_path / "revoked"
@@ -176,18 +172,6 @@ def test_the_list_holds_fingerprints_keys_and_comments(made: Certificates, tmp_p
         assert shown.stdout.split()[1] == keys[0]
 
 
-ODD = {
-    "a word": (b"2.pub\n", "line 1: '2.pub' is no OpenSSH public key; a line should be SHA256:"),
-    "two words": (b"SHA256:" + 43 * b"A" + b" 2\n", "line 1: 'SHA256:AAA"),
-    "too short": (b"#\n\nSHA256:" + 42 * b"A", "line 3: 'SHA256:AAA"),
-    "no 32 bytes": (b"SHA256:" + 43 * b"B", "line 1: 'SHA256:BBB"),
-    "another hash": (b"MD5:00:11", "line 1: 'MD5:00:11' is no OpenSSH public key"),
-    "no text": (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
-    "folder": (b"", "cannot be read: Is a directory"),
-    "link": (b"", "cannot be read: No such file"),
-}
-
-
 @pytest.mark.parametrize("how", ODD)
 def test_a_list_that_cannot_be_read_stops_everything_that_needs_it(
     how: str, certs: Certificates, monkeypatch: pytest.MonkeyPatch
@@ -202,12 +186,11 @@ def test_a_list_that_cannot_be_read_stops_everything_that_needs_it(
         certs.revoked.write_bytes(content)
     with pytest.raises(Stopped) as stopped:
         trust.client(0)
-    with pytest.raises(ValueError) as refused:
-        Trust(certs.folder)
+    refused = refusal(Trust, certs.folder)
     monkeypatch.setattr(control, "Control", None)  # nothing may be asked
     done = typed("register", certs.clients, "--insecure")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    for line in (str(stopped.value), str(refused.value), done.stderr.strip()):
+    for line in (str(stopped.value), refused, done.stderr.strip()):
         assert said in line and str(certs.revoked) in line and "\n" not in line
 
 
@@ -217,53 +200,41 @@ def test_unregister_removes_the_node_and_lists_the_key_and_register_refuses_it(
     registry = Registry({read_public_key(certs.public(k)): "online" for k in range(3)})
     monkeypatch.setattr(control, "ControlStub", lambda _: registry)
     place = tmp_path / "no" / "list"
-    done = typed("unregister", certs.public(1), "--insecure", "--revoked", place)
     unwritten = f"{place} cannot be written: {tmp_path / 'no'} is not a folder"
-    assert done.returncode == 1 and unwritten in done.stderr and done.stderr.count("\n") == 1
+    assert unwritten in error_of("unregister", certs.public(1), "--insecure", "--revoked", place)
     assert list(registry.status.values()) == ["online"] * 3, "it is not even unregistered"
-    done = typed("unregister", certs.public(1), "--insecure", "--json")
-    assert done.returncode == 0, done.stderr
-    lists = [str(certs.revoked)]
-    answer = {"keys": 1, "unregistered": 1, "revoked": 1, "lists": lists}
+    done = completed("unregister", certs.public(1), "--insecure", "--json")
+    answer = {"keys": 1, "unregistered": 1, "revoked": 1, "lists": [str(certs.revoked)]}
     assert json.loads(done.stdout) == answer
     assert list(registry.status.values()) == ["online", "unregistered", "online"]
     assert fingerprint(ssh_public_key(certs.public(1))) in certs.revoked.read_text()
     again = typed("unregister", certs.public(1), "--insecure")
     assert "0 of 1 keys unregistered, 1 were unknown\n0 keys added to" in again.stdout
     registry.status.clear()  # a SuperLink that has lost its database
-    refused = typed("register", certs.public(0), certs.public(1), "--insecure")
     said = f"1.pub is revoked, see {certs.revoked}: the client needs a new key"
-    assert refused.returncode == 1 and said in refused.stderr and not registry.status
-    others = typed("register", certs.clients, "--insecure")
-    assert others.returncode == 0 and said in others.stdout
-    assert "2 of 3 keys registered, 0 were registered already" in others.stdout
+    error = error_of("register", certs.public(0), certs.public(1), "--insecure")
+    assert said in error and not registry.status
+    others = completed("register", certs.clients, "--insecure").stdout
+    assert said in others and "2 of 3 keys registered, 0 were registered already" in others
     assert read_public_key(certs.public(1)) not in registry.status
     named = tmp_path / "list"
     typed("unregister", certs.public(0), "--insecure", "--revoked", named)
-    refused = typed("register", certs.public(0), "--insecure", "--revoked", named)
-    assert refused.returncode == 1 and f"0.pub is revoked, see {named}" in refused.stderr
+    error = error_of("register", certs.public(0), "--insecure", "--revoked", named)
+    assert f"0.pub is revoked, see {named}" in error
 
 
-class Reconnecting(Keyed):
+class Reconnecting(Swapping, Keyed):
     """After round 1 client 1's key is revoked, its node leaves and returns as node 99."""
 
+    leaving = 2
+
     def __init__(self, config: dict[str, Value], keys: Certificates) -> None:
-        super().__init__(config, keys)
+        Keyed.__init__(self, config, keys)
         self._keys = keys
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        for message in sent:
-            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
-        names = super().push_messages(sent)
-        first = sent[0].metadata
-        if first.message_type == "train" and first.group_id == "1" and 99 not in self._nodes:
-            revoke(self._keys.revoked, [self._keys.public(1)])
-            self._nodes[99] = self._nodes.pop(2)
-        return names
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [node for node, config in self._nodes.items() if config]
+    def swap(self) -> None:
+        revoke(self._keys.revoked, [self._keys.public(1)])
+        super().swap()
 
 
 def sealed(certs: Certificates, out: Path, grid: type[Keyed] = Keyed, **more: Any) -> TinyRun:
@@ -289,9 +260,7 @@ def test_a_key_that_is_revoked_during_a_run_is_refused_and_the_others_go_on(
     assert (claim in reasons) is not rebind
 
 
-def test_a_resumed_run_and_a_new_run_refuse_a_revoked_client_in_a_line(
-    certs: Certificates, tmp_path: Path
-) -> None:
+def test_new_and_resumed_runs_refuse_a_revoked_client(certs: Certificates, tmp_path: Path) -> None:
     sealed(certs, tmp_path / "out", rounds=1)
     revoke(certs.revoked, [certs.public(1)])
     for out, resume in ((tmp_path / "out", True), (tmp_path / "new", False)):
@@ -303,8 +272,6 @@ def test_a_resumed_run_and_a_new_run_refuse_a_revoked_client_in_a_line(
 
 
 # Certificates that end soon.
-
-
 def expiring(folder: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> Certificates:
     """Certificates that end ``days`` from now, an authority included; negative: have ended."""
 
@@ -343,19 +310,16 @@ def test_commands_announce_the_certificates_that_they_use(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = expiring(tmp_path / "certs", monkeypatch, 5)
-    words: dict[str, list[object]] = {
-        "node": ["--superlink", "127.0.0.1:1", "--clients", 1, "--k", 0, "-s", "model=nosuch"],
-        "submit": ["--wait", 0],
-        "unregister": [made.public(0), "--wait", 0],
-    }
+    words: dict[str, list[object]] = {"submit": ["--wait", 0]}
+    words["unregister"] = [made.public(0), "--wait", 0]
+    words["node"] = ["--superlink", "127.0.0.1:1", "--clients", 1, "--k", 0, "-s", "model=nosuch"]
     at = [] if command == "node" else ["--superlink", "127.0.0.1:1"]
     done = typed(command, *words[command], *at, "--ca", made.ca)
     assert done.returncode == 1
     *warnings, error = done.stderr.splitlines()
     assert error.startswith("error:")
-    assert [line.split(" expires on ")[0] for line in warnings] == [
-        f"warning: {path}" for path in (made.ca, made.server, made.app)
-    ]
+    files = [line.removeprefix("warning: ").split(" expires on ")[0] for line in warnings]
+    assert files == [str(path) for path in (made.ca, made.server, made.app)]
     Trust(made.folder)
     for path in (made.ca, made.server, made.app):
         assert f"{path} expires on " in caplog.text, "the ServerApp announces them too"

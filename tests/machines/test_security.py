@@ -14,19 +14,18 @@ from pathlib import Path
 import pytest
 
 from common.settings.config import Value
+from common.settings.version import ROOT
 from deploy.flower.processes import environment, plain
 from deploy.machines import certificates
 from deploy.machines.certificates import Certificates
+from deploy.run import grpc as runtime
 from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
 from deploy.run.settings import app_folder
-from tests.support.stand_in import standing_in
 from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
-]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux")
+pytestmark = [pytest.mark.full, LINUX]
 REGISTERED, UNKNOWN = 3, 3  #: SuperNodes; a key nobody registered
 
 
@@ -58,23 +57,31 @@ class Scene:
         return self.log(name)
 
 
+def with_garbage(fleet: str, config: str, keys: Certificates, k: int) -> list[str]:
+    """Return the command of client k's SuperNode; client 1's ClientApp is ``garbage_client.py``.
+
+    A node starts no program but its installation's, so this client has changed its installation.
+    """
+    line = list(supernode_command(fleet, config, keys, k))
+    program = [sys.executable, str(ROOT / "tests/support/garbage_client.py")]
+    changed = f"supernode.client_app = lambda: {program!r}; supernode.program()"
+    if k == 1:
+        line = [part.replace("supernode.program()", changed) for part in line]
+        assert line != list(supernode_command(fleet, config, keys, k))
+    return line
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     work = tmp_path_factory.mktemp("security")
     keys = certificates.make(work / "certs", ["127.0.0.1"], clients=UNKNOWN + 1)
     strangers = certificates.make(work / "others", ["127.0.0.1"], clients=1)
     with contextlib.ExitStack() as stack:
-        with standing_in("garbage_client.py", 1):
-            federation = stack.enter_context(
-                start_federation(
-                    app=app_folder(),
-                    clients=REGISTERED,
-                    work=work / "federation",
-                    env={"OMP_NUM_THREADS": "1"},
-                    certificates=keys,
-                    warm_start=True,
-                )
-            )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "supernode_command", with_garbage)
+            own = {"env": {"OMP_NUM_THREADS": "1"}, "certificates": keys, "warm_start": True}
+            start = start_federation(app_folder(), REGISTERED, work / "federation", **own)
+            federation = stack.enter_context(start)
         scene = Scene(federation, keys, work)
         for name, command in intruders(scene, strangers).items():
             scene.node(name, [*command, "--max-retries", "1"])
@@ -89,9 +96,7 @@ def intruders(scene: Scene, strangers: Certificates) -> dict[str, list[str]]:
         "unregistered": scene.command(UNKNOWN),
         "keyless": [*known[:at], *known[at + 2 :]],
         "wrong-ca": [part.replace(str(scene.keys.ca), str(strangers.ca)) for part in known],
-        "plaintext": list(
-            supernode_command(scene.federation.fleet, node_config(2, REGISTERED, {}))
-        ),
+        "plaintext": [*supernode_command(scene.federation.fleet, node_config(2, REGISTERED, {}))],
         "twin": known,
     }
 

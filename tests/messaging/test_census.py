@@ -12,6 +12,7 @@ from tests.support.halves import TASK, check_peers, info
 from tests.support.tiny import flat, play
 
 WITHOUT_A_NUMBER = {"clients": 0, "wait": 2.5}
+UNAVAILABLE = "Error: Node Unavailable — The destination node failed to report a heartbeat"
 
 
 def test_a_federation_that_fits_is_welcome() -> None:
@@ -83,9 +84,8 @@ def test_nodes_without_a_place_are_listed_and_ignored(tmp_path: Path) -> None:
     run = play(config, Loopback(4, config, workers=0, node_configs=own))
     assert run.journal[1]["replied"] == [0, 1]
     why = "ValueError: partition-id = {0}, but the federation has 2"
-    assert run.journal[0]["notes"] == [
-        f"node {node} is ignored: client {k}: {why.format(k)}" for node, k in ((3, 7), (4, 3))
-    ]
+    notes = [f"node {n} is ignored: client {k}: {why.format(k)}" for n, k in ((3, 7), (4, 3))]
+    assert run.journal[0]["notes"] == notes
 
 
 def test_without_a_number_the_connected_nodes_have_it(tmp_path: Path) -> None:
@@ -120,9 +120,6 @@ class Flickering(Loopback):  # type: ignore[misc]
                 yield reply
 
 
-UNAVAILABLE = "Error: Node Unavailable — The destination node failed to report a heartbeat"
-
-
 def test_a_node_that_leaves_while_it_starts_is_asked_again(tmp_path: Path) -> None:
     settings = flat(tmp_path, rounds=1)
     grid = Flickering(4, settings, workers=0, times=2, reason=UNAVAILABLE)
@@ -135,9 +132,7 @@ def test_a_node_that_leaves_while_it_starts_is_asked_again(tmp_path: Path) -> No
     [(10_000, UNAVAILABLE, "Node Unavailable"), (1, "out of memory", "out of memory")],
     ids=["it stays away", "it fails for another reason"],
 )
-def test_a_node_that_does_not_answer_the_census_stops_the_run(
-    times: int, reason: str, said: str, tmp_path: Path
-) -> None:
+def test_a_silent_node_stops_the_census(times: int, reason: str, said: str, tmp_path: Path) -> None:
     settings = flat(tmp_path, wait=0.3)
     grid = Flickering(4, settings, workers=0, times=times, reason=reason)
     with pytest.raises(Stopped, match=f"census: node 1 answered: .*{said}"):

@@ -19,7 +19,7 @@ from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import EXAMPLE, METHODS, config, failed, of_families
-from tests.support.commandline import typed
+from tests.support.commandline import error_of
 from tests.support.tiny import TinyRun, flat, listed, play
 
 EVENTS = """
@@ -30,6 +30,8 @@ event = [
   {round = 5, client = 0, kind = "replaced"},
 ]
 """
+LEFT = '{round = 2, client = 1, kind = "left"}'
+ELASTIC = {"method": "scaffold", "rounds": 5, "min_clients": 2, "leave_after": 2}
 
 
 def changes(run: TinyRun) -> list[tuple[int, int, str]]:
@@ -38,8 +40,6 @@ def changes(run: TinyRun) -> list[tuple[int, int, str]]:
 
 
 # A list of events.
-
-
 @pytest.mark.parametrize("method", of_families(METHODS))
 def test_every_method_copes_with_clients_that_come_and_go(method: str, tmp_path: Path) -> None:
     settings = {"membership": listed(tmp_path, EVENTS), "rounds": 5, "clients": 4}
@@ -62,9 +62,6 @@ def test_events_that_change_nothing_change_no_bit(method: str, tmp_path: Path) -
     assert replayed.timeless == plain.timeless and replayed.weights == plain.weights
 
 
-LEFT = '{round = 2, client = 1, kind = "left"}'
-
-
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
@@ -85,9 +82,7 @@ LEFT = '{round = 2, client = 1, kind = "left"}'
         ),
     ],
 )
-def test_an_impossible_list_of_events_is_one_line(
-    events: str | None, reason: str, tmp_path: Path
-) -> None:
+def test_impossible_events_are_one_line(events: str | None, reason: str, tmp_path: Path) -> None:
     path = Path(listed(tmp_path, f"event = {events}"))
     if events is None:
         path.unlink()
@@ -110,14 +105,11 @@ def test_a_mistake_is_one_line_of_the_command(setting: str, line: str, tmp_path:
     if setting == "membership=":
         setting += listed(tmp_path, 'event = [{round = 2, client = 4, kind = "left"}]')
     words = ("--out", tmp_path / "out", "--workers", 0, "-s", setting)
-    done = typed("run", tmp_path / "run.toml", *words)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: ") and line in done.stderr
+    error = error_of("run", tmp_path / "run.toml", *words)
+    assert error.startswith("error: ") and line in error
 
 
 # Nodes that come and go.
-
-
 class Coming(Loopback):  # type: ignore[misc]
     """Loopback whose nodes are ``away`` in some rounds, by client: they answer nothing then."""
 
@@ -153,9 +145,6 @@ def played_by(settings: dict[str, Any], grid: type[Coming]) -> TinyRun:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Membership, "renew", renew)
             return play(config, own)
-
-
-ELASTIC = {"method": "scaffold", "rounds": 5, "min_clients": 2, "leave_after": 2}
 
 
 def test_a_run_starts_with_some_clients_and_the_others_join(tmp_path: Path) -> None:
@@ -239,9 +228,7 @@ class Doubled(Coming):
         super().__init__(clients + 1, config, node_configs=second, **more)
 
 
-def test_a_second_node_of_a_client_takes_part_once_the_first_has_gone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_node_replaces_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = flat(tmp_path, **{**ELASTIC, "min_replies": 0.5})
     later = Doubled.of({4: [1], 3: range(9), 1: [3, 4, 5]})  # node 5 appears before round 2
     run = played_by(settings, later)
@@ -263,10 +250,8 @@ class Operated(Coming):
 def test_a_removed_client_returns_though_its_node_was_ignored(tmp_path: Path) -> None:
     # client 3 is away, so that there is a free place, and the nodes are asked
     grid = type("Grid", (Operated,), {"away": {3: range(9)}, "until": 3})
-    assert changes(played_by(flat(tmp_path, **ELASTIC), grid)) == [
-        (3, 2, "left"),
-        (5, 2, "returned"),
-    ]
+    run = played_by(flat(tmp_path, **ELASTIC), grid)
+    assert changes(run) == [(3, 2, "left"), (5, 2, "returned")]
 
 
 def test_the_operator_removes_a_client_and_takes_it_back(tmp_path: Path) -> None:

@@ -74,21 +74,15 @@ def test_the_bits_are_those_of_replies_in_memory(
     assert names[0] == names[1]
 
 
-def test_a_reply_that_is_too_large_to_be_taken_fills_no_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_too_large_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_bytes(monkeypatch, 0)
-    kept = record_calls(
-        monkeypatch, reply_files, "move_to_file", lambda _, content, folder: count_bytes(content)
-    )
+    kept = record_calls(monkeypatch, reply_files, "move_to_file", lambda _, c, f: count_bytes(c))
     with pytest.raises(Stopped, match=r"reply refused: it has .* MB, wire.max-mb = 0.01"):
         play(flat(tmp_path / "run", method="fedavg", wire__max_mb=0.01))
     assert kept and max(kept) <= 10_000
 
 
-def test_a_full_disk_ends_the_run_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_bytes(monkeypatch, 0)
 
     def full(**_: object) -> None:

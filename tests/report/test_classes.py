@@ -38,18 +38,13 @@ def test_the_confusion_matrix_has_a_square_for_each_pair_and_its_numbers(tmp_pat
 
 
 def test_a_confusion_of_another_round_or_of_other_classes_is_not_shown(tmp_path: Path) -> None:
-    contents = (
-        None,
-        {"round": 2, "counts": COUNTS},
-        {"round": 1, "counts": [[0, 2, 1]]},
-        {"round": 1, "counts": [[0, -1, 1]]},
-    )
+    contents: list[Any] = [None, {"round": 2, "counts": COUNTS}]
+    contents += [{"round": 1, "counts": counts} for counts in ([[0, 2, 1]], [[0, -1, 1]])]
     for i, content in enumerate(contents):
         run = read(written(tmp_path / f"run{i}", content))
         section = sections.classes(run)
-        assert section is not None and [card.title for card in section.cards] == [
-            "Accuracy by class"
-        ]
+        assert section is not None
+        assert [card.title for card in section.cards] == ["Accuracy by class"]
         noted = any("confusion.json is no confusion" in note for note in run.notes)
         assert noted == (i == 3)
 

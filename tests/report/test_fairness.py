@@ -24,6 +24,8 @@ from server_app.storage.journal import Journal
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat
 
+COUNT = 1000
+
 
 @pytest.mark.parametrize(
     ("accuracies", "amp", "fm", "wlp"),
@@ -45,9 +47,7 @@ def test_the_papers_numerical_example(
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 2**31))
 @settings(max_examples=50, deadline=None)
-def test_the_worst_of_many_domains_is_no_worse_than_the_worst_client(
-    accuracies: list[float], seed: int
-) -> None:
+def test_no_domain_is_worse_than_the_worst_client(accuracies: list[float], seed: int) -> None:
     drawn = over_mixtures(accuracies, 20, np.random.default_rng(seed))
     assert len(drawn) == 20 and min(drawn) >= min(accuracies) - 1e-12
     shares = np.random.default_rng(seed).dirichlet(np.ones(len(accuracies)), size=20)
@@ -135,20 +135,14 @@ def test_a_table_tells_models_apart_scales_and_counts_rounds(tmp_path: Path) -> 
     assert written["P", "rounds"] == [None] and "Infinity" not in path.read_text()
 
 
-COUNT = 1000
-
-
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crowd")
     journal = Journal(folder)
-    members = [
-        Member(k=k, model="mlp", n=k + 2, n_test=4, counts=[k, 2], classes=[0, 1])
-        for k in range(COUNT)
-    ]
-    scores = [
-        ClientScore(k=k, n=4, accuracy=k / COUNT, accuracy_global=k / COUNT) for k in range(COUNT)
-    ]
+    fields = {"model": "mlp", "n_test": 4, "classes": [0, 1]}
+    members = [Member(k=k, n=k + 2, counts=[k, 2], **fields) for k in range(COUNT)]
+    shares = [k / COUNT for k in range(COUNT)]
+    scores = [ClientScore(k=k, n=4, accuracy=a, accuracy_global=a) for k, a in enumerate(shares)]
     lost = [Failure(k=k, round=1, reason="no reply") for k in range(MANY + 5)]
     journal.append(Entry(round=0, clients=members, classes=["a", "b"]))
     journal.append(Entry(round=1, accuracy=0.5, scores=scores, failures=lost))
@@ -194,9 +188,7 @@ def test_the_console_tells_a_few_lines(crowd: Path) -> None:
     assert len(text.splitlines()) < 3 * FEW
 
 
-def test_a_run_is_read_once_until_its_files_change(
-    crowd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_read_once(crowd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(crowd, tmp_path / "run"))
     asked = record_calls(monkeypatch, read, "_entries")
     run = read.read(folder)

@@ -46,9 +46,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, Server]]:
         server.shutdown()
 
 
-def test_only_the_page_is_served_and_only_by_get_to_this_machines_names(
-    served: tuple[Path, Server],
-) -> None:
+def test_only_the_page_is_served_by_get_to_local_names(served: tuple[Path, Server]) -> None:
     _, server = served
     status, headers, page = ask(server.url)
     assert status == 200 and server.local and b"unfinished: round 1 of 5" in page
@@ -101,9 +99,7 @@ def test_a_mistake_is_one_line(
     assert done.returncode > 0 and line in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_run_that_has_just_started_has_only_its_lock_and_a_finished_one_is_served_too(
-    tmp_path: Path,
-) -> None:
+def test_runs_that_just_started_or_have_finished_are_served(tmp_path: Path) -> None:
     (tmp_path / ".running").touch()
     check(tmp_path)
     check(tmp_path / "later", wait=True)
@@ -140,9 +136,7 @@ def test_the_command_follows_a_run_from_before_its_start_until_ctrl_c(tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
-def test_a_browser_shows_new_rounds_without_reloading(
-    served: tuple[Path, Server], tmp_path: Path
-) -> None:
+def test_a_browser_shows_new_rounds(served: tuple[Path, Server], tmp_path: Path) -> None:
     folder, server = served
     pictures = os.environ.get("PICTURES")  # a folder for a look at the page
     rounds = "document.querySelector('.pill').textContent"

@@ -13,25 +13,29 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from deploy.report import plots, sections
+from deploy.report import table as tables
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
 from deploy.report.read import Run, read
 from deploy.report.style import inline, png, set_hover_texts
-from deploy.report.table import (
-    Cell,
-    Table,
-    clean,
-    csv,
-    duration,
-    html,
-    latex,
-    markdown,
-    percent,
-    size,
-    terminal,
-)
 from deploy.study.paper_table import Comparison, Measured
 from tests.support.run_folder import census, entry, finished, journal_line, write_run
+
+GLOBAL = [
+    {"k": 0, "n": 1, "accuracy": 0.4, "accuracy_global": 0.4},
+    {"k": 1, "n": 3, "accuracy": 0.8, "accuracy_global": 0.8},
+]
+TABLE = Comparison(
+    title="Table 1",
+    rows=("FedAvg", "Fed|KF"),
+    columns=("α = 1", "α = 0.1"),
+    cells={
+        ("FedAvg", "α = 1"): Measured((80.0, 82.0, 84.0), 83.78),
+        ("Fed|KF", "α = 1"): Measured((85.0,)),
+        ("Fed|KF", "α = 0.1"): Measured((), 82.94),
+    },
+    notes=("<b>note</b>",),
+)
 
 
 class Tags(HTMLParser):
@@ -62,10 +66,8 @@ def test_a_finished_run_reads_whole(tmp_path: Path) -> None:
     assert run.accuracies() == [(0, 0.1), (1, 0.6), (2, 0.4)]
     assert (run.cost("down"), run.cost("up")) == (10 + 2 * 1000, 20 + 2 * 500)
     assert run.seconds() == 4.5
-    assert [(m.k, m.model, m.n, s.accuracy) for m, s in run.scores()] == [
-        (0, "resnet8", 7, 0.25),
-        (1, "lenet5", 7, 0.75),
-    ]
+    shown = [(m.k, m.model, m.n, s.accuracy) for m, s in run.scores()]
+    assert shown == [(0, "resnet8", 7, 0.25), (1, "lenet5", 7, 0.75)]
     for i, (summary, said) in enumerate((('{"seed": "many"}', "no summary"), ("half", "not JSON"))):
         (finished(tmp_path / f"b{i}") / "summary.json").write_text(summary)
         odd = read(tmp_path / f"b{i}")
@@ -108,9 +110,7 @@ def test_a_directory_that_is_no_run_of_this_release_is_refused_in_one_line(tmp_p
     assert str(other) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "journal", ["", "\n", "null\n[]\n7\n", journal_line('"round": -1'), "\x00"]
-)
+@pytest.mark.parametrize("journal", ["", "\n", "null\n[]\n7\n", journal_line('"round": -1'), "\0"])
 def test_a_journal_without_an_entry_still_gives_a_page(tmp_path: Path, journal: str) -> None:
     where = tmp_path / "a"
     where.mkdir()
@@ -165,10 +165,8 @@ def test_accuracies_by_batchnorms_statistics_stand_side_by_side(tmp_path: Path) 
     alone = sections.normalised([Group("x", [read(both)])])
     (card,) = alone.cards if alone else ()
     assert card.table is not None
-    assert [list(map(str, card.table.header)), *card.table.rows] == [
-        ["run", "running", "batch"],
-        ("x", "25.00 %", "50.00 %"),
-    ]
+    rows = [list(map(str, card.table.header)), *card.table.rows]
+    assert rows == [["run", "running", "batch"], ("x", "25.00 %", "50.00 %")]
     page = Tags(page_of(both, anew, none)).text
     assert "recalibrated" in page and "100.00 %" in page
 
@@ -205,9 +203,7 @@ def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     assert drawn.startswith('<svg role="img" aria-label="says &quot;this&quot; &amp; &lt;that&gt;"')
 
 
-def test_bars_are_as_high_as_the_accuracies_and_time_that_no_phase_explains_is_other(
-    tmp_path: Path,
-) -> None:
+def test_bars_are_as_high_as_accuracies_and_unexplained_time_is_other(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
     bars: list[Any] = plots.clients(run).axes[0].patches
     assert sorted({round(bar.get_height(), 6) for bar in bars}) == [0.25, 0.5, 0.75]
@@ -250,9 +246,8 @@ def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> 
     three = [by_method[1], *by_rounds]
     assert labels(three) == ["fedavg", *labels(by_rounds)]
     legend = plots.accuracy(grouped(three)).legends[0]
-    assert [text.get_text().split() for text in legend.get_texts()] == [
-        label.split() for label in labels(three)
-    ]
+    shown = [text.get_text().split() for text in legend.get_texts()]
+    assert shown == [label.split() for label in labels(three)]
     alike = [by_method[0], read(finished(tmp_path / "d"))]
     assert labels(alike) == ["fedkf (fedkf)", "fedkf (d)"]
 
@@ -296,12 +291,6 @@ def test_places_tell_no_runs_apart(tmp_path: Path) -> None:
     found = differences([[read(run)] for run in runs])
     assert found == {"method": ["fedkf", "fedavg"]}
     assert "/somewhere" not in page_of(*runs)
-
-
-GLOBAL = [
-    {"k": 0, "n": 1, "accuracy": 0.4, "accuracy_global": 0.4},
-    {"k": 1, "n": 3, "accuracy": 0.8, "accuracy_global": 0.8},
-]
 
 
 def test_every_row_of_clients_says_whose_model_it_is_and_a_mean_is_weighted(tmp_path: Path) -> None:
@@ -369,29 +358,16 @@ def test_as_many_texts_as_marks_or_none_at_all() -> None:
 def test_amounts_read_as_one_writes_them() -> None:
     sizes = [0, 999, 1000, 1_234_567, 99_960_000, 73_728 * 4, 5e12, None]
     shown = "0 B, 999 B, 1.00 kB, 1.23 MB, 100 MB, 295 kB, 5.00 TB, –"
-    assert ", ".join(map(size, sizes)) == shown
+    assert ", ".join(map(tables.size, sizes)) == shown
     times = [0.424, 59.97, 200, 7260, 3599.9, float("nan")]
     shown = "0.42 s, 1 min 00 s, 3 min 20 s, 2 h 01 min, 1 h 00 min, –"
-    assert ", ".join(map(duration, times)) == shown
-    assert (percent(0.9312), percent(None)) == ("93.1 %", "–")
+    assert ", ".join(map(tables.duration, times)) == shown
+    assert (tables.percent(0.9312), tables.percent(None)) == ("93.1 %", "–")
 
 
 def test_clean_keeps_one_printable_line_of_the_length_asked_for() -> None:
-    assert clean("a\x1b[31m\tb\r\nc\u202e") == "a�[31m b c�"
-    assert clean("x" * 300, 10) == "x" * 9 + "…"
-
-
-TABLE = Comparison(
-    title="Table 1",
-    rows=("FedAvg", "Fed|KF"),
-    columns=("α = 1", "α = 0.1"),
-    cells={
-        ("FedAvg", "α = 1"): Measured((80.0, 82.0, 84.0), 83.78),
-        ("Fed|KF", "α = 1"): Measured((85.0,)),
-        ("Fed|KF", "α = 0.1"): Measured((), 82.94),
-    },
-    notes=("<b>note</b>",),
-)
+    assert tables.clean("a\x1b[31m\tb\r\nc\u202e") == "a�[31m b c�"
+    assert tables.clean("x" * 300, 10) == "x" * 9 + "…"
 
 
 def test_a_cell_is_the_mean_over_seeds_and_half_of_its_interval_and_says_what_is_missing() -> None:
@@ -424,9 +400,9 @@ def test_the_best_of_a_column_is_marked_where_there_is_a_choice() -> None:
 def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=(tmp_path / "t.txt").open("w"))
     table = TABLE.table()
-    console.print(*terminal(table))
-    texts = [console.export_text(), markdown(table), html(table), csv(table)]
-    texts.append(latex(table).replace(r"$\pm$", "±").replace("{[}", "[").replace(r"\%", "%"))
+    console.print(*tables.terminal(table))
+    texts = [console.export_text(), tables.markdown(table), tables.html(table), tables.csv(table)]
+    texts.append(tables.latex(table).replace(r"$\pm$", "±").replace("{[}", "[").replace(r"\%", "%"))
     for text in texts:
         for cell in ("82.00 ± 4.97", "(83.78)", "85.00 [1]", "(82.94)"):
             assert cell in text
@@ -438,19 +414,18 @@ def test_every_rendering_holds_the_same_cells(tmp_path: Path) -> None:
 
 
 def test_each_rendering_prints_a_text_as_it_stands() -> None:
-    odd = Table(
-        ("", "a|b"), [["x_1", Cell("50 %", best=True)], ["[y]", "<i>, \\"]], notes=("# $n$",)
-    )
-    assert "| x\\_1 | **50 %** |" in markdown(odd) and "a\\|b" in markdown(odd)
-    assert "<i>" not in html(odd) and '<td class="n best">50 %</td>' in html(odd)
-    assert r"x\_1 & \textbf{50 \%} \\" in latex(odd) and "\\\\\n[" not in latex(odd)
-    assert r"\textless{}i\textgreater{}, \textbackslash{}" in latex(odd)
-    assert r"\# \$n\$" in latex(odd)
-    assert csv(odd) == ',a|b\nx_1,50 %\n[y],"<i>, \\"\n'
+    rows = [["x_1", tables.Cell("50 %", best=True)], ["[y]", "<i>, \\"]]
+    odd = tables.Table(("", "a|b"), rows, notes=("# $n$",))
+    assert "| x\\_1 | **50 %** |" in tables.markdown(odd) and "a\\|b" in tables.markdown(odd)
+    assert "<i>" not in tables.html(odd) and '<td class="n best">50 %</td>' in tables.html(odd)
+    assert r"x\_1 & \textbf{50 \%} \\" in tables.latex(odd) and "\\\\\n[" not in tables.latex(odd)
+    assert r"\textless{}i\textgreater{}, \textbackslash{}" in tables.latex(odd)
+    assert r"\# \$n\$" in tables.latex(odd)
+    assert tables.csv(odd) == ',a|b\nx_1,50 %\n[y],"<i>, \\"\n'
 
 
 def test_the_spreadsheet_has_a_line_for_each_cell_and_numbers_alone() -> None:
-    assert csv(TABLE.numbers()).splitlines() == [
+    assert tables.csv(TABLE.numbers()).splitlines() == [
         "row,column,mean,std,interval,seeds,paper",
         "FedAvg,α = 1,82,2,4.968275424,3,83.78",
         "FedAvg,α = 0.1,,,,0,",
@@ -463,8 +438,8 @@ def test_a_table_too_wide_for_the_terminal_goes_on_below() -> None:
     columns = tuple(f"column {c}" for c in range(6))
     cells = {("a", c): Measured((0.5, 1.5)) for c in columns}
     wide = Comparison("t", ("a",), columns, cells, notes=("the end",))
-    assert len(terminal(wide.table(), 200)) == 1
-    parts = terminal(wide.table(), 50)
+    assert len(tables.terminal(wide.table(), 200)) == 1
+    parts = tables.terminal(wide.table(), 50)
     console = Console(width=50, record=True, file=io.StringIO())
     console.print(*parts, sep="\n")
     text = console.export_text()

@@ -19,10 +19,8 @@ RECORD = RESULTS / "averaging_small" / "cells.jsonl"
 @pytest.fixture
 def pages(tmp_path: Path) -> list[Path]:
     """A report, a comparison of three runs, and a recorded table as pages."""
-    runs = [
-        finished(tmp_path / name, method=name, seed=seed)
-        for seed, name in enumerate(("fedkf", "fedavg", "fedprox"), start=1)
-    ]
+    methods = ("fedkf", "fedavg", "fedprox")
+    runs = [finished(tmp_path / m, method=m, seed=i) for i, m in enumerate(methods, start=1)]
     write_report(runs[:1], tmp_path / "one.html")
     write_report(runs, tmp_path / "several.html")
     shutil.copy(RECORD, tmp_path)

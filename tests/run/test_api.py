@@ -18,27 +18,16 @@ from tests.support.waiting import PATIENCE
 
 PACKAGE = {"PYTHONPATH": str(ROOT / "deploy")}
 """Where ``fedmosaic`` is found, as in an editable installation."""
-SHARED = {
-    "data": {"name": "toy", "min_size": 2},
-    "train": {"epochs": 1},
-    "clients": 2,
-    "rounds": 2,
-    "quiet": True,
-}
+SHARED = {"data": {"name": "toy", "min_size": 2}, "train": {"epochs": 1}, "clients": 2, "rounds": 2}
+SHARED |= {"quiet": True}
 ALIKE = {**SHARED, "method": "fedavg", "fleet": "mlp,mlp", "global_model": "mlp"}
 
 
 def python(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """What a script prints that ``source`` is, run in ``folder``."""
     (folder / "script.py").write_text(source)
-    return subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env={**os.environ, **PACKAGE},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    line, env = [sys.executable, "script.py"], {**os.environ, **PACKAGE}
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +85,8 @@ def test_a_run_is_opened_again_compared_and_gone_on_with(done: api.Run, tmp_path
 
 def test_name_and_labels_are_shown_and_decide_no_result(done: api.Run, tmp_path: Path) -> None:
     named = {"name": "ours", "labels": ["study=a", "data=skewed"]}
-    other = api.run(
-        method="fedavg", fleet=["mlp"], out=tmp_path / "a", workers=0, **SHARED, **named
-    )
+    given = {"method": "fedavg", "fleet": ["mlp"], **named}
+    other = api.run(out=tmp_path / "a", workers=0, **SHARED, **given)
     assert other.config["labels"] == "study=a,data=skewed"
     frame = api.compare([done, other])
     assert list(frame.index) == ["fedorion", "ours"]

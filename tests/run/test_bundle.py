@@ -1,6 +1,7 @@
-"""What of a user's own modules travels in Flower's bundle, and the app for plain ``flwr run``."""
+"""What is in the wheel, in Flower's bundle, and in the app for plain ``flwr run``."""
 
 import io
+import re
 import sys
 import tomllib
 import zipfile
@@ -8,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from common.settings.extras import EXTRAS, missing
 from common.settings.parse import parse
 from common.settings.section import Value
+from common.settings.version import ROOT, VERSION
 from deploy.flower.bundle import built, plugin_notes
 from deploy.run.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
-from tests.support.commandline import typed
+from tests.support.commandline import completed, error_of
 from tests.support.own_modules import module, package
 
 TWO_FILES = {"__init__": "", "data": "def x(): ..."}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +41,8 @@ def test_what_the_bundle_does_not_take_is_told(tmp_path: Path) -> None:
     (line,) = plugin_notes(carrying(tmp_path, name), bundled=True)
     left = ", ".join(f"{name}/{file}" for file in ("images.npz", "test_data.py", "words.csv"))
     assert line.startswith(f"not in the bundle, so not at the clients: {left}; Flower takes .json")
-    assert plugin_notes(carrying(tmp_path, name), bundled=False) == [], (
-        "on loopback nothing travels"
-    )
+    here = plugin_notes(carrying(tmp_path, name), bundled=False)
+    assert here == [], "on loopback nothing travels"
 
 
 def test_a_bundle_that_is_too_large_or_leaves_the_module_out_is_refused_in_one_line(
@@ -54,12 +58,9 @@ def test_a_bundle_that_is_too_large_or_leaves_the_module_out_is_refused_in_one_l
         plugin_notes(carrying(tmp_path, name), bundled=True)
 
 
-def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
-    tmp_path: Path,
-) -> None:
+def test_the_written_app_is_a_flower_app_with_the_files_settings(tmp_path: Path) -> None:
     file, app = PLUGIN / "experiment.toml", tmp_path / "my-app"
-    done = typed("app", app, file, "-s", "halfway.smoothing=0.3", "-s", "train.lr=0.2")
-    assert done.returncode == 0, done.stderr
+    done = completed("app", app, file, "-s", "halfway.smoothing=0.3", "-s", "train.lr=0.2")
     assert f"flwr run {app} local" in done.stdout and "num-supernodes=4" in done.stdout
     made = zipfile.ZipFile(io.BytesIO(built(app)))
     assert {"lab/halfway/client.py", "lab/nets.py", "client_app/app.py"} <= {*made.namelist()}
@@ -73,6 +74,41 @@ def test_the_written_app_is_a_flower_app_with_the_experiment_as_its_defaults(
         (tmp_path / "my_app", "Flower needs a folder whose name is"),
         (tmp_path / "file" / "x", f"{tmp_path / 'file'} is not a folder"),
     ):
-        refused = typed("app", place, file)
-        assert refused.returncode == 1 and said in refused.stderr, refused.stderr
+        assert said in error_of("app", place, file)
     assert not (tmp_path / "my_app").exists()
+
+
+def test_every_package_of_the_app_is_in_the_wheel_below_one_name() -> None:
+    found = {"fedmosaic", "fedmosaic.app"}
+    for top in ("common", "server_app", "client_app", "deploy"):
+        for path in (ROOT / top).rglob("__init__.py"):
+            found.add("fedmosaic.app." + ".".join(path.parent.relative_to(ROOT).parts))
+    assert sorted(SETUPTOOLS["packages"]) == sorted(found - {"fedmosaic.app.deploy.fedmosaic"})
+    assert SETUPTOOLS["package-dir"] == {"fedmosaic": "deploy/fedmosaic", "fedmosaic.app": "."}
+
+
+def test_every_file_that_the_program_reads_is_in_the_wheel() -> None:
+    data = SETUPTOOLS["package-data"]
+    patterns = [f"deploy/{each}" for each in data["fedmosaic.app.deploy"]] + data["fedmosaic.app"]
+    packed = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    beside = {".css", ".jinja", ".mplstyle", ".toml"}
+    files = [path for path in (ROOT / "deploy").rglob("*") if path.suffix in beside]
+    needed = [path for path in files if "docker" not in path.parts]
+    needed = [p for p in needed if "results" not in p.parts]
+    for name in ("cells.jsonl", "canaries.json"):  # for the claims
+        needed += (ROOT / "deploy" / "experiments" / "results").glob(f"*/{name}")
+    assert {ROOT / "pyproject.toml", *needed} <= packed
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(EXTRAS.values()) <= extras.keys()
+    assert "all" in extras and "dev" in extras
+    line = missing(ModuleNotFoundError("No module named 'sklearn'", name="sklearn.datasets"))
+    assert line == "sklearn is not installed here, and this needs it: pip install 'fedmosaic[sim]'"
+    assert missing(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
+
+
+def test_the_version_and_the_licence_are_the_projects() -> None:
+    assert PROJECT["version"] == VERSION and re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+    assert "Apache License" in (ROOT / PROJECT["license-files"][0]).read_text()

@@ -14,7 +14,7 @@ from deploy.flower.bundle import digest
 from deploy.report import chooser, listing
 from deploy.run.settings import DEFAULT, read
 from docs.tools import generate
-from tests.support.commandline import typed
+from tests.support.commandline import error_of, typed
 from tests.support.own_modules import ONE_MODULE, package
 
 LISTS = [*listing.HEADERS, "settings", "settings fedprox", "settings dirichlet"]
@@ -37,16 +37,10 @@ for line in sys.argv[2:]:
 
 
 @pytest.mark.full
-def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
-    tmp_path: Path,
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(ROOT), *LIGHT],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+def test_light_commands_import_no_torch_and_lists_fit_80_columns(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", SCRIPT, str(ROOT), *LIGHT]
+    env = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made" / "ca.crt").exists()
     outputs = dict(part.split("\n", 1) for part in done.stdout.split("# ")[1:])
@@ -57,19 +51,17 @@ def test_commands_that_need_no_torch_do_not_import_it_and_lists_fit_80_columns(
 
 
 def test_the_built_lists_are_those_of_the_registries() -> None:
-    assert chooser.FILE.read_text(encoding="utf-8") == generate.listing_text(), (
-        "run python -m docs.tools.generate"
-    )
+    lists = chooser.FILE.read_text(encoding="utf-8")
+    assert lists == generate.listing_text(), "run python -m docs.tools.generate"
 
 
 def test_settings_are_found_by_key_and_description() -> None:
     found = json.loads(typed("list", "settings", "Dirichlet", "--json").stdout)
     assert [setting["key"] for setting in found] == ["data.alpha"]
     assert "train.lr-decay" in {setting.key for setting in listing.search("lr-decay")}
-    missing = typed("list", "settings", "fedpox")
-    assert missing.returncode == 1 and missing.stderr.count("\n") == 1
-    assert missing.stderr.startswith("error: list settings fedpox: no method has this name, and no")
-    assert "did you mean 'fedprox'?" in missing.stderr
+    error = error_of("list", "settings", "fedpox")
+    assert error.startswith("error: list settings fedpox: no method has this name, and no")
+    assert "did you mean 'fedprox'?" in error
 
 
 def test_help_groups_commands_by_purpose_and_describes_arguments() -> None:

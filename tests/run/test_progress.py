@@ -192,9 +192,7 @@ def test_the_summary_lists_every_client_and_the_result(tmp_path: Path) -> None:
     show_summary(Run(tmp_path), Console(file=file, width=100))  # a bare summary is no error
 
 
-def test_follow_waits_for_the_file_takes_whole_lines_only_and_reads_a_new_journal_from_its_start(
-    tmp_path: Path,
-) -> None:
+def test_follow_takes_whole_lines_and_a_new_journal_from_its_start(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     seen: list[int] = []
 

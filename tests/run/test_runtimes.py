@@ -24,22 +24,42 @@ from deploy.run.ray import run_simulation
 from deploy.run.settings import app_folder, load
 from server_app.tracking.sink import progress_of
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
-from tests.support.commandline import typed
+from tests.support.commandline import completed, typed
 from tests.support.listening import reachable, watched
 from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
 FEDERATION = {
-    "method": "fedorion",
-    "clients": 3,
-    "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5,lab.nets:Shallow",
-    "node__1__model": "lenet5",
-    "plugins": str(PLUGIN),
-    "data__partition": "label_dirichlet",
-    "data__alpha": 1.0,
+    **{"method": "fedorion", "clients": 3, "rounds": 2},
+    **{"fleet": "mlp@0.25,cnn2@0.5,lab.nets:Shallow", "node__1__model": "lenet5"},
+    **{"plugins": str(PLUGIN), "data__partition": "label_dirichlet", "data__alpha": 1.0},
     "score__primary": "personal",
 }
+BEGUN = """
+import sys
+from deploy import cli
+from deploy.run import preload
+preload.begin = lambda: sys.exit("torch" in sys.modules and "too late" or "begun")
+cli.app(sys.argv[1:])
+"""
+EXCHANGES = ("co-boosting", "dl-mh", "fedgkt", "fedin", "heterofl", "i-dl-mh", "scaffold", EXAMPLE)
+"""Methods with different kinds of exchange and of state, and one that travels in the bundle."""
+LONGER = {"rounds": 4, "train__epochs": 6}
+KILLED = """
+import os, signal, sys
+from deploy.cli import main
+from deploy.run.loopback import Loopback
+push, killed_in = Loopback.push_messages, sys.argv.pop(1)
+def push_and_die(self, messages):
+    sent = list(messages)
+    names = push(self, sent)
+    if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == killed_in:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return names
+Loopback.push_messages = push_and_die
+main()
+"""
+"""``fedmosaic``, killed in a round: its clients have begun to train, in processes of their own."""
 
 
 def experiment(folder: Path, **changes: object) -> Path:
@@ -68,17 +88,14 @@ def launch(folder: Path, runtime: str, end: int, **changes: object) -> TinyRun:
 
 
 @pytest.mark.full
-def test_loopback_ray_and_grpc_give_the_same_bits_and_end_with_the_same_round(
-    tmp_path: Path,
-) -> None:
+def test_loopback_ray_and_grpc_give_the_same_bits_and_end_alike(tmp_path: Path) -> None:
     _, *rounds = play(flat(tmp_path / "all", **FEDERATION)).journal
     scored = [entry["personal"]["accuracy"] for entry in rounds]
     target = max(scored)
     stop = {"rounds": 4, "score__stop": True, "score__target": target}
     end = 1 + scored.index(target)
-    loopback, ray, grpc = (
-        launch(tmp_path, name, end, **stop) for name in ("loopback", "ray", "grpc")
-    )
+    names = ("loopback", "ray", "grpc")
+    loopback, ray, grpc = (launch(tmp_path, name, end, **stop) for name in names)
     assert {run.summary["ended"] for run in (loopback, ray, grpc)} == {"target"}
     assert loopback.summary["runtime"] == "loopback" and grpc.summary["runtime"] == "grpc"
     assert loopback.timeless == ray.timeless == grpc.timeless
@@ -93,34 +110,15 @@ def test_what_workers_import_ahead_is_there() -> None:
     assert [name for name in preload.MODULES if find_spec(name) is None] == [], "passed over"
 
 
-BEGUN = """
-import sys
-from deploy import cli
-from deploy.run import preload
-preload.begin = lambda: sys.exit("torch" in sys.modules and "too late" or "begun")
-cli.app(sys.argv[1:])
-"""
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("arguments", "begun"), [([], True), (["--workers", "0", "-s", "rounds=-5"], False)]
-)
-def test_workers_begin_before_torch_is_imported(
-    arguments: list[str], begun: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("refused", "begun"), [([], True), (["-s", "rounds=-5"], False)])
+def test_workers_begin_before_torch(refused: list[str], begun: bool, tmp_path: Path) -> None:
     """Where they are needed; the others end by what else is wrong."""
-    words = ["run", *arguments, "--out", str(tmp_path / "out")]
+    alone = ["--workers", "0"] if refused else []
+    words = ["run", *alone, *refused, "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, "-c", BEGUN, *words], capture_output=True, text=True)
     assert (done.stderr.strip() == "begun") == begun, done.stderr
     assert done.returncode == 1 and "too late" not in done.stderr
-
-
-EXCHANGES = (
-    *("co-boosting", "dl-mh", "fedgkt", "fedin", "heterofl", "i-dl-mh", "scaffold"),
-    EXAMPLE,
-)
-"""Methods with different kinds of exchange and of state, and one that travels in the bundle."""
 
 
 def two_clients(method: str, out: Path) -> dict[str, Value]:
@@ -130,10 +128,8 @@ def two_clients(method: str, out: Path) -> dict[str, Value]:
     its own, and Adam's moments, a second time in rounds 2 to 4. And OCA is not ACA. FedMD's clients
     keep the state of both their optimisers.
     """
-    more: dict[str, dict[str, Any]] = {
-        "fedkf": {"rounds": 4, "per_round": 1},
-        "fedmd": {"rounds": 3, "fedmd__optimizers": "kept"},
-    }
+    more: dict[str, dict[str, Any]] = {"fedkf": {"rounds": 4, "per_round": 1}}
+    more["fedmd"] = {"rounds": 3, "fedmd__optimizers": "kept"}
     return config(method, out, clients=2, **more.get(method, {}))
 
 
@@ -183,40 +179,19 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     assert alone.weights == pooled.weights
 
 
-LONGER = {"rounds": 4, "train__epochs": 6}
-KILLED = """
-import os, signal, sys
-from deploy.cli import main
-from deploy.run.loopback import Loopback
-push, killed_in = Loopback.push_messages, sys.argv.pop(1)
-def push_and_die(self, messages):
-    sent = list(messages)
-    names = push(self, sent)
-    if sent[0].metadata.message_type == "train" and sent[0].metadata.group_id == killed_in:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return names
-Loopback.push_messages = push_and_die
-main()
-"""
-"""``fedmosaic``, killed in a round: its clients have begun to train, in processes of their own."""
-
-
 @pytest.mark.full
 def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     path, part = experiment(tmp_path, **LONGER), tmp_path / "part"
-    done = typed("run", path, "--workers", 0, "--out", tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
+    completed("run", path, "--workers", 0, "--out", tmp_path / "whole")
     whole = TinyRun(tmp_path / "whole")
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, "2", "run", path, "--out", part], start_new_session=True
-    )
+    line = [sys.executable, "-c", KILLED, "2", "run", path, "--out", part]
+    process = subprocess.Popen(line, start_new_session=True)
     assert process.wait(PATIENCE) == -signal.SIGKILL
     assert len((part / "journal.jsonl").read_text().splitlines()) == 2
     assert not (part / "summary.json").exists(), "killed too late to show anything"
     until("the end of its workers", lambda: not living({process.pid}))
 
-    done = typed("run", "--resume", part)
-    assert done.returncode == 0, done.stderr
+    completed("run", "--resume", part)
     assert TinyRun(part).timeless == whole.timeless
     assert TinyRun(part).weights == whole.weights
 

@@ -25,6 +25,31 @@ from common.flower import rpc
 from deploy.flower import supernode
 
 START = supernode.client_app()
+PROGRAM = """
+import sys, threading, time
+import grpc
+from deploy.flower import supernode
+
+class Refused(grpc.RpcError, grpc.Call):
+    code = lambda self: grpc.StatusCode.UNAUTHENTICATED
+    details = lambda self: "Invalid timestamp"
+    initial_metadata = trailing_metadata = is_active = time_remaining = None
+    cancel = add_callback = None
+
+def main():
+    threading.Thread(target=time.sleep, args=[3600]).start()  # as gRPC's, which do not end
+    kind = sys.argv[1]
+    if kind == "refused":
+        try:
+            raise Refused
+        except grpc.RpcError:
+            raise KeyboardInterrupt from None  # as Flower's, with the error as its context
+    if kind != "done":
+        sys.exit(int(kind) if kind.isdecimal() else kind)
+
+supernode.main = main
+supernode.program()
+"""
 
 
 class Scene(SimpleNamespace):
@@ -53,9 +78,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return scene
 
 
-def test_looks_become_rare_without_messages_and_a_wait_for_a_reply_adds_a_twentieth_at_most(
-    scene: Scene,
-) -> None:
+def test_looks_become_rare_and_a_wait_for_a_reply_adds_a_twentieth(scene: Scene) -> None:
     supernode.wait(scene.until(15), supernode.LOOK, supernode.LONGEST_LOOK)
     assert scene.waited[:4] == pytest.approx([0.05] * 4) and sorted(scene.waited) == scene.waited
     assert 20 < len(scene.waited) < 40 and scene.waited[-1] == 3
@@ -111,9 +134,8 @@ class Node:
         self.state.store_run(Run.create_empty(run_id=run_id))
         self.message = Message(RecordDict({"of": ConfigRecord({"a": 1})}), 7, "train")
         self.message.metadata.__dict__["_run_id"] = run_id
-        self.contents = {
-            name: each.deflate() for name, each in get_all_nested_objects(self.message).items()
-        }
+        parts = get_all_nested_objects(self.message)
+        self.contents = {name: part.deflate() for name, part in parts.items()}
         self.message.metadata.__dict__["_message_id"] = self.message.object_id
         self.fetch = importlib.import_module(supernode.LOOP)._pull_and_store_message
 
@@ -154,9 +176,7 @@ class Node:
 
 
 @pytest.mark.parametrize("faults", [{"objects": False}, {"confirmed": False}])
-def test_nothing_is_left_of_a_message_whose_run_ended_while_it_was_fetched(
-    faults: dict[str, bool],
-) -> None:
+def test_nothing_is_left_of_a_message_whose_run_has_ended(faults: dict[str, bool]) -> None:
     node = Node(run_id=3)
     assert node.look(partial(supernode.whole, node.fetch), **faults) is None
     assert not node.state.get_messages() and not node.waiting and not len(node.objects)
@@ -245,9 +265,7 @@ def test_a_message_has_one_complete_reply_however_its_clientapp_ends(
     assert node.state.get_message_processing_duration(node.message.metadata.message_id) >= 0
 
 
-def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_of_messages_are_left_out_not_those_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[str] = []
 
     class Lines(logging.Handler):
@@ -267,33 +285,6 @@ def test_lines_of_messages_are_left_out_and_those_of_runs_stay(
     first = "run 3: the first message has arrived"
     assert kept == ["SuperNode ID: 7", first, "the SuperLink is lost"]
     assert os.environ[supernode.LEVEL] == "WARNING", "its ClientApps log from there on"
-
-
-PROGRAM = """
-import sys, threading, time
-import grpc
-from deploy.flower import supernode
-
-class Refused(grpc.RpcError, grpc.Call):
-    code = lambda self: grpc.StatusCode.UNAUTHENTICATED
-    details = lambda self: "Invalid timestamp"
-    initial_metadata = trailing_metadata = is_active = time_remaining = None
-    cancel = add_callback = None
-
-def main():
-    threading.Thread(target=time.sleep, args=[3600]).start()  # as gRPC's, which do not end
-    kind = sys.argv[1]
-    if kind == "refused":
-        try:
-            raise Refused
-        except grpc.RpcError:
-            raise KeyboardInterrupt from None  # as Flower's, with the error as its context
-    if kind != "done":
-        sys.exit(int(kind) if kind.isdecimal() else kind)
-
-supernode.main = main
-supernode.program()
-"""
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import pytest
 from deploy.run import user_modules
 from deploy.run.settings import DEFAULT, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
-from tests.support.commandline import fedmosaic, typed
+from tests.support.commandline import completed, error_of, fedmosaic
 from tests.support.own_modules import ONE_MODULE, experiment, module, new_name, package
 from tests.support.tiny import TinyRun
+
+Folders = tuple[Path, Path]
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +22,7 @@ def path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_with_modules(tmp_path: Path) -> tuple[Path, Path]:
+def run_with_modules(tmp_path: Path) -> Folders:
     """An experiment's folder with modules, and the run's folder with their copies."""
     folder, first = tmp_path / "mine", tmp_path / "first"
     folder.mkdir()
@@ -28,28 +30,24 @@ def run_with_modules(tmp_path: Path) -> tuple[Path, Path]:
     (folder / f"{root}help.py").write_text("ONE = 1\n")
     (folder / root / "numbers.txt").write_text("1 2 3\n")
     file = experiment(folder, f"{root}:factor")
-    done = typed("run", file, "--out", first, "--workers", 0, "-s", "factor.factor=2")
-    assert done.returncode == 0, done.stderr
+    completed("run", file, "--out", first, "--workers", 0, "-s", "factor.factor=2")
     copies = first / "plugins"
     kept = {path.relative_to(copies).as_posix() for path in copies.rglob("*")}
     assert kept == {root, f"{root}/factor.py", f"{root}/numbers.txt", f"{root}help.py"}
     return folder, first
 
 
-def test_a_run_with_modules_is_repeated_from_its_config(
-    run_with_modules: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_run_with_modules_is_repeated(run_with_modules: Folders, tmp_path: Path) -> None:
     (_, first), second = run_with_modules, tmp_path / "second"
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    again = typed("run", first / "config.toml", "--out", second, "--workers", 0)
-    assert again.returncode == 0, again.stderr
+    completed("run", first / "config.toml", "--out", second, "--workers", 0)
     assert TinyRun(second).weights == TinyRun(first).weights
     assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.full
 def test_a_run_finds_its_modules_again_when_the_originals_are_gone(
-    run_with_modules: tuple[Path, Path], tmp_path: Path
+    run_with_modules: Folders, tmp_path: Path
 ) -> None:
     folder, first = run_with_modules
     shutil.rmtree(folder)
@@ -108,9 +106,7 @@ def test_a_module_named_as_an_installed_one_is_refused(name: str, tmp_path: Path
         user_modules.carried(given)
 
 
-def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_this_one(
-    tmp_path: Path,
-) -> None:
+def test_an_imported_module_of_another_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
     name = package(tmp_path / "one", {"factor": ONE_MODULE})
@@ -132,18 +128,12 @@ def test_a_module_of_another_folder_that_is_imported_already_is_not_taken_for_th
         ("global-model=lab.data:stripes", "model 'lab.data:stripes': it makes a value of type"),
     ],
 )
-def test_a_mistake_with_a_plugin_is_one_line_before_anything_starts(
-    setting: str, line: str, tmp_path: Path
-) -> None:
+def test_a_mistake_with_a_plugin_is_one_line(setting: str, line: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = typed("run", PLUGIN / "experiment.toml", "--out", out, "-s", setting)
-    assert done.returncode == 1 and not out.exists()
-    assert line in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    error = error_of("run", PLUGIN / "experiment.toml", "--out", out, "-s", setting)
+    assert not out.exists() and line in error
 
 
-def test_settings_of_a_plugin_are_listed_from_its_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plugins_settings_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(PLUGIN)
-    done = typed("list", "settings", EXAMPLE)
-    assert done.returncode == 0 and "halfway.smoothing" in done.stdout, done.stderr
+    assert "halfway.smoothing" in completed("list", "settings", EXAMPLE).stdout

@@ -25,6 +25,10 @@ from server_app.tracking import numbers
 from tests.support.halves import client, server
 from tests.support.tiny import Run, TinyRun, flat, play, under
 
+GOOD = [[0, 0, 6], [0, 1, 1], [2, 2, 3]]
+PERSONAL = {"accuracy": 0.8, "unweighted": 0.7, "std": 0.1, "worst": 0.4, "worst_tenth": 0.5}
+BY_CLASS = {"accuracy": [0.9, None], "balanced_accuracy": 0.9, "macro_f1": 0.85}
+
 
 def counts(run: TinyRun) -> list[tuple[int, int, int]]:
     content = json.loads((run.folder / "confusion.json").read_text())
@@ -162,9 +166,6 @@ def test_the_score_of_a_model_that_is_not_there_is_refused(run: Run) -> None:
         run(method="local", score__primary="global")
 
 
-GOOD = [[0, 0, 6], [0, 1, 1], [2, 2, 3]]
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -190,10 +191,6 @@ def test_a_confusion_that_cannot_be_is_refused(changed: Any, reason: str) -> Non
         score_check(method, True)(tested, reply(changed))
     with pytest.raises(ValueError, match="the confusion was not asked for"):
         score_check(method, False)(tested, reply(GOOD))
-
-
-PERSONAL = {"accuracy": 0.8, "unweighted": 0.7, "std": 0.1, "worst": 0.4, "worst_tenth": 0.5}
-BY_CLASS = {"accuracy": [0.9, None], "balanced_accuracy": 0.9, "macro_f1": 0.85}
 
 
 def scored(t: int, **more: Any) -> Entry:

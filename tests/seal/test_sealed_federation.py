@@ -27,10 +27,8 @@ from tests.support.relay import Relay, parts, serving
 from tests.support.sealed import altered
 from tests.support.tiny import TinyRun, flat, play
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux"),
-]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux")
+pytestmark = [pytest.mark.full, LINUX]
 CLIENTS = 2
 FORGED = "client {k}'s reply is not authentic: the SuperLink or a registered node"
 
@@ -129,18 +127,14 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
         for path in tmp_path.glob("superlink.db*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     last = max(attacks.done)  # the swap's: of the client whose reply came second
-    assert attacks.done == dict.fromkeys(
-        [("2", 0), ("3", 0), ("4", 0), ("4", 1), ("5", 1), last], True
-    )
+    struck = [("2", 0), ("3", 0), ("4", 0), ("4", 1), ("5", 1), last]
+    assert attacks.done == dict.fromkeys(struck, True)
     assert last[0] == "6"
     result = TinyRun(tmp_path / "out")
     assert result.weights == plain.weights
     assert [entry["replied"] for entry in result.journal[1:]] == [[0, 1]] * 6
-    said = {
-        (str(entry["round"]), each["k"]): each["reason"]
-        for entry in result.journal
-        for each in entry["failures"]
-    }
+    failures = [(str(entry["round"]), f) for entry in result.journal for f in entry["failures"]]
+    said = {(t, failure["k"]): failure["reason"] for t, failure in failures}
     assert said.keys() == attacks.done.keys()
     assert said.pop(("4", 1)).startswith("no reply within")
     for (_, k), reason in said.items():

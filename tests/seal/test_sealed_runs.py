@@ -15,11 +15,13 @@ from common.settings.config import Value
 from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
+from tests.support.battery import Swapping
 from tests.support.recorded_calls import record_calls
 from tests.support.sealed import Keyed, altered
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 3
+Forge = Callable[["Once", RecordDict], RecordDict | Error | None]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +90,8 @@ def same(run: TinyRun, plain: TinyRun) -> bool:
 
 
 def failures(run: TinyRun) -> list[tuple[int, int, str]]:
-    return [
-        (failure["k"], failure["round"], failure["reason"])
-        for entry in run.journal
-        for failure in entry["failures"]
-    ]
+    found = [failure for entry in run.journal for failure in entry["failures"]]
+    return [(failure["k"], failure["round"], failure["reason"]) for failure in found]
 
 
 def test_sealed_messages_give_the_same_bits(
@@ -104,15 +103,10 @@ def test_sealed_messages_give_the_same_bits(
     for message in relays[0].seen:
         hello = message.metadata.message_type == "query.hello"
         assert {*message.content} == {"seal", *(("arrays", "fields") if hello else ("sealed",))}
-    more = {
-        way: sealed.journal[1]["bytes"][way] - plain.journal[1]["bytes"][way]
-        for way in ("down", "up", "arrays_down", "arrays_up")
-    }
+    before, after = plain.journal[1]["bytes"], sealed.journal[1]["bytes"]
+    more = {way: after[way] - before[way] for way in ("down", "up", "arrays_down", "arrays_up")}
     assert 0 < more["up"] < 300 * CLIENTS and 0 < more["down"] < 3000 * CLIENTS
     assert more["arrays_down"] == more["arrays_up"] == 0
-
-
-Forge = Callable[["Once", RecordDict], RecordDict | Error | None]
 
 
 class Once(Relay):
@@ -234,21 +228,15 @@ def test_a_client_that_lost_its_session_gets_a_new_hello_in_the_same_round(
     assert same(run, plain)
 
 
-class Returning(Relay):
+class Returning(Swapping, Relay):
     """After round 1 client 0 is another node, on a new machine without its session."""
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        for message in sent:
-            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
-        names = super().push_messages(sent)
-        if sent[0].metadata.message_type == "train" and 99 not in self._nodes:
-            state = Path(str(self._run_config["state-dir"])).with_name("new")
-            self._nodes[99] = {**self._nodes.pop(1), "state-dir": str(state)}
-        return names
+    leaving = 1
 
-    def get_node_ids(self) -> Iterable[int]:
-        return [node for node, config in self._nodes.items() if config]
+    def swap(self) -> None:
+        state = Path(str(self._run_config["state-dir"])).with_name("new")
+        self.changes = {"state-dir": str(state)}
+        super().swap()
 
 
 @pytest.mark.parametrize("rebind", [True, False])
@@ -271,9 +259,7 @@ class Tireless(Once):
         return about.dst_node_id == 1
 
 
-def test_a_relay_that_goes_on_forging_costs_the_client_and_not_the_run(
-    tmp_path: Path, keys: Certificates
-) -> None:
+def test_a_tireless_relay_costs_the_client_not_the_run(tmp_path: Path, keys: Certificates) -> None:
     run = sealed_run(tmp_path / "out", keys, partial(Tireless, up=FORGES["tampered"]))
     assert [entry["replied"] for entry in run.journal[1:]] == [[1, 2]] * 2
     assert [(k, t) for k, t, _ in failures(run)] == [(0, 1), (0, 1), (0, 2), (0, 2)]
@@ -349,9 +335,7 @@ def test_a_census_that_cannot_be_believed_stops_the_run_in_a_line(
     assert str(stopped.value).startswith(f"census: {said}")
 
 
-def test_clients_with_keys_and_a_server_app_without_one_stop_at_the_census(
-    tmp_path: Path, keys: Certificates
-) -> None:
+def test_a_server_app_without_a_key_stops_at_the_census(tmp_path: Path, keys: Certificates) -> None:
     config = settings(tmp_path / "out")
     with pytest.raises(Stopped, match="census: node 1 answered: client 0: .*FEDMOSAIC_TRUST"):
         play(config, Relay(config, keys))

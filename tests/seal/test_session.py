@@ -182,9 +182,7 @@ def test_a_client_that_knows_the_key_of_a_body_cannot_make_another_body_for_it()
         session.unseal(RecordDict({"sealed": forged.pieces, "seal": about}), KEYS, PLACE, "down")
 
 
-@pytest.mark.parametrize(
-    "head", [b"", b"[]", b"{}", b"[" * 100_000, b'{"kind":"a","arrays":["b"]}']
-)
+@pytest.mark.parametrize("head", [b"", b"[]", b"{}", b"[" * 10**5, b'{"kind":"a","arrays":["b"]}'])
 def test_what_a_client_seals_and_should_not_have_is_its_own_fault(
     monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
@@ -224,9 +222,7 @@ def test_a_share_of_low_order_is_refused() -> None:
         session.agree(X25519PrivateKey.generate(), bytes(32), b"", 0, bytes(32))
 
 
-def test_who_answers_a_hello_must_have_the_key_of_the_client_that_he_claims_to_be(
-    keys: Certificates,
-) -> None:
+def test_who_answers_a_hello_must_have_the_key_of_the_claimed_client(keys: Certificates) -> None:
     seal = server(keys)
     earlier = seal.census_requests(HELLO, [1])[1]
     hellos = seal.census_requests(HELLO, [1, 2])
@@ -259,9 +255,7 @@ def with_header(content: RecordDict, **changes: Any) -> RecordDict:
     return RecordDict({**content, "seal": ConfigRecord(about)})
 
 
-def test_a_client_believes_a_server_app_of_its_authority_only(
-    keys: Certificates, tmp_path: Path
-) -> None:
+def test_a_client_trusts_its_own_authority_alone(keys: Certificates, tmp_path: Path) -> None:
     honest = server(keys).census_requests(HELLO, [1])[1]
     others = server(make(tmp_path / "others", [], 1)).census_requests(HELLO, [1])[1]
     offer = json.loads(honest.config_records["seal"]["offer"])
@@ -295,9 +289,8 @@ def test_the_certificate_of_tls_and_an_old_one_are_not_a_server_apps(keys: Certi
         files.server_app_key(der(keys.ca), authority)
     was, now = files.read_certificate(keys.app), datetime.now(UTC)
     key, days = files.pem_key(keys.app_key).public_key(), [now - timedelta(days=n) for n in (2, 1)]
-    builder = x509.CertificateBuilder(
-        was.issuer, was.subject, key, was.serial_number, *days, [*was.extensions]
-    )
+    names = was.issuer, was.subject, key, was.serial_number
+    builder = x509.CertificateBuilder(*names, *days, [*was.extensions])
     old = builder.sign(files.pem_key(keys.ca_key), hashes.SHA384())
     with pytest.raises(ValueError, match="a certificate has expired"):
         files.server_app_key(old.public_bytes(Encoding.DER), authority)
@@ -322,9 +315,7 @@ def test_a_client_takes_each_message_once_and_no_older_session(
     assert (tmp_path / RUN / "0" / "session.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_experiments_on_one_node_have_sessions_of_their_own(
-    keys: Certificates, of: Context
-) -> None:
+def test_experiments_on_one_node_have_own_sessions(keys: Certificates, of: Context) -> None:
     seals = [server(keys) for _ in range(2)]
     seals[1].experiment = "other"
     for seal in seals:
@@ -340,9 +331,7 @@ def test_experiments_on_one_node_have_sessions_of_their_own(
         assert same(seal.open(0, received.answer(PAYLOAD)), PAYLOAD)
 
 
-def test_each_hello_has_new_shares_and_each_message_new_keys_on_both_sides(
-    keys: Certificates, of: Context
-) -> None:
+def test_hellos_have_new_shares_and_messages_new_keys(keys: Certificates, of: Context) -> None:
     seal, shares, secrets = server(keys), [], []
     for _ in range(2):
         asked = hello(seal, of)
@@ -408,9 +397,7 @@ def test_an_old_hello_ends_no_session_and_a_second_copy_has_the_same_answer(
     message(seal, of).admit()
 
 
-def test_a_late_reply_to_an_old_hello_ends_no_newer_session(
-    keys: Certificates, of: Context
-) -> None:
+def test_a_late_reply_to_an_old_hello_ends_no_session(keys: Certificates, of: Context) -> None:
     seal, replies = server(keys), []
     for content in [seal.census_requests(HELLO, [node])[node] for node in (1, 2)]:
         asked = letter(content, "query.hello", of)
@@ -528,9 +515,7 @@ def test_nothing_that_a_changed_run_config_names_is_imported_or_opened(
     assert not imported.exists() and not state.exists() and name not in sys.modules
 
 
-def test_a_node_serves_only_the_serverapps_whose_keys_it_names(
-    keys: Certificates, tmp_path: Path
-) -> None:
+def test_a_node_serves_only_the_serverapps_it_names(keys: Certificates, tmp_path: Path) -> None:
     own = files.fingerprint(files.pem_key(keys.app_key).public_key())
     other = files.fingerprint(files.pem_key(make(tmp_path, [], 0).app_key).public_key())
     both = context(keys, **{"server-keys": f"{other},{own}"})

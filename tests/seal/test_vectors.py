@@ -118,8 +118,6 @@ def test_the_keys_follow_by_the_definition_of_hkdf() -> None:
 
     secret = expand(hmac.digest(salt, shared, "sha256"), "session")
     for message in found["messages"]:
-        assert message == {
-            "secret": secret.hex(),
-            **{way: expand(secret, way).hex() for way in ("down", "up")},
-        }
+        keys = {way: expand(secret, way).hex() for way in ("down", "up")}
+        assert message == {"secret": secret.hex(), **keys}
         secret = expand(secret, "next")

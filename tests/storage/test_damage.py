@@ -14,7 +14,7 @@ from common.journal import read_lines
 from deploy.run.verify import verify
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
-from tests.support.commandline import typed
+from tests.support.commandline import completed, typed
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "fleet": "mlp@0.25,mlp@0.5"}
@@ -66,17 +66,15 @@ def test_files_without_digests_are_named(run: Path) -> None:
     named += ["confusion.json", "mlruns", "report.html", "status.json"]
     unproven = [one.path.relative_to(run).as_posix() for one in verify(run) if not one.proven]
     assert unproven == named
-    done = typed("verify", run)
-    assert done.returncode == 0
+    done = completed("verify", run)
     line = f"13 files are proven by a digest; not covered by any digest: {', '.join(named)}"
     assert done.stdout.splitlines()[-1] == line
     flip(run / "model.safetensors")
     done = typed("verify", run, "--json")
     answers = json.loads(done.stdout)
-    assert {Path(one["path"]).name for one in answers if one["proven"]} == {
-        *("journal.jsonl", "checkpoint.safetensors", "private.Memory.safetensors"),
-        *("2.safetensors", "3.safetensors"),
-    }
+    files = {"journal.jsonl", "checkpoint.safetensors", "private.Memory.safetensors"}
+    files |= {"2.safetensors", "3.safetensors"}
+    assert {Path(one["path"]).name for one in answers if one["proven"]} == files
     states = {(one["state"], one["proven"]) for one in answers}
     assert states == {("whole", True), ("unproven", False), ("damaged", False)}
     assert "12 files are proven by a digest" in done.stderr
@@ -116,9 +114,7 @@ def test_keeping_one_leaves_what_a_repeated_round_needs(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_flipped_bit_is_named_and_the_round_before_goes_on(
-    file: str, line: str, told: str, run: Path
-) -> None:
+def test_a_flipped_bit_is_named_and_undone(file: str, line: str, told: str, run: Path) -> None:
     before = TinyRun(run)
     assert before.weights
     flip(run / file)

@@ -33,9 +33,8 @@ def test_a_folder_is_held_against_others_and_let_go(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
-    ) as run:
+    line = [sys.executable, "-c", HOLD, tmp_path]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stdout.readline() == "held\n"
         assert held(tmp_path)
         run.kill()
@@ -43,9 +42,7 @@ def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
             pass
 
 
-def test_a_launcher_sees_that_the_server_is_gone_without_a_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_sees_a_lost_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GONE", -1.0)  # any time without a sign is too long
     started = time.time()
     finished = launch._finished(tmp_path, started)

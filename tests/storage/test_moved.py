@@ -15,12 +15,21 @@ from deploy.run.verify import verify
 from server_app.messaging.census import check_kept
 from server_app.stopped import Stopped
 from tests.support.battery import tiers
-from tests.support.commandline import typed
+from tests.support.commandline import completed
 from tests.support.halves import info
 from tests.support.tiny import TinyRun, flat, play
 
 SMALL: dict[str, Any] = {"method": "fedorion", "clients": 2, "train__epochs": 1}
 SMALL |= {"score__clients_every": 1}
+MOVES: dict[str, Callable[[Path], Path]] = {
+    "stays": lambda run: run,
+    "moved": lambda run: run.rename(run.parent / "elsewhere"),
+    "renamed": lambda run: run.parent.rename(run.parents[1] / "new") / "run",
+    "copied": lambda run: shutil.copytree(run, run.parent / "copy"),
+}
+
+
+PAIRS = [("moved", "this"), ("copied", "earlier"), ("stays", "earlier"), ("renamed", "earlier")]
 
 
 def begun(folder: Path, **changes: Any) -> Path:
@@ -58,17 +67,6 @@ def absolute(run: Path) -> None:
     """Make config.toml what earlier releases wrote."""
     flat = load(run / "config.toml") | {"out": str(run), "state-dir": str(run / "state")}
     (run / "config.toml").write_text(to_toml(flat))
-
-
-MOVES: dict[str, Callable[[Path], Path]] = {
-    "stays": lambda run: run,
-    "moved": lambda run: run.rename(run.parent / "elsewhere"),
-    "renamed": lambda run: run.parent.rename(run.parents[1] / "new") / "run",
-    "copied": lambda run: shutil.copytree(run, run.parent / "copy"),
-}
-
-
-PAIRS = [("moved", "this"), ("copied", "earlier"), ("stays", "earlier"), ("renamed", "earlier")]
 
 
 @pytest.mark.parametrize("move", tiers(PAIRS, PAIRS[:2]), ids=" ".join)
@@ -146,11 +144,8 @@ def test_a_copy_goes_on_over_grpc(whole: TinyRun, tmp_path: Path) -> None:
     given = flat(tmp_path / "x", **SMALL) | {"out": "", "state-dir": "", "experiment": "test"}
     (tmp_path / "run.toml").write_text(to_toml(given))
     run, copy = tmp_path / "run", tmp_path / "copy"
-    done = typed("run", tmp_path / "run.toml", "--out", run, "--runtime", "grpc")
-    assert done.returncode == 0, done.stderr
+    completed("run", tmp_path / "run.toml", "--out", run, "--runtime", "grpc")
     before = digests(shutil.copytree(run, copy) and run)
-    done = typed("run", "--resume", copy, "-s", "rounds=3")
-    assert done.returncode == 0, done.stderr
+    completed("run", "--resume", copy, "-s", "rounds=3")
     assert TinyRun(copy).weights == whole.weights and digests(run) == before
-    done = typed("verify", copy)
-    assert done.returncode == 0 and str(run) not in done.stdout
+    assert str(run) not in completed("verify", copy).stdout

@@ -1,17 +1,30 @@
-"""What the server does now, and which nodes are connected, in ``status.json``."""
+"""What the server does now, in ``status.json``; `fedmosaic status` and `fedmosaic remove`."""
 
+import json
+import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
 import pytest
 
+from common.settings.version import code_version
 from server_app.method import Client
-from server_app.storage import status_file
+from server_app.storage import removals, status_file
+from server_app.storage.lock import hold
 from server_app.storage.status_file import NAME, ServerStatus, StatusFile
+from tests.support.commandline import completed, typed
 from tests.support.halves import info
+from tests.support.tiny import Run, listed
 
 CLIENTS = {k: Client(info(k=k, name=f"node of {k}"), 10 + k) for k in range(2)}
+EVENTS = """
+event = [
+  {round = 2, client = 1, kind = "left", cause = "moved"},
+  {round = 2, client = 2, kind = "missed"},
+]
+"""
 
 
 class Nodes:
@@ -47,10 +60,8 @@ def test_a_phase_and_the_connected_nodes_are_written(tmp_path: Path, nodes: Node
     file = begun(tmp_path, nodes)
     first = ServerStatus.read(tmp_path)
     assert (first.round, first.phase) == (3, "clients")
-    assert [(n.node, n.name) for n in first.nodes.values()] == [
-        (10, "node of 0"),
-        (11, "node of 1"),
-    ]
+    named = [(node.node, node.name) for node in first.nodes.values()]
+    assert named == [(10, "node of 0"), (11, "node of 1")]
     assert online(tmp_path) == [True, True]
     nodes.online = [10]
     file.renew()
@@ -82,8 +93,64 @@ def test_a_large_federation_and_a_damaged_file_have_no_nodes(
 ) -> None:
     monkeypatch.setattr(status_file, "MOST", 1)
     begun(tmp_path, nodes)
-    assert nodes.looks == 0 and ServerStatus.read(tmp_path) == ServerStatus(
-        round=3, phase="clients"
-    )
+    empty = ServerStatus(round=3, phase="clients")
+    assert nodes.looks == 0 and ServerStatus.read(tmp_path) == empty
     (tmp_path / NAME).write_text("{")
     assert ServerStatus.read(tmp_path) == ServerStatus()
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    """The folder of a run that client 1 leaves and client 2 misses once."""
+    more = {"membership": listed(tmp_path, EVENTS), "node__1__tags": "gpu,north"}
+    more |= {"node__1__name": "North Hospital"}
+    return run(method="fedavg", rounds=3, min_replies=0.5, **more).folder
+
+
+def test_status_shows_the_run_and_every_client(folder: Path) -> None:
+    done = typed("status", folder, "--json")
+    status = json.loads(done.stdout)
+    assert (status["state"], status["round"], status["rounds"]) == ("completed", 3, 3)
+    named = ("state", "last_reply", "answered", "missed")
+    shown = [tuple(client[name] for name in named) for client in status["clients"]]
+    assert shown[:2] == [("member", 3, 3, 0), ("left", 1, 1, 0)]
+    assert shown[2:] == [("member", 3, 2, 1), ("member", 3, 3, 0)]
+    first, second = status["clients"][:2]
+    assert (first["samples"], first["tags"], first["node"]) == (24, [], "1")
+    assert (second["tags"], second["node"]) == (["gpu", "north"], "North Hospital")
+    assert second["version"] == code_version() and 0 < second["last_seen"] <= time.time()
+    shown = typed("status", folder).stdout
+    assert "round 3 of 3" in shown and "3 of 4 clients take part" in shown and "left" in shown
+    assert "North Hospital" in shown and "gpu,north" in shown and " ago" in shown
+
+
+def test_the_phase_of_a_run_that_is_going_on_is_shown(folder: Path) -> None:
+    (folder / NAME).write_text('{"round": 4, "phase": "clients"}')
+    assert json.loads(typed("status", folder, "--json").stdout)["phase"] == ""
+    with hold(folder):
+        assert json.loads(typed("status", folder, "--json").stdout)["phase"] == "clients of round 4"
+        assert "running; round 3 of 3; clients of round 4; " in typed("status", folder).stdout
+
+
+@pytest.mark.full
+def test_the_report_shows_the_events(folder: Path) -> None:
+    completed("report", folder, "--out", folder / "report.html")
+    page = (folder / "report.html").read_text()
+    assert "Membership" in page and "moved" in page
+
+
+def test_a_removed_client_may_return_and_a_wrong_one_is_one_line(folder: Path) -> None:
+    for words, line in (
+        ((4,), "client 4 is unknown: the run in .* has clients 0 to 3"),
+        ((2, "--undo"), "client 2 is not removed from the run in"),
+    ):
+        done = typed("remove", folder, *words)
+        (error,) = done.stderr.splitlines()
+        assert done.returncode == 1 and re.search(line, error)
+    assert "client 3 leaves before the next round" in typed("remove", folder, 3).stdout
+    assert removals.read(folder) == {3}
+    assert "may return" in typed("remove", folder, 3, "--undo").stdout
+    assert removals.read(folder) == frozenset()
+    (folder / removals.NAME).write_text("1 two\n")
+    with pytest.raises(ValueError, match=r"removed\.txt: 'two' is no client number"):
+        removals.read(folder)

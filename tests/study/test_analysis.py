@@ -1,4 +1,4 @@
-"""``fedmosaic study analyse``: the further round, similarity, overheads."""
+"""``fedmosaic study analyse``: CKA, the further round, similarity, overheads."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from common.data.batches import normalise
 from common.journal import Entry
 from common.models.classifier import Split
 from common.settings.parse import parse, to_toml
-from common.techniques.cka import alignment, centred_gram
+from common.techniques.cka import alignment, centred_gram, pairwise
+from common.training.seeds import stream
 from common.training.task import Task
 from deploy.study.analyse import analyse, features, mean_pair, overheads, similarity
 from deploy.study.finished import further_round
@@ -24,8 +25,11 @@ from tests.support.tiny import TinyRun, flat, play
 FLEET = {"fleet": "cnn2@0.5,cnn3@0.5,cnn4@0.5"}
 
 
+Finish = Callable[..., Path]
+
+
 @pytest.fixture
-def finished(tmp_path: Path) -> Callable[..., Path]:
+def finished(tmp_path: Path) -> Finish:
     """Makes the folder of a tiny finished run, its config beside it as the command line has it."""
     count = iter(range(100))
 
@@ -39,9 +43,7 @@ def finished(tmp_path: Path) -> Callable[..., Path]:
     return go
 
 
-def test_the_further_round_is_the_next_and_leaves_the_run_as_it_was(
-    finished: Callable[..., Path],
-) -> None:
+def test_the_further_round_is_the_next_and_changes_nothing(finished: Finish) -> None:
     folder = finished()
     before = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     with further_round(folder, 4, 0) as further:
@@ -52,13 +54,13 @@ def test_the_further_round_is_the_next_and_leaves_the_run_as_it_was(
     assert metrics == [third[str(k)] for k in range(4)]
 
 
-def test_private_models_of_clients_are_found_in_copies(finished: Callable[..., Path]) -> None:
+def test_private_models_of_clients_are_found_in_copies(finished: Finish) -> None:
     folder = finished(method="fedorion", fleet="cnn2@0.5,cnn3@0.5")
     with further_round(folder, 2, 0) as further:
         assert [client.architecture for client, _ in further.networks()] == ["cnn2@0.5", "cnn3@0.5"]
 
 
-def test_a_run_without_stages_or_checkpoint_is_refused(finished: Callable[..., Path]) -> None:
+def test_a_run_without_stages_or_checkpoint_is_refused(finished: Finish) -> None:
     folder = finished(method="fedavg", fleet="mlp@0.25", rounds=1)
     with further_round(folder, 2, 0) as further, pytest.raises(ValueError, match="has no stages"):
         further.networks()
@@ -89,7 +91,7 @@ def test_features_and_similarity_of_stages_are_the_networks_own(tmp_path: Path) 
     assert mean_pair(three) == pytest.approx(0.4), "the diagonal is left out"
 
 
-def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path]) -> None:
+def test_overheads_count_weights_and_features_apart(finished: Finish) -> None:
     with further_round(finished(rounds=1, fedin__samples=5), 3, 0) as further:
         found = overheads(further)
         networks = [net for _, net in further.networks()]
@@ -101,7 +103,7 @@ def test_overheads_count_weights_and_features_apart(finished: Callable[..., Path
 
 
 @pytest.mark.full
-def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_path: Path) -> None:
+def test_analyse_writes_numbers_and_figures(finished: Finish, tmp_path: Path) -> None:
     layerwise = {"average__across": "layerwise", "rounds": 1}
     methods = ({"rounds": 1}, {"method": "fedavg", **layerwise}, {"method": "moon", **layerwise})
     folders = [finished(**changes) for changes in methods]
@@ -121,14 +123,11 @@ def test_analyse_writes_numbers_and_figures(finished: Callable[..., Path], tmp_p
 
 
 @pytest.mark.full
-def test_features_of_several_widths_share_no_plane(
-    finished: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_features_of_two_widths_share_no_plane(finished: Finish, tmp_path: Path) -> None:
     widths = {"fleet": "cnn2@0.5,cnn2@0.25-up", "average__across": "width"}
     folder = finished(method="heterofl", score__bn="batch", rounds=1, **widths)
-    written, table, found = analyse(
-        [folder], tmp_path / "out", clients=2, images=40, label=1, workers=0
-    )
+    two = {"clients": 2, "images": 40, "label": 1, "workers": 0}
+    written, table, found = analyse([folder], tmp_path / "out", **two)
     assert found[folder.name]["tsne"] is None  # type: ignore[index]
     assert not [path for path in written if "tsne" in path.name]
     ((_, alike, *rest),) = table.rows
@@ -136,9 +135,7 @@ def test_features_of_several_widths_share_no_plane(
 
 
 @pytest.mark.full
-def test_runs_that_differ_in_the_seed_alone_are_one_row(
-    finished: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_runs_that_differ_in_seed_are_one_row(finished: Finish, tmp_path: Path) -> None:
     folders = [finished(rounds=1, seed=seed) for seed in (1, 2)]
     to = tmp_path / "out"
     _, table, found = analyse(folders, to, clients=3, images=40, label=1, workers=0)
@@ -149,7 +146,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(
     assert "of the seeds ± half" in (to / "analysis.md").read_text()
 
 
-def test_what_cannot_be_analysed_is_refused(finished: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_cannot_be_analysed_is_refused(finished: Finish, tmp_path: Path) -> None:
     folders, to = [finished(rounds=1)], tmp_path / "out"
     with pytest.raises(ValueError, match="--clients 1 .* 2 or more"):
         analyse(folders, to, clients=1, label=0, images=40, workers=0)
@@ -171,3 +168,52 @@ def test_the_summary_says_when_the_target_was_reached() -> None:
     assert reached(None, None, 0.6, None) == {"target": 0.6, "first": 3, "mean5": None}
     assert reached(0.5) == {"target": 0.6, "first": None, "mean5": None}
     assert reached(0.5, target=0.0) is None
+
+
+def cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    return alignment(centred_gram(x), centred_gram(y))
+
+
+def drawn(name: str, n: int = 20, d: int = 6) -> torch.Tensor:
+    return torch.randn(n, d, generator=stream(1, name), dtype=torch.float64)
+
+
+def test_cka_by_hand() -> None:
+    # x centred: −1, 0, 1; y centred: −1, 2, −1: orthogonal, so 0.
+    x = torch.tensor([[0.0], [1.0], [2.0]])
+    assert cka(x, torch.tensor([[0.0], [3.0], [0.0]])) == pytest.approx(0)
+    # z centred: −1, −1, 2: ⟨x, z⟩ = 3, CKA = (x·z)² / (‖x‖² ‖z‖²) = 9 / (2 · 6)
+    assert cka(x, torch.tensor([[0.0], [0.0], [3.0]])) == pytest.approx(0.75)
+    # x = ±e1, ±e2; y keeps the first axis only: ‖YᵀX‖² = 4, ‖XᵀX‖ = √8, ‖YᵀY‖ = 2
+    x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    assert cka(x, x[:, :1]) == pytest.approx(4 / (8**0.5 * 2))
+
+
+def test_it_equals_the_covariance_form() -> None:
+    x, y = drawn("x"), drawn("y", d=9)
+    a, b = x - x.mean(0), y - y.mean(0)
+    expected = (b.T @ a).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
+    assert cka(x, y) == pytest.approx(float(expected))
+
+
+def test_rotation_scale_and_shift_change_nothing_but_another_linear_map_does() -> None:
+    x, y = drawn("x"), drawn("y")
+    rotation, _ = torch.linalg.qr(drawn("q", 6, 6))
+    for changed in (x @ rotation, 3.5 * x, x + 7):
+        assert cka(x, changed) == pytest.approx(1)
+        assert cka(changed, y) == pytest.approx(cka(x, y))
+    assert cka(x, x @ torch.diag(torch.tensor([9.0, 1, 1, 1, 1, 1]).double())) < 0.95
+
+
+def test_pairs_are_symmetric_with_ones_on_the_diagonal() -> None:
+    maps = drawn("m", 10, 12).view(10, 3, 2, 2)
+    found = pairwise([centred_gram(x) for x in (maps, drawn("x", 10), drawn("y", 10))])
+    ones = torch.ones(3).double()
+    assert torch.allclose(found, found.T) and torch.allclose(found.diagonal(), ones)
+    assert found[0, 1] == pytest.approx(cka(maps, drawn("x", 10)))
+
+
+def test_constant_features_are_like_nothing_and_one_sample_is_refused() -> None:
+    assert cka(torch.ones(4, 2), drawn("x", 4)) == 0
+    with pytest.raises(ValueError, match="it needs 2 or more"):
+        cka(torch.ones(1, 2), torch.ones(1, 2))

@@ -9,7 +9,7 @@ from common.settings.parse import defaults
 from deploy.study import commands, records
 from deploy.study import paper_table as table
 from deploy.study.paper_table import options, part
-from tests.support.commandline import typed
+from tests.support.commandline import error_of
 from tests.support.small_table import TABLE
 
 TEN = "ten, twice"
@@ -98,9 +98,8 @@ def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
 def test_what_the_table_does_not_have_is_one_line(
     words: list[str], said: str, path: Path, tmp_path: Path
 ) -> None:
-    done = typed("table", path, "--out", tmp_path / "out", *words)
-    assert done.returncode == 1 and said in done.stderr and not (tmp_path / "out").exists()
-    assert done.stderr.count("\n") == 1
+    error = error_of("table", path, "--out", tmp_path / "out", *words)
+    assert said in error and not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_a_digest_may_be_anywhere() -> None:

@@ -19,16 +19,23 @@ import pytest
 from common.settings.version import ROOT, VERSION
 from deploy.study import paper_table, records, sweep
 from deploy.study.paper_table import CellRun
-from tests.support.commandline import interruptible, typed
+from tests.support.commandline import completed, error_of, interruptible
 from tests.support.own_modules import ONE_MODULE, package
+from tests.support.recorded_calls import refusal
 from tests.support.waiting import PATIENCE, until
 
 TOY = {"name": "toy", "samples": 120, "test-samples": 60, "partition": "iid", "validation": 0.25}
-BASE: dict[str, object] = {
-    **{"method": "fedavg", "clients": 2, "rounds": 2, "fleet": "mlp@0.25"},
-    **{"data": TOY, "train": {"epochs": 1}},
-}
+BASE: dict[str, object] = {"method": "fedavg", "clients": 2, "rounds": 2, "fleet": "mlp@0.25"}
+BASE |= {"data": TOY, "train": {"epochs": 1}}
 RATES = {"train": {"lr": [0.000001, 0.1]}}
+SCRIPT = """
+import fedmosaic
+found = fedmosaic.sweep({content!r}, out="swept", jobs=2)
+print("means", [round(mean, 3) for mean in found["mean"]])
+run = fedmosaic.run(workers=2, out="out", quiet=True, **{base!r})
+same = run.accuracy == run.summary["accuracy"]["final"]
+print(fedmosaic.__version__, same, run.summary["failures"])
+"""
 
 
 def content(**changes: object) -> dict[str, object]:
@@ -76,9 +83,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     ],
 )
 def test_a_mistake_is_one_line(changed: dict[str, object], line: str) -> None:
-    with pytest.raises(ValueError) as error:
-        sweep.read(changed)
-    assert line in str(error.value) and "\n" not in str(error.value)
+    assert line in refusal(sweep.read, changed)
 
 
 def test_a_space_has_a_setting_of_one_client_and_the_names_of_python() -> None:
@@ -110,8 +115,7 @@ def test_a_measure_that_runs_do_not_have_ends_the_sweep_after_the_first(tmp_path
 def test_a_sweep_does_not_replace_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "rates.toml"
     path.write_text(sweep_toml())
-    refused = typed("sweep", path, "--out", tmp_path)
-    assert refused.returncode == 1 and "which the sweep's table would replace" in refused.stderr
+    assert "which the sweep's table would replace" in error_of("sweep", path, "--out", tmp_path)
     with pytest.raises(ValueError, match="the sweep's result has this name"):
         sweep.target(tmp_path / sweep.CHOSEN, None)
     with pytest.raises(ValueError, match="is a folder; name a file in it"):
@@ -126,28 +130,11 @@ def test_a_sweep_finds_the_users_method_beside_its_file(tmp_path: Path) -> None:
     assert list(found["seeds"]) == [2, 2] and list(found["unfinished"]) == ["", ""]
 
 
-SCRIPT = """
-import fedmosaic
-found = fedmosaic.sweep({content!r}, out="swept", jobs=2)
-print("means", [round(mean, 3) for mean in found["mean"]])
-run = fedmosaic.run(workers=2, out="out", quiet=True, **{base!r})
-same = run.accuracy == run.summary["accuracy"]["final"]
-print(fedmosaic.__version__, same, run.summary["failures"])
-"""
-
-
 @pytest.mark.full
-def test_a_script_without_a_main_guard_sweeps_and_runs(
-    swept: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_a_script_without_a_main_guard_sweeps(swept: tuple[Path, Any], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(content=content(), base=BASE))
-    run = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    line, env = [sys.executable, "script.py"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     means = [round(mean, 3) for mean in swept[1]["mean"]]
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"means {means}\n{VERSION} True []\n"
@@ -186,8 +173,7 @@ def test_a_complete_sweep_runs_nothing_again(swept: tuple[Path, Any], tmp_path: 
     assert played == [] and found.best == "train.lr = 0.1"
     path = tmp_path / "rates.toml"
     path.write_text(sweep_toml())
-    done = typed("sweep", path, "--out", folder)
-    assert done.returncode == 0, done.stderr
+    done = completed("sweep", path, "--out", folder)
     assert "best on validation samples: train.lr = 0.1" in done.stdout
     assert (folder / "rates-space.png").exists()
 
@@ -289,14 +275,12 @@ def test_a_run_below_the_median_of_the_others_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, score: float, ends: bool
 ) -> None:
     spec = file(seeds=[1], prune=True, space={"train.lr": [0.1, 0.2, 0.3, 0.4, 0.5]})
-    *others, last = todo = list(
-        paper_table.cells(sweep.as_table(spec, sweep.search_of(spec).ask()))
-    )
+    plan = sweep.as_table(spec, sweep.search_of(spec).ask())
+    *others, last = todo = list(paper_table.cells(plan))
     for cell, value in zip(others, (0.4, 0.5, 0.6, 0.7), strict=True):
         curve = {"round": [0, 1, 2], "primary": [None, value, value]}
-        one = records.Recorded(
-            fingerprint=cell.fingerprint, settings={}, seed=1, summary={}, curve=curve
-        )
+        more = {"settings": {}, "seed": 1, "summary": {}, "curve": curve}
+        one = records.Recorded(fingerprint=cell.fingerprint, **more)
         records.append(tmp_path, one)
     pool = sweep.Pool(todo, tmp_path, 1, sweep.Unfinished(tmp_path / sweep.UNFINISHED))
     process = Mock()

@@ -27,6 +27,7 @@ LIAR, ROUND, ROUNDS = (
     3,
 )  #: the malicious client, the round of its false reply, rounds of the run
 TRAINING = ("train", "train.second")
+LABELS = ("counts", "y")  #: fields of replies that reveal labels
 
 
 def settings(method: str, out: Path, **changes: Any) -> dict[str, Any]:
@@ -210,9 +211,6 @@ class Labels(Lying):
         return reply.model_copy(update=shares)
 
 
-LABELS = ("counts", "y")  #: fields of replies that reveal labels
-
-
 def _all_first(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.zeros_like(value)
@@ -235,10 +233,8 @@ class Pretender(Lying):
         return info.model_copy(update={"k": 0})
 
 
-ATTEMPTS: tuple[type[Lying], ...] = (
-    *(Nobody, Zeros, Largest, Single, Constant, Opposite),
-    *(Another, Stale, Labels),
-)
+ATTEMPTS: tuple[type[Lying], ...] = (Nobody, Zeros, Largest, Single, Constant, Opposite)
+ATTEMPTS += (Another, Stale, Labels)
 CENSUS: tuple[type[Lying], ...] = (Boast, Pretender)
 
 

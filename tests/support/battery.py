@@ -209,6 +209,28 @@ class Losing(Tampering):  # type: ignore[misc]
     tampers = (unchanged, lost, *[unchanged] * 3)
 
 
+class Swapping(Loopback):  # type: ignore[misc]
+    """Loopback on which the node ``leaving`` is gone after round 1, and node 99 has its config."""
+
+    leaving = 3
+    changes: dict[str, Any] = {}  #: of the config
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            self._nodes.setdefault(message.metadata.dst_node_id, {})  # lost: an error reply
+        names: Iterable[str] = super().push_messages(sent)
+        if sent[0].metadata.message_type == "train" and 99 not in self._nodes:
+            self.swap()
+        return names
+
+    def swap(self) -> None:
+        self._nodes[99] = {**self._nodes.pop(self.leaving), **self.changes}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, config in self._nodes.items() if config]
+
+
 def trained(reply: Message, *rounds: int, node: int = 2) -> bool:
     """Return whether it is a node's training reply, in one of ``rounds`` if there are any."""
     about = reply.metadata

@@ -37,11 +37,8 @@ SMALL: dict[str, Any] = {
     "row": [
         {"name": "local", "fleets": ["one"], "sends": "nothing", "set": {"method": "local"}},
         {
-            "name": "FedProx",
-            "fleets": ["one"],
-            "sends": "a network",
-            "set": {"method": "fedprox"},
-            "space": {"fedprox.mu": [0.01, 0.1]},
+            **{"name": "FedProx", "fleets": ["one"], "sends": "a network"},
+            **{"set": {"method": "fedprox"}, "space": {"fedprox.mu": [0.01, 0.1]}},
         },
     ],
 }

@@ -32,12 +32,9 @@ class Browser:
         command = [str(PROGRAM), *FLAGS, f"--user-data-dir={self._profile}"]
         # the shell moves the pipes to 3 and 4, where Chromium expects them
         moved = f'exec "$@" 3<&{theirs} 4>&{answers}'
-        self._process = subprocess.Popen(
-            ["bash", "-c", moved, "bash", *command, "--remote-debugging-pipe", "about:blank"],
-            pass_fds=(theirs, answers),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = ["bash", "-c", moved, "bash", *command, "--remote-debugging-pipe", "about:blank"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, pass_fds=(theirs, answers), **quiet)
         os.close(theirs)
         os.close(answers)
         self._answers, self._session = os.fdopen(self._in, "rb", buffering=0), ""

@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.flower.processes import free_ports
 from tests.support import compose
+from tests.support.commandline import Done
 from tests.support.engine import Engine
 
 PAGES = sorted((compose.ROOT / "docs").glob("docker*.md"))
@@ -53,7 +53,7 @@ class Clone:
 
     def run(
         self, script: str, place: Path | None = None, *, check: bool = True, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> Done:
         """Run lines of the page in ``place``, by default the folder of the compose files."""
         text = script
         if not self.engine.own:
@@ -66,9 +66,8 @@ class Clone:
     def container(self, service: str, project: str = "") -> str:
         """Return the id of the first container of a service, running or not."""
         labels = [f"project={project or self.engine.project}", f"service={service}"]
-        words = [
-            part for label in labels for part in ("--filter", f"label=com.docker.compose.{label}")
-        ]
+        filters = [f"label=com.docker.compose.{label}" for label in labels]
+        words = [word for label in filters for word in ("--filter", label)]
         return self.engine.run("ps", "--all", "--quiet", *words).stdout.split()[0]
 
 

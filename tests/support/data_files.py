@@ -48,11 +48,8 @@ def write_clients(folder: Path, count: int = 3, *, train: int = 24, test: int = 
     for part, n in (("train", train), ("test", test)):
         for k in range(count):
             y = np.arange(n + k) % 3
-            x = (
-                draw.normal(0, 0.1, (n + k, 1, 8, 8))
-                + (y[:, None, None, None] - 1) * 0.6
-                - 0.05 * k
-            )
+            mean = (y[:, None, None, None] - 1) * 0.6
+            x = draw.normal(0, 0.1, (n + k, 1, 8, 8)) + mean - 0.05 * k
             write_npz(folder / part / f"{k}.npz", {"x": x.astype(np.float32), "y": y})
     return folder
 

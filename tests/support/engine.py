@@ -25,6 +25,7 @@ from typing import Any
 from tests.support import compose, waiting
 from tests.support.waiting import T
 
+Done = subprocess.CompletedProcess[str]
 DATA = compose.ROOT / ".containers"  #: images and caches of an engine that is started here
 LIMIT = 1800.0  #: seconds after which a command fails; a build on a busy machine takes a third
 PORT = 8765  #: of the folders of wheels, for builds; fixed, so that layers stay valid
@@ -54,18 +55,14 @@ class Engine:
     own: bool
     project: str  #: name of the Compose project, the beginning of its volumes' names
 
-    def run(
-        self, *arguments: str, check: bool = True, text: str | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, check: bool = True, text: str = "") -> Done:
         """Run ``docker ARGUMENTS`` with the input ``text``; output and errors are captured."""
-        return self._finished(["docker", *arguments], check, text)
+        return self._finished(["docker", *arguments], check, {}, input=text)
 
-    def shell(
-        self, script: str, folder: Path, *, check: bool = True, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
+    def shell(self, script: str, folder: Path, *, check: bool = True, **variables: str) -> Done:
         """Run lines of a shell in ``folder``, where ``docker`` is this engine's."""
         command = ["bash", "-euo", "pipefail", "-c", script]
-        return self._finished(command, check, None, folder, variables)
+        return self._finished(command, check, variables, input="", cwd=folder)
 
     def inspect(self, name: str) -> dict[str, Any]:
         """Return what the engine says about a container, an image or a volume."""
@@ -73,22 +70,16 @@ class Engine:
         return found
 
     def _finished(
-        self,
-        command: list[str],
-        check: bool,
-        text: str | None,
-        folder: Path | None = None,
-        more: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, **self.variables, **(more or {})}
-        done = finished(command, env=env, input=text or "", cwd=folder)
+        self, command: list[str], check: bool, more: Mapping[str, str], **options: Any
+    ) -> Done:
+        done = finished(command, env={**os.environ, **self.variables, **more}, **options)
         if check and done.returncode:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
             raise AssertionError(f"{command[-1]} ended with {done.returncode}:\n{said}")
         return done
 
 
-def finished(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def finished(command: list[str], **options: Any) -> Done:
     """Run a command with its output captured; fail with one line after ``LIMIT`` seconds."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, **options)
@@ -218,6 +209,13 @@ def wheels(settings: Mapping[str, str]) -> list[Path]:
     return [wheel for folder in folders for wheel in sorted(folder.glob("*.whl"))]
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Handler of requests for files that prints nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def served(files: list[Path], address: str, folder: Path) -> Iterator[None]:
     """Serve ``files`` over HTTP to containers while an image is built."""
@@ -225,10 +223,6 @@ def served(files: list[Path], address: str, folder: Path) -> Iterator[None]:
     place.mkdir()
     for file in files:
         (place / file.name).symlink_to(file)
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
 
     handler = functools.partial(Quiet, directory=str(place))
     with http.server.ThreadingHTTPServer((address, PORT), handler) as server:

@@ -25,7 +25,7 @@ from common.settings.parse import to_toml
 from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.watchdog import end
-from tests.support.commandline import command_line, typed
+from tests.support.commandline import command_line, completed
 from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import PATIENCE, until
@@ -170,13 +170,9 @@ class Launched(Run):
         self._start("run", str(file), "--runtime", "grpc", COLD, "--out", str(out))
 
     def _start(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            command_line(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        line = command_line(*arguments)
+        self.process = subprocess.Popen(line, **output, text=True, start_new_session=True)
 
     def __enter__(self) -> Launched:
         return self
@@ -209,8 +205,7 @@ class Launched(Run):
     def resume(self, runtime: str) -> TinyRun:
         """Run ``fedmosaic run --resume`` until it ends."""
         if runtime == "loopback":
-            done = typed("run", "--resume", self.out, "--runtime", runtime, "--workers", 0)
-            assert done.returncode == 0, done.stdout + done.stderr
+            completed("run", "--resume", self.out, "--runtime", runtime, "--workers", 0)
             return TinyRun(self.out)
         self._start("run", "--resume", str(self.out), "--runtime", runtime, COLD)
         return self.completed()
@@ -296,14 +291,9 @@ class Machines(Run):
             process = host.start(command, env, log)
         else:
             with log.open("ab") as file:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    start_new_session=True,
-                )
+                output: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT}
+                output |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
+                process = subprocess.Popen(command, env=env, **output)
         self._started.append(process)
         return process
 
@@ -342,9 +332,8 @@ def throttled(pid: int, share: float) -> Iterator[None]:
         "    over = had() - before >= share * (time.monotonic() - start)\n"
         "    os.kill(pid, signal.SIGSTOP if over else signal.SIGCONT); time.sleep(0.02)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(pid), str(share)], stderr=subprocess.DEVNULL
-    ) as brake:
+    line = [sys.executable, "-c", code, str(pid), str(share)]
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as brake:
         try:
             yield
         finally:

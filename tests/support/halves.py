@@ -17,6 +17,10 @@ from server_app.methods import AnyMethod, make
 from server_app.stopped import Stopped
 from tests.support.tiny import flat
 
+_CONFIG = parse(flat(Path("unused")))
+TASK = Task((1, 8, 8), ("a", "b", "c"), (0.5,), (0.25,), _CONFIG, torch.device("cpu"))
+"""A task of three classes."""
+
 
 def task(**changes: Any) -> Task:
     """Return the tiny run's task on the data set ``toy``."""
@@ -29,12 +33,6 @@ def server(**changes: Any) -> Any:
     ours = task(**changes)
     method: AnyMethod = make(ours, global_spec(ours))
     return method
-
-
-TASK = Task(
-    (1, 8, 8), ("a", "b", "c"), (0.5,), (0.25,), parse(flat(Path("unused"))), torch.device("cpu")
-)
-"""A task of three classes."""
 
 
 def info(**changes: Any) -> ClientInfo:

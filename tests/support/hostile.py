@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, final
@@ -25,6 +25,36 @@ from tests.support.tiny import play
 
 Path_ = tuple[Any, ...]
 T, K = 1, 1  #: round and client of the reply that is changed
+HUGE = 10**18
+dtypes = st.sampled_from(["float32", "float64", "int64", "uint8", "bool", "bfloat16", "object", 3])
+sizes = st.one_of(st.integers(-2, 9), st.sampled_from([HUGE, 2**31, 2**63, 10**40, 1.5, "2", None]))
+shapes = st.lists(sizes, max_size=10)
+claims = st.builds(lambda dtype, shape: {"~tensor": [dtype, *shape]}, dtypes, shapes)
+numbers = st.one_of(
+    st.integers(),
+    st.sampled_from([2**40, 2**63, 10**400, -1, 1e999, -1e999, 1e300, float("nan")]),
+    st.floats(),
+    st.sampled_from(["nan", "inf", "-inf", "1e999", ""]).map(lambda name: {"~float": name}),
+)
+plain = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20), claims)
+junk = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        st.dictionaries(st.sampled_from(["0", "-1", "x", "9" * 30]), inner).map(
+            lambda items: {"~int": items}
+        ),
+        inner.map(lambda value: {"~int": value}),
+        inner.map(lambda value: {"~tensor": value}),
+    ),
+    max_leaves=8,
+)
+raw = st.one_of(
+    st.binary(max_size=200),
+    st.builds(lambda n: b"[" * n, st.sampled_from([20, 1000, 100_000])),
+    st.builds(lambda n: b'{"a":' * n + b"1" + b"}" * n, st.sampled_from([20, 300])),
+)
 
 
 @dataclass(frozen=True)
@@ -162,39 +192,6 @@ def first_number(value: Any) -> Callable[[Any], Any]:
     return change
 
 
-HUGE = 10**18
-dtypes = st.sampled_from(["float32", "float64", "int64", "uint8", "bool", "bfloat16", "object", 3])
-sizes = st.one_of(st.integers(-2, 9), st.sampled_from([HUGE, 2**31, 2**63, 10**40, 1.5, "2", None]))
-claims = st.builds(
-    lambda dtype, shape: {"~tensor": [dtype, *shape]}, dtypes, st.lists(sizes, max_size=10)
-)
-numbers = st.one_of(
-    st.integers(),
-    st.sampled_from([2**40, 2**63, 10**400, -1, 1e999, -1e999, 1e300, float("nan")]),
-    st.floats(),
-    st.sampled_from(["nan", "inf", "-inf", "1e999", ""]).map(lambda name: {"~float": name}),
-)
-plain = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20), claims)
-junk = st.recursive(
-    plain,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.text(max_size=8), inner, max_size=4),
-        st.dictionaries(st.sampled_from(["0", "-1", "x", "9" * 30]), inner).map(
-            lambda items: {"~int": items}
-        ),
-        inner.map(lambda value: {"~int": value}),
-        inner.map(lambda value: {"~tensor": value}),
-    ),
-    max_leaves=8,
-)
-raw = st.one_of(
-    st.binary(max_size=200),
-    st.builds(lambda n: b"[" * n, st.sampled_from([20, 1000, 100_000])),
-    st.builds(lambda n: b'{"a":' * n + b"1" + b"}" * n, st.sampled_from([20, 300])),
-)
-
-
 @final
 class Case:
     """A malformed payload with a representation of one line."""
@@ -213,15 +210,9 @@ class Case:
 def malformed(draw: st.DrawFn, content: RecordDict) -> Case:
     """Draw a payload with one to three changes: of fields, arrays, raw bytes or records."""
     for _ in range(draw(st.integers(1, 3))):
-        content = draw(
-            st.one_of(
-                _other_field(content),
-                _other_field(content),
-                _other_array(content),
-                raw.map(lambda text, content=content: with_schema(content, text)),
-                _other_records(content),
-            )
-        )
+        field, text = _other_field(content), raw.map(partial(with_schema, content))
+        array, records = _other_array(content), _other_records(content)
+        content = draw(st.one_of(field, field, array, text, records))
         if not isinstance(content.get("fields"), ConfigRecord):
             break
         try:

@@ -41,31 +41,21 @@ class Impostor:
 
         ``about``: the message's metadata as Flower sends them, ``name``: its id.
         """
-        request = Message(
-            RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id="2"
-        )
+        named = {"ttl": about.ttl, "group_id": "2"}
+        request = Message(RecordDict(), about.dst_node_id, about.message_type, **named)
         known = {"_run_id": about.run_id, "_message_id": name, "_src_node_id": about.src_node_id}
         request.metadata.__dict__.update({**known, "_created_at": about.created_at})
         forged = Message(content, reply_to=request)
         forged.metadata.__dict__["_message_id"] = forged.object_id
         node = Node(node_id=self.node)
-        taken = self._stub.PushMessages(
-            PushMessagesRequest(
-                node=node,
-                messages_list=[message_to_proto(remove_content_from_message(forged))],
-                message_object_trees=[get_object_tree(forged)],
-            )
-        )
+        head, tree = remove_content_from_message(forged), get_object_tree(forged)
+        sent = {"messages_list": [message_to_proto(head)], "message_object_trees": [tree]}
+        taken = self._stub.PushMessages(PushMessagesRequest(node=node, **sent))
         for part, item in get_all_nested_objects(forged).items():
             if part in taken.objects_to_push:
-                self._stub.PushObject(
-                    PushObjectRequest(
-                        node=node,
-                        run_id=about.run_id,
-                        object_id=part,
-                        object_content=item.deflate(),
-                    )
-                )
+                about_part = {"node": node, "run_id": about.run_id, "object_id": part}
+                push = PushObjectRequest(object_content=item.deflate(), **about_part)
+                self._stub.PushObject(push)
         return list(taken.results) == [forged.object_id]
 
     def pull(self, run: int, part: str) -> bytes:

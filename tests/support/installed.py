@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from deploy.flower.processes import GRACE, free_ports
 from deploy.flower.watchdog import end
@@ -84,14 +85,9 @@ class Environment:
         start, words = time.monotonic(), [self.program(command[0]), *command[1:]]
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        done = subprocess.run(
-            words,
-            cwd=self.elsewhere,
-            env={**clean, "PATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        own = {**clean, "PATH": path, "OMP_NUM_THREADS": "1", **(env or {})}
+        given: dict[str, Any] = {"cwd": self.elsewhere, "env": own, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(words, capture_output=True, text=True, **given)
         shown = " ".join(command)[:60].partition("\n")[0] + " … " + command[-1][-30:]
         print(f"{time.monotonic() - start:6.1f} s  {shown}", flush=True)
         if done.returncode:

@@ -16,8 +16,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
+Done = subprocess.CompletedProcess[str]
+Env = Mapping[str, str] | None
 SUBNET = IPv4Network("10.208.0.0/16")  #: inside the namespaces only
 GRACE = 5.0  #: seconds between SIGTERM and SIGKILL for a host's processes
 NAMESPACES = ("--net", "--mount", "--uts")
@@ -60,13 +62,10 @@ def allowed() -> str | None:
     if missing := [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]:
         return f"{missing[0]} is not installed (Debian: iproute2 and util-linux)"
     attempt = "mount --make-rprivate / && ip link add b0 type bridge && ip link add v0 type veth"
-    done = subprocess.run(
-        ["unshare", *NAMESPACES, "sh", "-c", attempt], capture_output=True, text=True, timeout=30
-    )
+    command = ["unshare", *NAMESPACES, "sh", "-c", attempt]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if done.returncode:
-        return (
-            f"network namespaces are not allowed here: {done.stderr.strip() or 'no reason given'}"
-        )
+        return f"network namespaces are not allowed here: {done.stderr.strip() or 'no reason'}"
     return None
 
 
@@ -89,13 +88,9 @@ class Host:
         try:
             pair = f"ip link add {port} type veth peer name eth0 netns {self._holder.pid}"
             _inside(switch, f"{pair} && ip link set {port} master net up")
-            lines = [
-                f"hostname {name}",
-                f"mount --bind {self._file} /etc/hosts",
-                "ip link set lo up",
-                f"ip address add {address}/{SUBNET.prefixlen} dev eth0",
-                "ip link set eth0 up",
-            ]
+            lines = [f"hostname {name}", f"mount --bind {self._file} /etc/hosts"]
+            lines += ["ip link set lo up", f"ip address add {address}/{SUBNET.prefixlen} dev eth0"]
+            lines += ["ip link set eth0 up"]
             _inside(self._holder.pid, " && ".join(lines))
         except BaseException:
             self.close()
@@ -109,7 +104,7 @@ class Host:
     def start(
         self,
         command: Sequence[str],
-        env: Mapping[str, str] | None = None,
+        env: Env = None,
         log: Path | None = None,
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
@@ -120,31 +115,21 @@ class Host:
         None: the test's environment, no log, the test's directory.
         """
         with open(log or os.devnull, "ab") as output:
-            return subprocess.Popen(
-                [*self.enter(cwd), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=None if env is None else dict(env),
-                start_new_session=True,
-            )
+            given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env and dict(env)}
+            given |= {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            return subprocess.Popen([*self.enter(cwd), *command], **given)
 
     def run(
         self,
         command: Sequence[str],
-        env: Mapping[str, str] | None = None,
+        env: Env = None,
         cwd: Path | None = None,
         timeout: float = 60.0,
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> Done:
         """Run ``command`` on this host until it ends, with any exit status."""
-        return subprocess.run(
-            [*self.enter(cwd), *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=None if env is None else dict(env),
-            timeout=timeout,
-        )
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env and dict(env)}
+        line = [*self.enter(cwd), *command]
+        return subprocess.run(line, capture_output=True, text=True, timeout=timeout, **given)
 
     def enter(self, cwd: Path | None = None) -> list[str]:
         """Return the prefix of a command that runs it on this host."""

@@ -11,6 +11,28 @@ from common.settings.parse import to_toml
 from tests.support.tiny import flat
 
 _NUMBERS = itertools.count()
+ONE_MODULE = '''
+"""A method in one module: FedAvg with a factor of the loss."""
+from client_app.bases.global_copy import GlobalCopy
+from common.methods.fedavg import Averaging, Request, Reply
+from common.settings.section import Positive
+
+SERVER = "fedavg"
+
+
+class Options(Averaging):
+    factor: Positive = 1.0
+    """Factor of the loss."""
+
+
+class Factor(GlobalCopy[Options, Request]):
+    request_type, reply_type = Request, Reply
+
+    def loss(self, request, net):
+        plain = super().loss(request, net)
+        return lambda x, y: self.options.factor * plain(x, y)
+'''
+"""A method in one module, with the server half of FedAvg."""
 
 
 def importing_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,27 +74,3 @@ def distribution(folder: Path, name: str, entry_points: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(entry_points)
-
-
-ONE_MODULE = '''
-"""A method in one module: FedAvg with a factor of the loss."""
-from client_app.bases.global_copy import GlobalCopy
-from common.methods.fedavg import Averaging, Request, Reply
-from common.settings.section import Positive
-
-SERVER = "fedavg"
-
-
-class Options(Averaging):
-    factor: Positive = 1.0
-    """Factor of the loss."""
-
-
-class Factor(GlobalCopy[Options, Request]):
-    request_type, reply_type = Request, Reply
-
-    def loss(self, request, net):
-        plain = super().loss(request, net)
-        return lambda x, y: self.options.factor * plain(x, y)
-'''
-"""A method in one module, with the server half of FedAvg."""

@@ -1,11 +1,7 @@
 """The Control API's answers about keys, without a SuperLink."""
 
 import grpc
-from flwr.proto.control_pb2 import (
-    ListNodesResponse,
-    RegisterNodeRequest,
-    UnregisterNodeRequest,
-)
+from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 
 from deploy.flower import control
@@ -26,8 +22,6 @@ class Registry:
         self.status[list(self.status)[request.node_id]] = control.UNREGISTERED
 
     def ListNodes(self, _: object, timeout: float) -> ListNodesResponse:  # noqa: N802
-        nodes = [
-            NodeInfo(node_id=i, public_key=key, status=status)
-            for i, (key, status) in enumerate(self.status.items())
-        ]
+        keys = enumerate(self.status.items())
+        nodes = [NodeInfo(node_id=i, public_key=key, status=state) for i, (key, state) in keys]
         return ListNodesResponse(nodes_info=nodes)

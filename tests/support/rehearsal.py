@@ -35,6 +35,9 @@ INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 COPYING = {"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"}
 TOGETHER = {"aten::cat", "aten::stack"}  #: operations in which CUDA accepts no CPU tensor
 Real = torch.Generator
+kept: list[torch.library.Library] = []
+"""Libraries, which must exist as long as their registrations."""
+limits: dict[str, float] = {}  #: limits of memory by device, as set in this process
 
 
 @final
@@ -113,9 +116,8 @@ def _check(name: str, args: Sequence[Any], seen: Sequence[Tensor], mutates: bool
         allowed = scalars and not written and name not in TOGETHER
     if not allowed:
         shapes = [tuple(value.shape) for value in strangers]
-        raise RuntimeError(
-            f"{name}: expected all tensors on one device, found {NAME} and cpu {shapes}"
-        )
+        line = f"{name}: expected all tensors on one device, found {NAME} and cpu {shapes}"
+        raise RuntimeError(line)
 
 
 @cache
@@ -160,10 +162,8 @@ class Manner(TorchFunctionMode):
         if generator is not None:
             there = args[0].device.type if _tensors(args) else NAME if makes else "cpu"
             if generator.device.type != there:
-                raise RuntimeError(
-                    f"{func.__name__}: expected a {there!r} device type for generator but found "
-                    f"{generator.device.type!r}"
-                )
+                line = f"{func.__name__}: expected a {there!r} device type for generator but found "
+                raise RuntimeError(f"{line}{generator.device.type!r}")
         if not makes:
             return func(*args, **kwargs)
         tensor = func(*args, **{**kwargs, "device": "cpu"})
@@ -202,11 +202,6 @@ def device() -> torch.device:
     return torch.device(NAME, 0)
 
 
-kept: list[
-    torch.library.Library
-] = []  #: libraries, which must exist as long as their registrations
-
-
 def _generator(device: torch.device | str = "cpu") -> torch.Generator:
     return Generator() if torch.device(device).type == NAME else Real(device)
 
@@ -222,9 +217,6 @@ def rehearsing() -> Iterator[torch.device]:
         Manner(),
     ):
         yield rehearsal
-
-
-limits: dict[str, float] = {}  #: limits of memory by device, as set in this process
 
 
 def chosen() -> tuple[str, dict[str, float]]:

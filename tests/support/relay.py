@@ -58,9 +58,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             def ask(data: bytes, method: str = "") -> bytes:
                 path = call.method.rpartition("/")[0]
                 go = self._channel.unary_unary(f"{path}/{method}") if method else onward
-                metadata = [
-                    pair for pair in context.invocation_metadata() if pair[0] != "user-agent"
-                ]
+                sent = context.invocation_metadata()
+                metadata = [pair for pair in sent if pair[0] != "user-agent"]
                 return bytes(go(data, metadata=metadata))
 
             try:
@@ -76,9 +75,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
             wanted = PullObjectRequest.FromString(request).object_id
             if wanted in self._own:
                 content = self._own[wanted]
-                response = PullObjectResponse(
-                    object_found=True, object_available=True, object_content=content
-                )
+                found = {"object_found": True, "object_available": True}
+                response = PullObjectResponse(object_content=content, **found)
                 return bytes(response.SerializeToString())
         answer = ask(request)
         if name == "PushMessages":

@@ -17,6 +17,10 @@ name = "digits"
 alpha = 0.5
 """
 
+SCORES = [
+    {"k": k, "n": 3, "accuracy": a, "accuracy_global": 0.5} for k, a in ((0, 0.25), (1, 0.75))
+]
+
 
 def census(
     model: str = "lenet5", classes: tuple[str, ...] = ("zero", "one"), **of_last: Any
@@ -27,29 +31,17 @@ def census(
         {"k": 0, "model": "resnet8", **common},
         {"k": 1, "model": model, **common, **of_last},
     ]
-    return Entry.model_validate(
-        {
-            "round": 0,
-            "clients": clients,
-            "classes": list(classes),
-            "accuracy": 0.1,
-            "loss": 2.3,
-            "bytes": {"down": 10, "up": 20},
-            "seconds": {"total": 0.5},
-        }
-    )
+    fields = {"round": 0, "clients": clients, "classes": list(classes), "accuracy": 0.1}
+    fields |= {"loss": 2.3, "bytes": {"down": 10, "up": 20}, "seconds": {"total": 0.5}}
+    return Entry.model_validate(fields)
 
 
 def entry(t: int, accuracy: float | None, **more: Any) -> Entry:
     """Return the entry of round t ≥ 1, which took two seconds."""
     return Entry.model_validate(
         {
-            "round": t,
-            "accuracy": accuracy,
-            "loss": 1.0 / t,
-            "selected": [0, 1],
-            "replied": [0, 1],
-            "bytes": {"down": 1000, "up": 500},
+            **{"round": t, "accuracy": accuracy, "loss": 1.0 / t, "selected": [0, 1]},
+            **{"replied": [0, 1], "bytes": {"down": 1000, "up": 500}},
             "seconds": {"clients": 1.0, "step": 0.5, "total": 2.0},
             **more,
         }
@@ -62,20 +54,13 @@ def journal_line(text: str) -> str:
 
 
 def write_run(
-    where: Path,
-    entries: list[Entry],
-    *,
-    method: str = "fedkf",
-    rounds: int = 2,
-    seed: int = 1,
-    summary: dict[str, Any] | None = None,
-    tail: str = "",
+    where: Path, entries: list[Entry], *, summary: Any = None, tail: str = "", **settings: Any
 ) -> Path:
     """Write the folder of a run; ``tail`` follows the journal's last line."""
     where.mkdir()
     lines = "".join(one.line() + "\n" for one in entries)
     (where / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
-    config = CONFIG.format(method=method, rounds=rounds, seed=seed)
+    config = CONFIG.format(**{"method": "fedkf", "rounds": 2, "seed": 1, **settings})
     (where / "config.toml").write_text(config, encoding="utf-8")
     if summary is not None:
         (where / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -84,9 +69,5 @@ def write_run(
 
 def finished(where: Path, **more: Any) -> Path:
     """Write the folder of a finished run of two rounds, after which both clients were scored."""
-    scores = [
-        {"k": 0, "n": 3, "accuracy": 0.25, "accuracy_global": 0.5},
-        {"k": 1, "n": 3, "accuracy": 0.75, "accuracy_global": 0.5},
-    ]
-    entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=scores)]
+    entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=SCORES)]
     return write_run(where, entries, **{"summary": {"status": "completed"}, **more})

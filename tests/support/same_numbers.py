@@ -43,13 +43,8 @@ ADDED: list[str] = [
 DROPPED: list[str] = ["upload//query.hello/*/2"]
 """Paths that only the older recording has."""
 ROUGH = [
-    "journal/*/bytes/down",
-    "journal/*/bytes/up",
-    "journal/*/cost/bytes",
-    "summary/bytes/down",
-    "summary/bytes/up",
-    "summary/cost/bytes",
-    "summary/cost/bytes_per_number",
+    *("journal/*/bytes/down", "journal/*/bytes/up", "journal/*/cost/bytes", "summary/bytes/down"),
+    *("summary/bytes/up", "summary/cost/bytes", "summary/cost/bytes_per_number"),
 ]
 """Older paths of message sizes, which may differ by the share ``MORE`` and by ``FIELD`` bytes."""
 MORE = 0.01
@@ -81,10 +76,8 @@ def cases() -> dict[str, Case]:
     small = {f"tiny-{name}": {"run": tiny(name)} for name in methods}
     switches = {name: {"run": tiny(text)} for name, text in file["switches"].items()}
     special = {name: {**case, "run": tiny(case["run"])} for name, case in file["special"].items()}
-    full = {
-        f"default-{name}": {"run": [f"method={name}", *methods[name].split()]}
-        for name in file["default"].split()
-    }
+    names = file["default"].split()
+    full = {f"default-{n}": {"run": [f"method={n}", *methods[n].split()]} for n in names}
     return {**small, **switches, **special, **full}
 
 
@@ -100,9 +93,8 @@ def moved(path: str) -> str:
 
 def listed(path: str, patterns: list[str]) -> bool:
     """Return whether ``path`` begins with one of the patterns."""
-    return any(
-        re.match(re.escape(each).replace(r"\*", "[^/]+") + "(?=/|$)", path) for each in patterns
-    )
+    patterns = [re.escape(pattern).replace(r"\*", "[^/]+") for pattern in patterns]
+    return any(re.match(f"{pattern}(?=/|$)", path) for pattern in patterns)
 
 
 def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -159,20 +151,15 @@ def contents(path: Path) -> Flat:
         pieces[name] = data[start + begin : start + end]
     if skeleton is not None:
         return payload(json.loads(skeleton), pieces)
-    return {
-        name: f"{header[name]['dtype']}{header[name]['shape']} "
-        + hashlib.sha256(piece).hexdigest()[:24]
-        for name, piece in pieces.items()
-    }
+    kinds = {name: f"{header[name]['dtype']}{header[name]['shape']}" for name in pieces}
+    hashes = {name: hashlib.sha256(piece).hexdigest()[:24] for name, piece in pieces.items()}
+    return {name: f"{kinds[name]} {hashes[name]}" for name in pieces}
 
 
 def named(prefix: str, root: Path, paths: list[Path]) -> Flat:
     """Return the contents of files, by their paths below ``root``."""
-    return {
-        f"{prefix}/{path.relative_to(root).as_posix()}/{name}": value
-        for path in sorted(paths)
-        for name, value in contents(path).items()
-    }
+    found = {path.relative_to(root).as_posix(): contents(path) for path in sorted(paths)}
+    return {f"{prefix}/{path}/{n}": v for path, part in found.items() for n, v in part.items()}
 
 
 def kept_by_clients(state: Path) -> Flat:
@@ -181,11 +168,8 @@ def kept_by_clients(state: Path) -> Flat:
     for path in sorted(state.rglob("*.safetensors")):
         k, t = (int(part) for part in path.relative_to(state).parts if part.isdigit())
         rounds.setdefault(k, {}).setdefault(t, []).append(path)
-    return {
-        name: value
-        for _, files in sorted(rounds.items())
-        for name, value in named("client", state, files[max(files)]).items()
-    }
+    newest = [files[max(files)] for _, files in sorted(rounds.items())]
+    return {n: value for some in newest for n, value in named("client", state, some).items()}
 
 
 def left(out: Path, state: Path) -> Flat:
@@ -273,9 +257,8 @@ def play(checkout: Path, case: Case) -> Flat:
         began.append(str(case.get("lie", 0)))
         started = time.monotonic()
         for arguments in commands(case, folder):
-            run = subprocess.run(
-                [*began, *arguments], cwd=checkout, env=env, capture_output=True, text=True
-            )
+            line = [*began, *arguments]
+            run = subprocess.run(line, cwd=checkout, env=env, capture_output=True, text=True)
             if run.returncode:
                 break
         result = {"case": case, "took": round(time.monotonic() - started, 1)}
@@ -363,9 +346,8 @@ def main() -> int:
         uploads, lie, *arguments = sys.argv[2:]
         inside(Path(uploads), int(lie), arguments)
         return 0
-    parser = argparse.ArgumentParser(
-        prog="same_numbers", description=(__doc__ or "").split("\n")[0]
-    )
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="same_numbers", description=about)
     which = parser.add_subparsers(dest="command", required=True)
     for name, places in (("record", ("checkout", "out")), ("compare", ("before", "after"))):
         command = which.add_parser(name)

@@ -12,14 +12,9 @@ from client_app.bases.global_copy import GlobalCopy
 from common import models
 from common.models import Architecture
 from common.models.classifier import Classifier
-from tests.support.tiny import TinyRun
+from tests.support.tiny import TinyRun, under
 
-PLAIN: dict[str, Any] = {
-    "fleet": "scalar",
-    "train__lr": 0.1,
-    "train__momentum": 0.0,
-    "train__steps": 2,
-}
+PLAIN: dict[str, Any] = {"fleet": "scalar", **under("train", lr=0.1, momentum=0.0, steps=2)}
 """Settings: two steps of gradient descent with learning rate 0.1."""
 
 

@@ -16,20 +16,10 @@ from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.settings import numbers, parse_override
 
 TINY: dict[str, Value] = {
-    "clients": 4,
-    "rounds": 2,
-    "fleet": "mlp@0.25,cnn2@0.5",
-    "device": "cpu",
-    "data.name": "toy",
-    "data.samples": 120,
-    "data.test-samples": 60,
-    "data.partition": "iid",
-    "train.epochs": 2,
-    "train.lr": 0.05,
-    "train.batch-size": 16,
-    "noise.epochs": 1,
-    "noise.batches": 4,
-    "noise.batch-size": 16,
+    **{"clients": 4, "rounds": 2, "fleet": "mlp@0.25,cnn2@0.5", "device": "cpu"},
+    **{"data.name": "toy", "data.samples": 120, "data.test-samples": 60, "data.partition": "iid"},
+    **{"train.epochs": 2, "train.lr": 0.05, "train.batch-size": 16, "noise.epochs": 1},
+    **{"noise.batches": 4, "noise.batch-size": 16},
 }
 
 

@@ -19,14 +19,10 @@ from server_app.tracking import numbers, sink, tracker
 from server_app.tracking.sink import Sink, TrackerProgress, progress_of
 from server_app.tracking.tracker import Tracker
 from tests.support.battery import fail_client
-from tests.support.commandline import typed
-from tests.support.run_folder import census, entry
+from tests.support.commandline import completed
+from tests.support.run_folder import SCORES, census, entry
 from tests.support.tiny import flat, play
 
-SCORES = [
-    {"k": 0, "n": 3, "accuracy": 0.25, "accuracy_global": 0.5},
-    {"k": 1, "n": 3, "accuracy": 0.75, "accuracy_global": 0.5},
-]
 ENTRIES = [census(), entry(1, 0.6, metrics={"kd loss@2": 0.5}), entry(2, 0.4, scores=SCORES)]
 
 
@@ -93,9 +89,7 @@ def test_an_entry_becomes_numbers_by_path_and_settings_are_those_that_the_method
     assert "noise.epochs" not in found, "fedavg distils nothing"
 
 
-def test_a_run_is_told_round_by_round_and_no_number_changes(
-    notes: list[object], tmp_path: Path
-) -> None:
+def test_a_run_is_told_and_no_number_changes(notes: list[object], tmp_path: Path) -> None:
     plain = play(flat(tmp_path / "plain", method="fedavg"))
     tracked = play(flat(tmp_path / "tracked", method="fedavg", track="broken,seen"))
     assert notes == [("start", ""), 0, 1, 2, True]
@@ -154,9 +148,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     assert progress_of(tmp_path, "seen").failed
 
 
-def test_a_tracker_is_told_what_it_missed_and_a_file_is_added_to_the_same_run(
-    notes: list[object], tmp_path: Path
-) -> None:
+def test_a_tracker_is_told_what_it_missed(notes: list[object], tmp_path: Path) -> None:
     show(tmp_path, "seen", ENTRIES[:1])
     show(tmp_path, "seen", ENTRIES)
     assert notes == [("start", ""), 0, True, ("start", "id-1"), 1, 2, True]
@@ -165,13 +157,10 @@ def test_a_tracker_is_told_what_it_missed_and_a_file_is_added_to_the_same_run(
     assert notes == [("start", "id-1"), "report.html", True], "and to none that shows nothing"
 
 
-def test_the_command_adds_the_report_and_says_what_failed(
-    notes: list[object], tmp_path: Path
-) -> None:
+def test_the_command_adds_the_report_or_says_why(notes: list[object], tmp_path: Path) -> None:
     settings = flat(tmp_path / "run", method="fedavg", rounds=1, track="seen,broken")
     (tmp_path / "run.toml").write_text(to_toml(settings))
-    done = typed("run", tmp_path / "run.toml", "--workers", "0")
-    assert done.returncode == 0, done.stderr
+    done = completed("run", tmp_path / "run.toml", "--workers", "0")
     assert notes == [("start", ""), 0, 1, True, ("start", "id-1"), "report.html", True]
     assert done.stdout.count("track: broken failed") == 1
 
@@ -203,8 +192,6 @@ def test_what_is_no_tracker_here_is_refused_before_anything_starts(
 
 
 # Each of ours, read back with the program's own reader.
-
-
 @pytest.mark.full
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -236,9 +223,7 @@ def stored(path: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.full
-def test_wandb_keeps_it_offline_in_the_runs_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_keeps_it_in_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -271,9 +256,7 @@ def test_wandb_without_a_login_is_a_warning_and_asks_nobody(
 
 
 @pytest.mark.full
-def test_mlflow_keeps_it_in_a_database_in_the_runs_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_keeps_it_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.telemetry import get_telemetry_client
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
