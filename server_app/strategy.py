@@ -21,7 +21,7 @@ from common.exchange.protocol import (
     ScoreReply,
 )
 from common.flower.rpc import over_grpc
-from common.journal import Cost, Entry, Event, Failure, Undone
+from common.journal import Cost, Entry, Event, Failure
 from common.training import seeds
 from common.training.task import Task, global_spec
 from server_app import callbacks, costs
@@ -31,6 +31,7 @@ from server_app.callbacks.drift import Drift
 from server_app.callbacks.ending import Ending
 from server_app.callbacks.fine_tuning import FineTuning
 from server_app.callbacks.recalibrate import Recalibrate
+from server_app.history import History
 from server_app.memory import free_memory, sending
 from server_app.messaging import census, sanity
 from server_app.messaging.membership import Membership
@@ -69,13 +70,12 @@ class MethodStrategy(Strategy):
         self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
         self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
-        self.undone: list[Undone] = []
-        users = callbacks.named(self.config.run.callbacks)
-        self.users = {name: kind() for name, kind in users.items()}  #: the user's callbacks
+        self.history = History(self)
+        self.users = callbacks.make(self.config.run.callbacks)  #: the user's callbacks, by name
         self.built_in = [kind(self) for kind in BUILT_IN]
-        self._make()
+        self.make()
 
-    def _make(self) -> None:
+    def make(self) -> None:
         """Create the method in its initial state."""
         self.method = make(self.task, global_spec(self.task))
         self.scorer = Scorer(self.method, self.dataset)
@@ -114,7 +114,7 @@ class MethodStrategy(Strategy):
         self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
         if events:
             self.entry.events = events
-        self.method.excluded = resume.excluded(self.undone, t)
+        self.method.excluded = resume.excluded(self.history.undone, t)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
@@ -131,7 +131,7 @@ class MethodStrategy(Strategy):
                 if self.entry.end and not self.due(self.config.score.every):
                     self._score()  # the clients' scores end the run
         except DivergedRound as diverged:
-            self._go_back(diverged)
+            self.history.go_back(diverged)
         else:
             self._record(refused_nodes)
 
@@ -215,7 +215,7 @@ class MethodStrategy(Strategy):
         t, entry, method = server_round, self.entry, self.method
         with clock(entry, "clients"):
             self._check(t, replies)
-        sanity.check_before(entry, self.before, self._architectures)
+        sanity.check_before(entry, self.before, self.architectures)
         self.check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
@@ -337,7 +337,7 @@ class MethodStrategy(Strategy):
         entry.bytes, self.good = dict(self.traffic), []  # closes the replies' files
         free_memory(self._moved)
         entry.failures = refused_nodes + entry.failures
-        resume.note(entry, self.undone)
+        resume.note(entry, self.history.undone)
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)
         self.method.selection.add(entry)
@@ -352,7 +352,7 @@ class MethodStrategy(Strategy):
         self.record.add(
             self.entry,
             self.method.state,
-            self.undone,
+            self.history.undone,
             experiment=self.messenger.experiment,
             kept=self.messenger.kept,
             callbacks=callbacks.states(self.users),
@@ -364,14 +364,15 @@ class MethodStrategy(Strategy):
     def _begin(self, saved: Checkpoint | None) -> None:
         """Take the census; resume from the checkpoint, or score and record round 0."""
         if saved is not None:
-            self._restore(saved)
+            self.history.restore(saved)
         else:
-            callbacks.begin(self.callbacks, [])
+            for callback in self.callbacks:
+                callback.begin([])
         entry, record = self.entry, self.record
         with clock(entry, "total"), self._phase("census"):
             self.membership.begin(saved)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
-            self._introduce()
+            self.introduce()
         record.add_settings(self.messenger.experiment, self.method.roster_size)
         if saved is None:
             with clock(entry, "total"), self._phase("score"):
@@ -381,50 +382,10 @@ class MethodStrategy(Strategy):
             self._keep()
         self.guess = self.scorer.guess(record.journal.entries()[0])
 
-    def _introduce(self) -> None:
+    def introduce(self) -> None:
         """Hand roster and members to the method."""
         self.method.roster = dict(self.membership.roster)
         self.method.begin(self.clients)
-
-    def _go_back(self, diverged: DivergedRound) -> None:
-        """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
-        undone = self.plan(diverged)
-        try:
-            saved = resume.undo(undone, self.undone, self.record.folder)
-        except ValueError as error:
-            log.warning("round %d cannot be undone: %s", undone.round, error)
-            raise diverged from error
-        self._make()
-        self._restore(saved)
-        self.membership.restore(saved)
-        self._introduce()
-
-    def plan(self, diverged: DivergedRound) -> Undone:
-        """Return which round to repeat without which clients; raise ``diverged`` if there is none.
-
-        The raised ``diverged`` names the clients that stand out. It is also raised if the method
-        cannot work without these clients.
-        """
-        entries = [*self.record.journal.entries(), self.entry]
-        past, architectures = self.undone, self._architectures
-        undone = resume.plan(diverged, self.config, entries, architectures, past, self.guess)
-        excluded = resume.excluded([*past, undone], undone.round)
-        try:
-            self.method.check_enough([c for c in self.clients if c.k not in excluded])
-        except Stopped as error:
-            raise type(diverged)(undone.why, diverged.t) from error
-        return undone
-
-    def _restore(self, saved: Checkpoint) -> None:
-        """Restore the state after the round of a checkpoint."""
-        self.entry, self.undone = resume.restore(self.method, self.record.journal, saved)
-        entries = self.record.journal.entries()
-        for entry in entries[1:]:
-            self.method.selection.add(entry)
-        callbacks.load(self.users, saved.callbacks)
-        callbacks.begin(self.callbacks, entries)
-        self.messenger.channel.experiment = saved.experiment
-        self.messenger.kept, self.messenger.after = dict(saved.kept), saved.t
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -441,7 +402,7 @@ class MethodStrategy(Strategy):
         return Replies.of(self.good)
 
     @property
-    def _architectures(self) -> dict[int, str]:
+    def architectures(self) -> dict[int, str]:
         """Architecture of each client."""
         return {client.k: client.architecture for client in self.clients}
 

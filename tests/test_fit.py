@@ -16,7 +16,7 @@ from common.training import fit as loop
 from common.training import seeds, tree
 from common.training.optimise import make
 from deploy.report import read
-from server_app.scoring.drift import measure
+from server_app.callbacks.drift import measure
 from server_app.tracking import numbers
 from tests.support.recorded_calls import refusal
 from tests.support.tiny import flat, play

@@ -68,6 +68,7 @@ def test_the_tables_of_a_node() -> None:
     trained = ("train", "noise", "generator", "public")
     assert {*known["texts"]} - known["paths"].keys() - known["names"].keys() == {
         *("out", "plugins", "track", "name", "labels", "membership", "select.by"),
+        "callbacks",
         *("select.tags", "node.K.tags", "node.K.name", "fedktl.generator"),
         *("experiment", "device", "node.K.device"),
         *("data.label-column", "data.owner-column", "data.digest"),
@@ -81,7 +82,7 @@ def test_what_a_resumed_run_may_change() -> None:
     assert marked(Mark.FREE) == {
         *("resume", "runtime", "out", "state-dir", "timeout", "wait", "experiment"),
         *("max-samples", "rebind", "track", "plugins", "from-round", "keep", "sanity"),
-        *("window", "name", "labels", "min-clients", "leave-after"),
+        *("window", "name", "labels", "min-clients", "leave-after", "callbacks"),
         *("score.stop", "score.patience", "score.collapse", "wire.max-mb"),
         *("node.K.device", "node.K.memory-mb", "node.K.state-dir"),
     }
@@ -108,7 +109,7 @@ def test_the_places_of_a_moved_run() -> None:
 def test_the_names_of_plugins() -> None:
     """``data.public-name`` was missing: the module of a public data set was not shipped."""
     named = {key: mark.kind for key, f in FIELDS.items() if (mark := keys.mark_of(Names, f))}
-    more = {"track": "trackers", "select.by": "selections"}
+    more = {"track": "trackers", "select.by": "selections", "callbacks": "callbacks"}
     assert named == {**policy.settings()["names"], **more}
     flat = {"fleet": "mlp@0.5, lab:Net@2", "data.public-name": "my.sets:one", "out": "a:b"}
     assert [*keys.named(flat)] == [

@@ -108,7 +108,7 @@ class Federation:
             for t, updates in enumerate(rounds, start=1):
                 strategy.grid = Replying(lambda k, request, u=updates: self.reply(k, request, u[k]))
                 strategy.before, strategy.entry = strategy.entry, Entry(round=t)
-                strategy._exchange(strategy.configure_train, strategy.aggregate_train, "clients")
+                strategy.exchange(strategy.configure_train, strategy.aggregate_train, "clients")
         assert len(found) == len(rounds), "every round has a sum"
         return found
 

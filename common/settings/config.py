@@ -420,7 +420,7 @@ class Score(Section):
     updates stand out in it, if there are any. Always off under [privacy], for one-shot methods and
     without a global model."""
     drift: Annotated[bool, Unprotected("the clients' updates have no noise there", False)] = False
-    """Measure the drift of the clients' models in every round (``server_app/scoring/drift.py``)."""
+    """Measure the drift of the clients' models in every round (server_app/callbacks/drift.py)."""
 
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""

@@ -138,7 +138,7 @@ def _misfit(value: object, kind: Any, field: str = "") -> tuple[str, object, str
     wrong = (field, value, re.sub(r"\b(\w+\.)+", "", should))
     if origin in (Union, UnionType):
         return wrong if all(_misfit(value, part) for part in parts) else None
-    if not isinstance(origin, type):  # such as Any
+    if origin is Any or not isinstance(origin, type):  # Any is a class since Python 3.11
         return None
     if not isinstance(value, (int, float) if origin is float else origin):
         return wrong

@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from server_app.strategy import MethodStrategy
 
 
+NONE: Mapping[str, str] = {}
+
+
 class Callback:
     """Hooks of a run on the server; all do nothing. One object serves one run.
 
     A hook sees journal entries, never replies. Under [privacy] an entry has its released fields
-    only. A ``ValueError`` of a hook ends the run with its line; the checkpoint is kept.
+    only. An error in a hook ends the run with one line; the checkpoint is kept. The class is called
+    without arguments, anew when a run resumes or a round is undone.
     """
 
     def begin(self, entries: Sequence[Entry]) -> None:
@@ -93,10 +97,15 @@ def named(callbacks: str) -> dict[str, type[Callback]]:
     return kinds
 
 
-def begin(all_of_them: Sequence[Callback], entries: Sequence[Entry]) -> None:
-    """Let callbacks begin a run, or go on after ``entries``."""
-    for callback in all_of_them:
-        callback.begin(entries)
+def make(callbacks: str, saved: Mapping[str, str] = NONE) -> dict[str, Callback]:
+    """Return new objects of the user's callbacks by name, with their states in a checkpoint.
+
+    ``saved``: as ``states`` returned it. Raises ``ValueError`` as ``named``.
+    """
+    users = {name: kind() for name, kind in named(callbacks).items()}
+    for name in users.keys() & saved.keys():
+        users[name].load(json.loads(saved[name]))
+    return users
 
 
 def states(users: Mapping[str, Callback]) -> dict[str, str]:
@@ -109,10 +118,3 @@ def states(users: Mapping[str, Callback]) -> dict[str, str]:
         return {name: json.dumps(state) for name, state in found.items() if state}
     except (TypeError, ValueError) as error:
         raise ValueError(f"callbacks: a state is not JSON: {error}") from error
-
-
-def load(users: Mapping[str, Callback], saved: Mapping[str, str]) -> None:
-    """Give each user's callback its state in a checkpoint, if there is one."""
-    for name, callback in users.items():
-        if name in saved:
-            callback.load(json.loads(saved[name]))

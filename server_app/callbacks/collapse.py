@@ -1,20 +1,46 @@
-"""Report a collapsed accuracy, or repeat its round (``score.collapse``)."""
+"""Detect a collapsed accuracy from the scores before it (``score.collapse``).
+
+A client can ruin the model with updates that are neither refused nor make the loss absurd. Only
+scores in the journal decide, so a resumed run decides as an uninterrupted one. The window is
+smaller than the default of ``keep``: checkpoints from before the collapse remain. docs/hostile.md
+has the measured rate of false alarms.
+"""
 
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from common.journal import Entry
 from server_app.callbacks import RunCallback
-from server_app.scoring.collapse import collapse
 from server_app.stopped import CollapsedRound
 
 if TYPE_CHECKING:
     from server_app.strategy import MethodStrategy
 
 log = logging.getLogger("flwr.fedmosaic")
+
+WINDOW, FEWEST = 4, 3  #: the former scores to compare with, and the fewest that are meaningful
+RANGES = 3.0
+"""A drop is larger than this multiple of the window's range. The accuracy of noisy runs and of runs
+that still learn has a wide range."""
+SHARE = 0.2  #: a drop is larger than this share of what the model has learnt beyond a guess
+
+
+def collapse(accuracy: float, former: Sequence[float], classes: int) -> float | None:
+    """Return the accuracy from which ``accuracy`` collapsed, or None if it did not.
+
+    ``former``: the accuracies of all scored rounds before, in [0, 1]; ``classes``: their number,
+    which gives the accuracy of a guess. The result is the median of the last ``WINDOW`` of them.
+    """
+    window = former[-WINDOW:]
+    if len(window) < FEWEST:
+        return None
+    median, learnt = statistics.median(window), statistics.median(window) - 1 / classes
+    drop = max(RANGES * (max(window) - min(window)), SHARE * learnt)
+    return median if learnt > 0 and median - accuracy > drop else None
 
 
 @final
@@ -46,7 +72,7 @@ class Collapse(RunCallback):
         line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
         collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
         try:
-            warning = run.plan(collapsed).why
+            warning = run.history.plan(collapsed).why
         except CollapsedRound as impossible:
             warning = str(impossible)
         else:

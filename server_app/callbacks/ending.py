@@ -36,8 +36,8 @@ class Ending(RunCallback):
         self.after_score()
 
     def after_round(self, entry: Entry) -> None:
-        """Keep the best entry."""
-        self.best = entry if self._is_best(entry) else self.best
+        """Keep the best entry; the census is none."""
+        self.best = entry if entry.round and self._is_best(entry) else self.best
 
     def _is_best(self, entry: Entry) -> bool:
         """Return whether an entry has a primary accuracy, above the best one if there is one."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from common.journal import Entry, read_lines
+from server_app.callbacks.collapse import FEWEST, collapse
 from server_app.messaging.sanity import suspects
-from server_app.scoring.collapse import FEWEST, collapse
 from tests.support.battery import config
 from tests.support.tiny import play, under
 

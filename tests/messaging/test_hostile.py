@@ -17,6 +17,7 @@ from common.journal import Entry, Failure
 from common.methods import names
 from common.methods.fedmd import ConsensusReply
 from common.techniques.incentive import IncentiveReply
+from server_app.callbacks.recalibrate import Recalibrate
 from server_app.messaging import messenger
 from server_app.messaging.messenger import check_finite, open_reply
 from server_app.method import Replies, mean_metrics
@@ -147,8 +148,9 @@ def test_any_malformed_later_answer_is_used_soundly_or_refused(method: str, what
 
 def test_any_malformed_statistics_are_used_soundly_or_refused_in_one_line() -> None:
     strategy, content = seen("lwn").strategy, seen("lwn").statistics
-    assert content is not None and strategy.recalibration is not None
-    check = strategy.recalibration.check
+    (recalibrate,) = (one for one in strategy.built_in if isinstance(one, Recalibrate))
+    assert content is not None
+    check = recalibrate.measurement.check
 
     def hold(content: RecordDict) -> None:
         answers, clients = [reply(content, strategy.clients[K].node)], strategy.clients

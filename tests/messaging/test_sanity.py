@@ -14,9 +14,9 @@ from common.journal import Entry, Magnitude, Undone
 from common.settings.parse import parse
 from deploy.report.read import read
 from deploy.run.loopback import Loopback
+from server_app.callbacks.collapse import collapse
 from server_app.messaging import sanity
 from server_app.messaging.sanity import suspects
-from server_app.scoring.collapse import collapse
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from tests.support.battery import Tampering, changed_tensor, config, tiers, trained
