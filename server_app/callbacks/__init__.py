@@ -1,6 +1,6 @@
-"""Callbacks: what a run does beside the rounds of its method, each in a class of its own.
+"""What a run does beside its rounds: drift, statistics, end, collapse; and a user's callbacks.
 
-The built-in ones are in this folder. A user's own are named by the setting ``callbacks``:
+Each is a class of its own. A user's own are named by the setting ``callbacks``:
 
     class Best(Callback):
         best = 0.0

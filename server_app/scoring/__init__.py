@@ -1,1 +1,1 @@
-"""Accuracy, loss and drift of models, measured by the server or by clients."""
+"""Accuracy and loss of models, measured by the server or by clients."""

@@ -12,8 +12,10 @@ import argparse
 import ast
 import copy
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ BOUNDS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
 }
+PATIENCE = 1800.0  #: seconds for the tests of one mutant, one of which may wait for ever
 TIERS = ("not full and not docs", "full", "docs")
 
 
@@ -107,13 +110,26 @@ def play(mutant: dict[str, Any], checkout: Path, jobs: str, whole: bool) -> str:
         for some in [mirrors(checkout, mutant["file"]), *[[]] * whole]:
             for tier in TIERS if some or whole else ():
                 line = [*command, "-m", tier, *some]
-                done = subprocess.run(line, cwd=checkout, capture_output=True, text=True)
-                failed = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
-                if failed or done.returncode not in (0, 5):
-                    return (failed or [f"pytest ended with status {done.returncode}"])[0][:200]
+                status, shown = _run(line, checkout)
+                failed = [x for x in shown.splitlines() if x.startswith(("FAILED", "ERROR"))]
+                if failed or status not in (0, 5):
+                    return (failed or [f"pytest ended with status {status}"])[0][:200]
     finally:
         path.write_text(text, encoding="utf-8")
     return ""
+
+
+def _run(command: list[str], checkout: Path) -> tuple[int, str]:
+    """Return status and output of a command; -9 if it had to be ended, with what it started."""
+    process = subprocess.Popen(
+        command, cwd=checkout, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        shown, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        shown, _ = process.communicate()
+    return process.returncode, shown
 
 
 def main() -> None:
