@@ -1,29 +1,41 @@
 """The rounds behind a run: go on from a checkpoint, and undo a round that diverged."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, final
+from collections.abc import Sequence
+from typing import final
 
-from common.journal import Undone
+from common.journal import Entry, Undone
 from server_app import callbacks
+from server_app.callbacks import Callback, RunCallback
+from server_app.run import Run
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from server_app.strategy import MethodStrategy
 
 log = logging.getLogger("flwr.fedmosaic")
 
 
 @final
 class History:
-    """The recorded rounds of ``run``, and the rounds that were undone."""
+    """The recorded rounds of ``run``, the rounds that were undone, and the callbacks that follow.
 
-    def __init__(self, run: MethodStrategy) -> None:
-        self.run = run
+    ``built_in``: the built-in callbacks.
+    """
+
+    def __init__(self, run: Run, built_in: Sequence[RunCallback]) -> None:
+        self.run, self.built_in = run, built_in
         self.undone: list[Undone] = []
+        self.users = callbacks.make(run.config.run.callbacks)  #: the user's callbacks, by name
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """The built-in callbacks and the user's, in the order of their calls."""
+        return [*self.built_in, *self.users.values()]
+
+    def begin(self, entries: Sequence[Entry] = ()) -> None:
+        """Let the callbacks begin a new run, or go on after ``entries``."""
+        for callback in self.callbacks:
+            callback.begin(entries)
 
     def restore(self, saved: Checkpoint) -> None:
         """Restore the state of the run after the round of a checkpoint."""
@@ -32,9 +44,8 @@ class History:
         entries = journal.entries()
         for entry in entries[1:]:
             run.method.selection.add(entry)
-        run.users = callbacks.make(run.config.run.callbacks, saved.callbacks)
-        for callback in run.callbacks:
-            callback.begin(entries)
+        self.users = callbacks.make(run.config.run.callbacks, saved.callbacks)
+        self.begin(entries)
         run.messenger.channel.experiment = saved.experiment
         run.messenger.kept, run.messenger.after = dict(saved.kept), saved.t
 

@@ -3,9 +3,7 @@ record.
 """
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -16,32 +14,29 @@ from common import progress
 from common.data.dataset import Dataset
 from common.exchange.protocol import (
     FineTunedScoreReply,
-    Reply,
-    Request,
     ScoreReply,
 )
-from common.flower.rpc import over_grpc
 from common.journal import Cost, Entry, Event, Failure
 from common.training import seeds
-from common.training.task import Task, global_spec
+from common.training.task import Task
 from server_app import callbacks, costs
-from server_app.callbacks import Callback, RunCallback
+from server_app.callbacks import RunCallback
 from server_app.callbacks.collapse import Collapse
 from server_app.callbacks.drift import Drift
 from server_app.callbacks.ending import Ending
 from server_app.callbacks.fine_tuning import FineTuning
 from server_app.callbacks.recalibrate import Recalibrate
 from server_app.history import History
-from server_app.memory import free_memory, sending
+from server_app.memory import free_memory
 from server_app.messaging import census, sanity
 from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import check_bound
-from server_app.method import Client, Replies, mean_metrics
-from server_app.methods import make
+from server_app.method import mean_metrics
 from server_app.release import withhold
-from server_app.scoring.score import Scorer, score_check, score_requests
-from server_app.stopped import DivergedRound, Stopped
+from server_app.run import Run
+from server_app.scoring.score import score_check, score_requests
+from server_app.stopped import DivergedRound
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
@@ -55,7 +50,7 @@ BUILT_IN: Sequence[type[RunCallback]] = (Drift, Recalibrate, FineTuning, Ending,
 
 
 @final
-class MethodStrategy(Strategy):
+class MethodStrategy(Run, Strategy):
     """Strategy that plays the rounds of a run with a method's hooks, and records each round.
 
     It derives from Flower's ``Strategy`` and not from ``FedAvg``. ``FedAvg`` sends all clients the
@@ -64,21 +59,10 @@ class MethodStrategy(Strategy):
     """
 
     def __init__(self, task: Task, dataset: Dataset, messenger: Messenger, record: Record) -> None:
-        self.task, self.dataset, self.messenger, self.record = task, dataset, messenger, record
-        self.config, self.traffic = task.config, messenger.channel.traffic
-        self.private = self.config.privacy.on  #: no numbers of single clients in the journal
-        self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
-        self.sent: dict[int, Request] = {}  #: requests of this round, by client
-        self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
-        self.history = History(self)
-        self.users = callbacks.make(self.config.run.callbacks)  #: the user's callbacks, by name
-        self.built_in = [kind(self) for kind in BUILT_IN]
-        self.make()
-
-    def make(self) -> None:
-        """Create the method in its initial state."""
-        self.method = make(self.task, global_spec(self.task))
-        self.scorer = Scorer(self.method, self.dataset)
+        super().__init__(task, dataset, messenger, record)
+        self.built_in: Sequence[RunCallback] = [kind(self) for kind in BUILT_IN]
+        self.history = History(self, self.built_in)
+        self.plan = self.history.plan
 
     # The run.
 
@@ -97,7 +81,7 @@ class MethodStrategy(Strategy):
             self._begin(saved)
             while not self._over():
                 self.play_round(self.entry.round + 1)
-            for callback in self.callbacks:
+            for callback in self.history.callbacks:
                 callback.end()
             record.add_summary(self.scorer.scored.weights_to_score())
         if not config.run.runtime:  # our commands write the report themselves
@@ -122,7 +106,7 @@ class MethodStrategy(Strategy):
                 if self.method.second_reply_type is not None:
                     self.exchange(self.configure_second, self.aggregate_second, "clients")
                 if (numbers := self.method.numbers(self.replies)) is not None:
-                    self.entry.cost = Cost(numbers=numbers, bytes=self._moved)
+                    self.entry.cost = Cost(numbers=numbers, bytes=self.moved)
                 self._call("before_score")
                 self._score()
                 self._call("after_score")
@@ -135,20 +119,10 @@ class MethodStrategy(Strategy):
         else:
             self._record(refused_nodes)
 
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """The built-in callbacks and the user's, in the order of their calls."""
-        return [*self.built_in, *self.users.values()]
-
     def _call(self, hook: str, *args: object) -> None:
         """Call a hook of the built-in callbacks, in their order."""
         for callback in self.built_in:
             getattr(callback, hook)(*args)
-
-    @property
-    def clients(self) -> list[Client]:
-        """The members with their current nodes, in order of k."""
-        return self.membership.clients
 
     def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
         """Update the members before round t; return the events, and failures for the journal."""
@@ -164,28 +138,6 @@ class MethodStrategy(Strategy):
         if events:
             method.check_enough(self.clients)
         return events, refused_nodes
-
-    def exchange(
-        self,
-        configure: Callable[[int], Iterable[Message]],
-        aggregate: Callable[[int, Iterable[Message]], object],
-        phase: str,
-    ) -> None:
-        """Send the messages if there are any, collect the replies, and aggregate them."""
-        entry, channel, run = self.entry, self.messenger.channel, self.config.run
-        ks = {client.node: client.k for client in self.clients}
-        sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
-        if not sent and not self.private:  # with privacy, noise is added without any client too
-            return
-        self.method.release_memory()
-        with self._phase(phase), sending(over_grpc(self.grid)):
-            replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
-        entry.failures = entry.failures + lost
-        del sent  # frees the packed payloads, which are as large as the replies
-        free_memory(self.traffic.get("down", 0))
-        with costs.of_server(entry, run):
-            aggregate(entry.round, _consumed(replies))
-        free_memory(self.traffic.get("up", 0))
 
     # Training.
 
@@ -219,7 +171,7 @@ class MethodStrategy(Strategy):
         self.check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
-        with self._phase("step"), seeds.scope(self.task.seed, "step", t):
+        with self.phase("step"), seeds.scope(self.task.seed, "step", t):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
@@ -248,22 +200,6 @@ class MethodStrategy(Strategy):
         self._call("after_replies")
         self.sent = {}
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
-
-    def check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
-        """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires.
-
-        Under [privacy] their number stops nothing: a missing reply counts as a zero update.
-        """
-        if self.private:
-            return
-        fraction = self.config.run.min_replies
-        needed = math.ceil(fraction * sent - 1e-9)
-        if good < max(needed, 1):
-            first = failures[0]
-            raise Stopped(
-                f"round {first.round}: {good} of {sent} {what} are good, min-replies = "
-                f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
-            )
 
     # The second exchange of a round, which Flower's strategies do not have.
 
@@ -299,7 +235,7 @@ class MethodStrategy(Strategy):
         """Score the server's model if a score is due; raise ``DivergedRound`` if it diverged."""
         entry, score = self.entry, self.config.score
         if self.due(score.every) or entry.end:
-            with self._phase("score"):
+            with self.phase("score"):
                 self.scorer.score(entry)
         self.scorer.check_sound(entry, self.guess)
         self.method.release_memory()
@@ -335,7 +271,7 @@ class MethodStrategy(Strategy):
         """Complete the round's entry, and store it with the state after the round."""
         entry = self.entry
         entry.bytes, self.good = dict(self.traffic), []  # closes the replies' files
-        free_memory(self._moved)
+        free_memory(self.moved)
         entry.failures = refused_nodes + entry.failures
         resume.note(entry, self.history.undone)
         if self.scorer.confusion:
@@ -347,7 +283,7 @@ class MethodStrategy(Strategy):
     def _keep(self) -> None:
         """Store the entry, as far as it may leave the server, and the state after the round."""
         withhold(self.entry, self.config, len(self.membership.roster))
-        for callback in self.callbacks:
+        for callback in self.history.callbacks:
             callback.after_round(self.entry)
         self.record.add(
             self.entry,
@@ -355,7 +291,7 @@ class MethodStrategy(Strategy):
             self.history.undone,
             experiment=self.messenger.experiment,
             kept=self.messenger.kept,
-            callbacks=callbacks.states(self.users),
+            callbacks=callbacks.states(self.history.users),
             **self.membership.fields(),
         )
 
@@ -366,54 +302,20 @@ class MethodStrategy(Strategy):
         if saved is not None:
             self.history.restore(saved)
         else:
-            for callback in self.callbacks:
-                callback.begin([])
+            self.history.begin()
         entry, record = self.entry, self.record
-        with clock(entry, "total"), self._phase("census"):
+        with clock(entry, "total"), self.phase("census"):
             self.membership.begin(saved)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
             self.introduce()
         record.add_settings(self.messenger.experiment, self.method.roster_size)
         if saved is None:
-            with clock(entry, "total"), self._phase("score"):
+            with clock(entry, "total"), self.phase("score"):
                 self.scorer.score(self.scorer.begin(entry))
             self.method.release_memory()
             census.describe(entry, self.method, self.membership.strangers)
             self._keep()
         self.guess = self.scorer.guess(record.journal.entries()[0])
-
-    def introduce(self) -> None:
-        """Hand roster and members to the method."""
-        self.method.roster = dict(self.membership.roster)
-        self.method.begin(self.clients)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Measure the time of a phase, and name the phase in the status and in progress lines."""
-        self.status.enter(self.entry.round, name)
-        with clock(self.entry, name), progress.block("server step" if name == "step" else name):
-            yield
-
-    # Conditions and selections.
-
-    @property
-    def replies(self) -> Replies[Reply]:
-        """Valid replies of this round."""
-        return Replies.of(self.good)
-
-    @property
-    def architectures(self) -> dict[int, str]:
-        """Architecture of each client."""
-        return {client.k: client.architecture for client in self.clients}
-
-    @property
-    def _moved(self) -> int:
-        """Bytes sent and received in this round."""
-        return self.traffic.get("down", 0) + self.traffic.get("up", 0)
-
-    def trusted(self) -> list[Client]:
-        """Return all clients except those excluded since an undone round."""
-        return [client for client in self.clients if client.k not in self.method.excluded]
 
     def _over(self) -> bool:
         """Return whether the newest round is the last one; the census is not a round."""
@@ -421,21 +323,3 @@ class MethodStrategy(Strategy):
         reached = entry.round > 0 and config.score.ends(entry.primary_accuracy)
         stalled = 0 < config.score.patience <= (entry.stalled or 0)
         return reached or stalled or entry.round >= config.run.rounds
-
-    def due(self, every: int) -> bool:
-        """Return whether work that is done every ``every`` rounds and after the last one is due."""
-        t = self.entry.round
-        return t == self.config.run.rounds or (every > 0 and t % every == 0)
-
-    def asks_for_scores(self) -> bool:
-        """Return whether clients score models in this round."""
-        score, due = self.config.score, self.due(self.config.score.clients_every)
-        if self.scorer.primary == "personal":
-            due = due or self.due(score.every)
-        return not self.private and (self.entry.end != "" or due)
-
-
-def _consumed(replies: dict[int, Message]) -> Iterator[Message]:
-    """Yield each reply and remove it, so that only the consumer keeps it in memory."""
-    for k in list(replies):
-        yield replies.pop(k)

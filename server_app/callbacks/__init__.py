@@ -15,20 +15,15 @@ Each is a class of its own. A user's own are named by the setting ``callbacks``:
             self.best = state["best"]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.exchange.protocol import ScoreReply
 from common.journal import Entry
 from common.settings import plugins
 from server_app.method import Client
-
-if TYPE_CHECKING:
-    from server_app.strategy import MethodStrategy
-
+from server_app.run import Run
 
 NONE: Mapping[str, str] = {}
 
@@ -64,10 +59,10 @@ class Callback:
 class RunCallback(Callback):
     """A built-in callback, with further hooks and access to the run.
 
-    ``run``: the strategy, whose ``entry`` is that of the current round.
+    ``run``: the run, whose ``entry`` is that of the current round.
     """
 
-    def __init__(self, run: MethodStrategy) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
 
     def after_replies(self) -> None:

@@ -6,19 +6,15 @@ smaller than the default of ``keep``: checkpoints from before the collapse remai
 has the measured rate of false alarms.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from common.journal import Entry
 from server_app.callbacks import RunCallback
+from server_app.run import Run
 from server_app.stopped import CollapsedRound
-
-if TYPE_CHECKING:
-    from server_app.strategy import MethodStrategy
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -47,7 +43,7 @@ def collapse(accuracy: float, former: Sequence[float], classes: int) -> float | 
 class Collapse(RunCallback):
     """Comparison of each accuracy of the server's model with the former ones."""
 
-    def __init__(self, run: MethodStrategy) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.accuracies: list[float] = []  #: of the scored rounds so far
 
@@ -72,7 +68,7 @@ class Collapse(RunCallback):
         line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
         collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
         try:
-            warning = run.history.plan(collapsed).why
+            warning = run.plan(collapsed).why
         except CollapsedRound as impossible:
             warning = str(impossible)
         else:

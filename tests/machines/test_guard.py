@@ -23,7 +23,7 @@ from deploy.flower import pinned, rules, supernode, warm, warm_client, watchdog
 from deploy.flower.bundle import built
 from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment, own_program
-from deploy.machines import node
+from deploy.machines import node, policy
 from deploy.run.grpc import start_federation
 from tests.support import tiny_app
 from tests.support.commandline import command_line, error_of
@@ -278,7 +278,7 @@ def test_the_checks_are_a_program_of_this_installation_that_no_variable_of_the_s
 
 def test_a_self_test_is_passed_only_by_what_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(warm_client.ADDRESS, raising=False)
-    monkeypatch.setenv(rules.RULES, json.dumps({"weights": [], "policy": True}))
+    monkeypatch.setenv(rules.RULES, json.dumps(policy.rules(policy.Policy(), {})))
     assert pinned.fault(supernode.client_app()) == ""
     monkeypatch.setenv(rules.RULES, "{}")  # allows everything
     monkeypatch.setattr(pinned, "PATIENCE", 0.5)

@@ -1,0 +1,142 @@
+"""The state of a run, and what its rounds, its callbacks and its history share."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common import progress
+from common.data.dataset import Dataset
+from common.exchange.protocol import Reply, Request
+from common.flower.rpc import over_grpc
+from common.journal import Entry, Failure, Undone
+from common.training.task import Task, global_spec
+from server_app import costs
+from server_app.memory import free_memory, sending
+from server_app.messaging.membership import Membership
+from server_app.messaging.messenger import Messenger
+from server_app.method import Client, Replies
+from server_app.methods import make
+from server_app.scoring.score import Scorer
+from server_app.stopped import DivergedRound, Stopped
+from server_app.storage.journal import clock
+from server_app.storage.run_record import Record
+from server_app.storage.status_file import StatusFile
+
+
+class Run:
+    """A run on the server: its parts, and its current round."""
+
+    grid: Grid
+    membership: Membership
+    status: StatusFile
+    guess: float  #: loss of an untrained model
+    plan: Callable[[DivergedRound], Undone]  #: which round to repeat, see ``History.plan``
+
+    def __init__(self, task: Task, dataset: Dataset, messenger: Messenger, record: Record) -> None:
+        self.task, self.dataset, self.messenger, self.record = task, dataset, messenger, record
+        self.config, self.traffic = task.config, messenger.channel.traffic
+        self.private = self.config.privacy.on  #: no numbers of single clients in the journal
+        self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
+        self.sent: dict[int, Request] = {}  #: requests of this round, by client
+        self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
+        self.make()
+
+    def make(self) -> None:
+        """Create the method in its initial state."""
+        self.method = make(self.task, global_spec(self.task))
+        self.scorer = Scorer(self.method, self.dataset)
+
+    def introduce(self) -> None:
+        """Hand roster and members to the method."""
+        self.method.roster = dict(self.membership.roster)
+        self.method.begin(self.clients)
+
+    def exchange(
+        self,
+        configure: Callable[[int], Iterable[Message]],
+        aggregate: Callable[[int, Iterable[Message]], object],
+        phase: str,
+    ) -> None:
+        """Send the messages if there are any, collect the replies, and aggregate them."""
+        entry, channel, run = self.entry, self.messenger.channel, self.config.run
+        ks = {client.node: client.k for client in self.clients}
+        sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
+        if not sent and not self.private:  # with privacy, noise is added without any client too
+            return
+        self.method.release_memory()
+        with self.phase(phase), sending(over_grpc(self.grid)):
+            replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
+        entry.failures = entry.failures + lost
+        del sent  # frees the packed payloads, which are as large as the replies
+        free_memory(self.traffic.get("down", 0))
+        with costs.of_server(entry, run):
+            aggregate(entry.round, _consumed(replies))
+        free_memory(self.traffic.get("up", 0))
+
+    def check_enough(self, good: int, sent: int, what: str, failures: list[Failure]) -> None:
+        """Raise ``Stopped`` if fewer replies are valid than ``min-replies`` requires.
+
+        Under [privacy] their number stops nothing: a missing reply counts as a zero update.
+        """
+        if self.private:
+            return
+        fraction = self.config.run.min_replies
+        needed = math.ceil(fraction * sent - 1e-9)
+        if good < max(needed, 1):
+            first = failures[0]
+            raise Stopped(
+                f"round {first.round}: {good} of {sent} {what} are good, min-replies = "
+                f"{fraction:g} needs {needed}; client {first.k}: {first.reason}"
+            )
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the time of a phase, and name the phase in the status and in progress lines."""
+        self.status.enter(self.entry.round, name)
+        with clock(self.entry, name), progress.block("server step" if name == "step" else name):
+            yield
+
+    @property
+    def clients(self) -> list[Client]:
+        """The members with their current nodes, in order of k."""
+        return self.membership.clients
+
+    @property
+    def replies(self) -> Replies[Reply]:
+        """Valid replies of this round."""
+        return Replies.of(self.good)
+
+    @property
+    def architectures(self) -> dict[int, str]:
+        """Architecture of each client."""
+        return {client.k: client.architecture for client in self.clients}
+
+    @property
+    def moved(self) -> int:
+        """Bytes sent and received in this round."""
+        return self.traffic.get("down", 0) + self.traffic.get("up", 0)
+
+    def trusted(self) -> list[Client]:
+        """Return all clients except those excluded since an undone round."""
+        return [client for client in self.clients if client.k not in self.method.excluded]
+
+    def due(self, every: int) -> bool:
+        """Return whether work that is done every ``every`` rounds and after the last one is due."""
+        t = self.entry.round
+        return t == self.config.run.rounds or (every > 0 and t % every == 0)
+
+    def asks_for_scores(self) -> bool:
+        """Return whether clients score models in this round."""
+        score, due = self.config.score, self.due(self.config.score.clients_every)
+        if self.scorer.primary == "personal":
+            due = due or self.due(score.every)
+        return not self.private and (self.entry.end != "" or due)
+
+
+def _consumed(replies: dict[int, Message]) -> Iterator[Message]:
+    """Yield each reply and remove it, so that only the consumer keeps it in memory."""
+    for k in list(replies):
+        yield replies.pop(k)
