@@ -216,6 +216,8 @@ class Method(ABC, Generic[O, U]):
     one_shot: ClassVar[bool] = False
     """Whether every round trains the server's model anew from the clients' models."""
 
+    second_reply_name: ClassVar[str] = "second reply"
+    """What the second reply is, in the line of one that is refused."""
     second_reply_type: ClassVar[type[Reply] | None] = None
     """Type of the replies in a second exchange of a round; None without a second exchange."""
     trains_second: ClassVar[bool] = False

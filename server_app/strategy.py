@@ -3,7 +3,7 @@ record.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -12,10 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common import progress
 from common.data.dataset import Dataset
-from common.exchange.protocol import (
-    FineTunedScoreReply,
-    ScoreReply,
-)
+from common.exchange.protocol import FineTunedScoreReply, ScoreReply
 from common.journal import Cost, Entry, Event, Failure
 from common.training import seeds
 from common.training.task import Task
@@ -107,9 +104,9 @@ class MethodStrategy(Run, Strategy):
                     self.exchange(self.configure_second, self.aggregate_second, "clients")
                 if (numbers := self.method.numbers(self.replies)) is not None:
                     self.entry.cost = Cost(numbers=numbers, bytes=self.moved)
-                self._call("before_score")
+                self._call(RunCallback.before_score)
                 self._score()
-                self._call("after_score")
+                self._call(RunCallback.after_score)
                 if self.asks_for_scores():
                     self.exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
                 if self.entry.end and not self.due(self.config.score.every):
@@ -119,10 +116,10 @@ class MethodStrategy(Run, Strategy):
         else:
             self._record(refused_nodes)
 
-    def _call(self, hook: str, *args: object) -> None:
+    def _call(self, hook: Callable[..., None], *args: object) -> None:
         """Call a hook of the built-in callbacks, in their order."""
         for callback in self.built_in:
-            getattr(callback, hook)(*args)
+            getattr(callback, hook.__name__)(*args)
 
     def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
         """Update the members before round t; return the events, and failures for the journal."""
@@ -197,7 +194,7 @@ class MethodStrategy(Run, Strategy):
             for k in beyond
         ]
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
-        self._call("after_replies")
+        self._call(RunCallback.after_replies)
         self.sent = {}
         entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
 
@@ -220,7 +217,7 @@ class MethodStrategy(Run, Strategy):
         assert method.second_reply_type is not None, "the method has a second exchange"
         with clock(entry, "clients"):
             gains, refused = self.messenger.open(
-                t, replies, method.second_reply_type, self.clients, what="gain"
+                t, replies, method.second_reply_type, self.clients, what=method.second_reply_name
             )
             method.aggregate_second(gains, entry)
             costs.of_clients(entry, self.config.run, gains)
@@ -258,7 +255,7 @@ class MethodStrategy(Run, Strategy):
             good, refused = self.messenger.open(t, replies, kind, self.clients, check, "score")
         entry.failures = entry.failures + refused
         self.scorer.add_scores([score for _, score in good], entry)
-        self._call("after_client_scores", good)
+        self._call(RunCallback.after_client_scores, good)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
 

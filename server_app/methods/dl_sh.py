@@ -17,7 +17,7 @@ from server_app.method import Client, Metrics, Replies
 class DLSH(PublicSet[Options, Reply]):
     """Server with Y_g = Σ_i W_i M_i and M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
 
-    reply_type, second_reply_type = Reply, IncentiveReply
+    reply_type, second_reply_type, second_reply_name = Reply, IncentiveReply, "gain"
 
     def check(self, client: Client, reply: Reply) -> None:
         shape, dtype = (self.samples, self.classes), self.config.wire.dtype

@@ -19,7 +19,7 @@ BYTE_CLASSES = 256
 class IDLMH(OwnClasses[Options, Reply]):
     """DL-MH's server, which sends y_k = argmax_{j∈d} θ[k][j] or all of θ to clients that opt in."""
 
-    reply_type, second_reply_type = Reply, IncentiveReply
+    reply_type, second_reply_type, second_reply_name = Reply, IncentiveReply, "gain"
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         metrics = super().step(t, replies)

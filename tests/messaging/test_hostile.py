@@ -91,7 +91,7 @@ def noted(method: str, what: str, content: RecordDict) -> Entry:
     try:
         (score if what == "score" else gain)(T, [reply(content, strategy.clients[K].node)])
     except Stopped as stopped:
-        assert entry.replied == [] and f"client {K}: gain refused" in str(stopped)
+        assert entry.replied == [] and f"client {K}: second reply refused" in str(stopped)
     json.dumps([entry.metrics, entry.client_metrics], allow_nan=False)
     return entry
 
