@@ -22,10 +22,12 @@ from common.exchange.protocol import ModelReply, ModelRequest, Request
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.models.offloaded import OffloadedModel
+from common.settings.config import not_allowed
 from common.settings.options import KRUM
 from common.techniques.widths import Submodel
 from common.training import seeds, tree
 from server_app.aggregation.mean import average
+from server_app.aggregation.optimizer import Moments, step
 from server_app.aggregation.privacy import NoisyMean
 from server_app.aggregation.robust import check_count, liars
 from server_app.method import Client, Method, Metrics, Models, O, Replies, U
@@ -35,6 +37,8 @@ class Weights(Records, kind="global_model.Weights"):
     """State of a method with a global model and nothing else."""
 
     w: StateDict
+    moments: dict[str, Moments] = {}
+    """Moments of the server's optimizer by architecture; empty without one."""
 
 
 class GlobalModel(Method[O, U], ABC):
@@ -50,6 +54,7 @@ class GlobalModel(Method[O, U], ABC):
         super().prepare()
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
+        self.moments: dict[str, Moments] = {}
 
     @property
     def net(self) -> Classifier:
@@ -105,6 +110,10 @@ class Averaged(GlobalModel[O, T], ABC):
         self.begin_overall()
         if self.config.privacy.on:
             self.private = NoisyMean(self.config)
+        optimizer = self.config.average.server_optimizer
+        if optimizer != "none" and "moments" not in self.state_type.model_fields:
+            why = "a state that is not derived from server_app.global_model.Weights"
+            raise not_allowed("average.server-optimizer", optimizer, why, "none")
 
     def begin(self, clients: Sequence[Client]) -> None:
         """Set the clients; raise ``Stopped`` if a round may have too few replies for Krum.
@@ -162,8 +171,29 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def step(self, t: int, replies: Replies[T]) -> Metrics:
         self.t = t
-        self.models, metrics = self.refine(t, replies, self.aggregate(replies, self.models))
+        previous = self.models
+        combined = self.optimized(previous, self.aggregate(replies, previous))
+        self.models, metrics = self.refine(t, replies, combined)
         return {**metrics, **self.after(t, replies)}
+
+    def optimized(self, previous: Models, mean: Models) -> Models:
+        """Return the models after the step of the server's optimizer, if there is one.
+
+        ``previous``: the models before the round; ``mean``: the combination of the uploads.
+        """
+        if self.config.average.server_optimizer == "none":
+            return mean
+        names, stepped = self.trained_names, dict(mean)
+        for spec, w in mean.items():
+            moments = self.moments.get(spec, {})
+            stepped[spec], kept = step(self.config.average, previous[spec], w, moments, names)
+            self.moments = {**self.moments, spec: kept}
+        return stepped
+
+    @property
+    def trained_names(self) -> Set[str]:
+        """Names of the parameters of all global models."""
+        return self.parameter_names
 
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
         """Return the combination of the uploads; ``previous``: the models before the round."""

@@ -518,6 +518,10 @@ class MethodOptions(Section):
             unused = f'method = "{config.run.method}"'
         if unused and robust != "none":
             raise not_allowed("average.robust", robust, f"{unused}: nothing is averaged")
+        if unused and (optimizer := config.average.server_optimizer) != "none":
+            raise not_allowed(
+                "average.server-optimizer", optimizer, f"{unused}: nothing is averaged"
+            )
         if config.public.robust != "none" and not self.mean_predictions:
             why = f'method = "{config.run.method}" and these settings: no mean of predictions'
             raise not_allowed("public.robust", config.public.robust, why, "none")

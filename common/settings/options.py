@@ -104,6 +104,25 @@ class Average(Section):
     ``krum``, ``multi-krum``: share of the clients that may send false models."""
     clip_norm: Positive = 10.0
     """``clip``: maximum Euclidean norm of a client's step, over everything that is averaged."""
+    server_optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad", "amsgrad"] = "none"
+    """Optimizer of the server's step from the model before the round to the mean: FedAvgM is
+    ``sgd`` with momentum; FedAdam, FedYogi and FedAdagrad have theirs. ``none``: take the mean."""
+    server_lr: NonNegative = 0.0
+    """η, learning rate of the server's optimizer; 0: 1 for ``sgd``, 0.01 for the others."""
+    server_momentum: Momentum = 0.0
+    """``sgd``: β, momentum of the server's steps; 0.9 in FedAvgM."""
+    server_beta1: Momentum = 0.9
+    """``adam``, ``yogi``, ``amsgrad``: β₁ of the mean of the steps."""
+    server_beta2: Momentum = 0.99
+    """``adam``, ``yogi``, ``amsgrad``: β₂ of the mean of their squares."""
+    server_tau: Positive = 0.001
+    """All but ``sgd``: τ, which limits the step of parameters with small changes; a larger value
+    makes the step more like that of ``sgd``."""
+
+    @property
+    def server_rate(self) -> float:
+        """η of the server's optimizer."""
+        return self.server_lr or (1.0 if self.server_optimizer == "sgd" else 0.01)
 
 
 @final

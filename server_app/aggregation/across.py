@@ -9,7 +9,7 @@ entry or of ``[node.K]``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import final
 
 from common.exchange.protocol import Request
@@ -64,6 +64,10 @@ class Across(Averaged[O, T], ABC):
     def admit(self, client: Client) -> None:
         super().admit(client)
         self.check_known(client)
+
+    @property
+    def trained_names(self) -> Set[str]:
+        return frozenset[str]().union(*map(tree.parameters_only, self.nets.values()))
 
     def drawn(self) -> Models:
         return {spec: self.initial(spec) for spec in self.specs}

@@ -2,19 +2,18 @@
 
 from typing import final
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.dafl import Options, Reply
 from common.models.classifier import Classifier
 from common.techniques.datafree import DataFree, new_generator
 from common.training import optimise, tree
 from common.training.fit import fit
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Models, Replies
 
 
 @final
-class State(Records, kind="dafl.State"):
-    w: StateDict
+class State(Weights, kind="dafl.State"):
     v: StateDict
     generator: StateDict
     adam: dict[int, StateDict]

@@ -6,17 +6,16 @@ from typing import final
 
 import torch
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.depthfl import Options, Reply, Request, deepest
 from common.training import tree
 from server_app.aggregation.mean import average_layers
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Models, Replies
 
 
 @final
-class State(Records, kind="depthfl.State"):
-    w: StateDict
+class State(Weights, kind="depthfl.State"):
     h: StateDict
     accepted: dict[int, int]
 

@@ -9,22 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import progress
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.losses import generation
 from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
 from common.training import optimise, seeds, tree
 from common.training.fit import fit
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records, kind="fedftg.State"):
+class State(Weights, kind="fedftg.State"):
     """State after a round."""
 
-    w: StateDict
     theta: StateDict  #: weights θ of the generator
 
 

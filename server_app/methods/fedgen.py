@@ -8,19 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import progress
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.losses.generation import diversity
 from common.methods.fedgen import Options, Reply, Request
 from common.models.generator import FeatureGenerator, new_feature_generator
 from common.training import optimise, seeds, tree
 from common.training.fit import Loss, fit
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records, kind="fedgen.State"):
-    w: StateDict
+class State(Weights, kind="fedgen.State"):
     generator: StateDict
     adam: dict[int, StateDict]
     counts: dict[int, list[int]]

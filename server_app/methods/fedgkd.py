@@ -2,16 +2,15 @@
 
 from typing import final
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.fedgkd import Options, Reply, Request
 from common.training import tree
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records, kind="fedgkd.State"):
-    w: StateDict
+class State(Weights, kind="fedgkd.State"):
     buffer: list[StateDict]
 
 

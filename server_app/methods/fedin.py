@@ -9,18 +9,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common.exchange.records import Records, StateDict
 from common.methods.fedin import Options, Reply, Request
 from common.models.split import Shapes, common_shapes
 from common.training import seeds
 from server_app.aggregation.robust import bounded_rows
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records, kind="fedin.State"):
-    w: StateDict
+class State(Weights, kind="fedin.State"):
     s_in: dict[int, Tensor]
     s_out: dict[int, Tensor]
     rounds: dict[int, int]

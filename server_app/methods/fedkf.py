@@ -5,19 +5,18 @@
 
 from typing import final
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.fedkf import Options, Reply, Request
 from common.techniques.datafree import DataFree, resumed_generator
 from common.training import optimise, tree
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records, kind="fedkf.State"):
+class State(Weights, kind="fedkf.State"):
     """State after a round."""
 
-    w: StateDict
     theta: StateDict | None  #: weights of the server's generator; None if none was trained
     adam: dict[int, StateDict]  #: Adam moments of the generator
 

@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from typing import final
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Options, Reply, Request
 from common.training import tree
 from server_app.distillation.noise import distil, weighted
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records, kind="fedorion.State"):
-    w: StateDict
+class State(Weights, kind="fedorion.State"):
     given: dict[int, StateDict]  #: weights last sent to each client, under stale-broadcast
 
 

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from common import models
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.heterofl import Partial, Reply, Request
 from common.techniques.widths import Submodel
-from server_app.global_model import Averaged
+from server_app.global_model import Averaged, Weights
 from server_app.method import Client
 
 
 @final
-class State(Records, kind="heterofl.State"):
-    w: StateDict
+class State(Weights, kind="heterofl.State"):
     counts: StateDict = {}  #: U; empty before the first round, and without ``update-counts``
 
 
