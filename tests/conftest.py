@@ -3,9 +3,9 @@
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ import torch
 torch.set_num_threads(1)
 os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wait for 19 writes
 
+from common.settings.config import Data
 from tests.support import rehearsal
 from tests.support.tiny import Run, TinyRun, flat, play
 
 ROOT = Path(__file__).parents[1]
+METHODS = Path(__file__).parent / "methods"
+TRAIN = {"run", "played"}  #: fixtures that train
 RARE = {"exhaustive", "faults", "hostile", "containers"}
 """Marks of tests that are collected only if ``-m`` names their mark, or is empty."""
 
@@ -53,6 +56,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             ]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of single methods that ask for a run as `full`: the battery trains as well."""
+    for item in items:
+        trains = METHODS in item.path.parents and TRAIN & {*getattr(item, "fixturenames", ())}
+        if trains and not {"full", "exhaustive"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rehearsal", action="store_true", help="the battery on the device of rehearsal.py"
@@ -77,6 +89,20 @@ def at_hand(request: pytest.FixtureRequest) -> Iterator[None]:
     """With ``--rehearsal`` everything is computed on that device."""
     with rehearsal.rehearsing() if request.config.getoption("--rehearsal") else nullcontext():
         yield
+
+
+@pytest.fixture(scope="session")
+def options() -> Callable[..., Data]:
+    """[data] with harmless values: ``options(name="digits")`` overrides some."""
+    return partial(Data, name="toy", partition="iid")
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of data neither find nor leave anything in the user's cache."""
+    if METHODS.parent / "data" in request.path.parents:
+        made: Path = request.getfixturevalue("tmp_path_factory").mktemp("cache")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(made))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from common.settings.section import Value
 from deploy.machines.certificates import Certificates, make
 from server_app.messaging.sealed import TRUST
 from tests.bench import record
-from tests.support.sealed import Keyed
+from tests.support.keys import Keyed
 from tests.support.tiny import flat, play
 
 ROUNDS = {"lenet5": (4, 500), "resnet8": (4, 100), "resnet18": (2, 30)}

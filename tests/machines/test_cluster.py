@@ -145,3 +145,44 @@ def test_a_cluster_gives_loopbacks_bits(tmp_path: Path, monkeypatch: pytest.Monk
     for method, run in alone.items():
         there = TinyRun(tmp_path / method)
         assert there.timeless == run.timeless and there.weights == run.weights, method
+
+
+# The small network that such tests run on: names, wires, and that nothing of it is left.
+
+LISTEN = "import socket; s = socket.create_server(('', 9000)); print('up', flush=True); s.accept()"
+REACH = (
+    "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=float(sys.argv[2]))"
+)
+
+
+def reaches(host: Host, name: str, seconds: float = PATIENCE) -> bool:
+    return host.run([sys.executable, "-c", REACH, name, str(seconds)]).returncode == 0
+
+
+def started(host: Host, script: str, log: Path) -> subprocess.Popen[bytes]:
+    """A process that has printed that it is up."""
+    process = host.start([sys.executable, "-c", script], log=log)
+    until("up", lambda: "up" in log.read_text())
+    return process
+
+
+@pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
+def test_hosts_find_each_other_by_name_and_have_their_own_loopback(tmp_path: Path) -> None:
+    with namespaces.Network() as network:
+        server, client = network.host("server"), network.host("client")
+        started(server, LISTEN, tmp_path / "log")
+        assert not reaches(client, "localhost", 2)
+        assert reaches(client, "server")
+        assert client.run(["hostname"]).stdout == "client\n"
+        assert client.run(["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
+
+
+@pytest.mark.skipif(bool(namespaces.allowed()), reason=str(namespaces.allowed()))
+def test_a_cut_wire_loses_what_is_sent_until_it_is_mended(tmp_path: Path) -> None:
+    with namespaces.Network() as network:
+        server, client = network.host("server"), network.host("client")
+        started(server, LISTEN, tmp_path / "log")
+        client.cut()
+        assert not reaches(client, "server", 2)
+        client.mend()  # then the neighbours look for each other anew
+        until("the server", lambda: reaches(client, "server", 2))

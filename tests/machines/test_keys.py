@@ -22,9 +22,8 @@ from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping
 from tests.support.commandline import completed, error_of, typed
+from tests.support.keys import Keyed, Registry
 from tests.support.recorded_calls import refusal
-from tests.support.registry import Registry
-from tests.support.sealed import Keyed
 from tests.support.tiny import TinyRun, flat, play
 
 OPENSSH = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH

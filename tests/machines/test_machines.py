@@ -29,11 +29,10 @@ from deploy.run.settings import load, resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, completed, error_of, fedmosaic, typed
 from tests.support.data_files import paint
-from tests.support.listening import listening, reachable
+from tests.support.keys import Registry
 from tests.support.recorded_calls import refusal
-from tests.support.registry import Registry
 from tests.support.tiny import flat
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, listening, reachable, until
 
 NODE = ["node", "--superlink", "h:1", "--clients", "2", "--insecure"]
 ENDED = "SuperNode terminated gracefully."

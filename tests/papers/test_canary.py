@@ -12,7 +12,7 @@ from deploy.study.paper_table import TableFile
 from tests.papers import __main__ as commands
 from tests.papers import canary
 from tests.papers.canary import Canaries
-from tests.support.small_table import TABLE
+from tests.support.board import TABLE
 
 pytestmark = pytest.mark.docs
 

@@ -22,7 +22,7 @@ from tests.papers.__main__ import PROGRAM, app
 from tests.papers.canary import Canaries
 from tests.papers.judging import Side, Verdict
 from tests.support import commandline
-from tests.support.small_table import TABLE
+from tests.support.board import TABLE
 
 pytestmark = pytest.mark.docs
 

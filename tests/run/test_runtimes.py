@@ -25,9 +25,8 @@ from deploy.run.settings import app_folder, load
 from server_app.tracking.sink import progress_of
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import completed, typed
-from tests.support.listening import reachable, watched
 from tests.support.tiny import TinyRun, flat, play
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, reachable, until, watched
 
 FEDERATION = {
     **{"method": "fedorion", "clients": 3, "rounds": 2},

@@ -23,8 +23,8 @@ from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
 from deploy.run.settings import app_folder
 from tests.support.impostor import Impostor
+from tests.support.keys import altered
 from tests.support.relay import Relay, parts, serving
-from tests.support.sealed import altered
 from tests.support.tiny import TinyRun, flat, play
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="warm starts need Linux")

@@ -16,8 +16,8 @@ from deploy.flower.messages import empty
 from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping
+from tests.support.keys import Keyed, altered
 from tests.support.recorded_calls import record_calls
-from tests.support.sealed import Keyed, altered
 from tests.support.tiny import TinyRun, flat, play
 
 CLIENTS = 3

@@ -9,8 +9,8 @@ from common.settings.parse import defaults
 from deploy.study import commands, records
 from deploy.study import paper_table as table
 from deploy.study.paper_table import options, part
+from tests.support.board import TABLE
 from tests.support.commandline import error_of
-from tests.support.small_table import TABLE
 
 TEN = "ten, twice"
 SWITCHED = f"""

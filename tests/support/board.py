@@ -1,4 +1,4 @@
-"""A small leaderboard with made records."""
+"""A small table, and a small leaderboard with made records."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +9,28 @@ from deploy.leaderboard.protocol import Protocol
 from deploy.study import paper_table, records
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Recorded
+
+TABLE = """
+title = "A table"
+seeds = [1, 2, 3, 4, 5]
+[base]
+clients = 2
+rounds = 3
+fleet = "mlp@0.25"
+data = { name = "toy", samples = 120, test-samples = 60, partition = "iid" }
+train = { epochs = 2 }
+[[row]]
+name = "A"
+set = { method = "fedavg" }
+[[row]]
+name = "B"
+set = { method = "fedprox" }
+[[column]]
+name = "C"
+[[column]]
+name = "rounds"
+"""
+"""A table of two methods on the data set ``toy``; a cell takes a fraction of a second."""
 
 SMALL: dict[str, Any] = {
     "name": "points",
