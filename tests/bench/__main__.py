@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import idle, loop, personal, record, runs
+from tests.bench import idle, loop, record, runs
+from tests.papers import htfllib_speed
 
 AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
 
@@ -47,8 +48,8 @@ def main() -> None:
 
     aim = AIMS["personal"]
     console.print(f"[bold]a round beside a bare loop[/], one thread, seconds (aim: at most {aim})")
-    for method in personal.METHODS:
-        figures = personal.compare(method)
+    for method in htfllib_speed.METHODS:
+        figures = htfllib_speed.compare(method)
         shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
         console.print(f"  {method}: {shown}")
         found[f"round {method}"] = figures

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
