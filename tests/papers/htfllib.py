@@ -96,7 +96,8 @@ def compare(method: str, folder: Path, ours: dict[str, Value], theirs: dict[str,
     ]
     server = [after[name] for name in sorted(after) if name.startswith("server/")]
     if server:
-        state: StateDict = held.saved.state.get("w") or held.saved.state["head"]
+        kept: Any = held.saved.state
+        state: StateDict = kept.get("w") or kept["head"]
         pairs += [(a, b, a) for a, b in zip(state.values(), server, strict=True)]
     accuracies = [e["personal"]["accuracy"] for e in run.journal[1:]]
     return Compared(
