@@ -50,7 +50,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
 
-    def flat(self) -> Mapping[str, object]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the fields by name, in the form for summaries and trackers."""
         return self.model_dump()
 
@@ -111,7 +111,7 @@ class Fairness(Part):
     main: Spread
     models: dict[str, Spread] = {}
 
-    def flat(self) -> Mapping[str, object]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return amp, fm and wlp of the run's model, and those of every model under its name."""
         return {**self.main.model_dump(), **{n: s.model_dump() for n, s in self.models.items()}}
 
@@ -172,7 +172,7 @@ class Incentive(Part):
     after: float
     clients: dict[int, Gain] = {}
 
-    def flat(self) -> Mapping[str, object]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the means."""
         return self.model_dump(exclude={"clients"})
 
@@ -240,7 +240,7 @@ class PeakMemory(Part):
                 clients[k] = max(size, clients.get(k, 0.0))
         return PeakMemory(clients=clients, server=max((peak.server for peak in peaks), default=0.0))
 
-    def flat(self) -> Mapping[str, float]:
+    def as_dict(self) -> Mapping[str, float]:
         """Return the clients' mean, the clients' maximum and the server's bytes."""
         sizes = list(self.clients.values()) or [0.0]
         return {"clients": fmean(sizes), "largest": max(sizes), "server": self.server}

@@ -48,7 +48,7 @@ class Run:
     @property
     def config(self) -> dict[str, object]:
         """Value of every setting in the run, by key, such as ``data.alpha``."""
-        return reading.flat(self._read().config)
+        return reading.dotted(self._read().config)
 
     @property
     def finished(self) -> bool:

@@ -252,7 +252,7 @@ class Averaged(GlobalModel[O, T], ABC):
 
     # The models, and the parts that clients train.
 
-    def drawn(self) -> Models:
+    def initial_models(self) -> Models:
         """Return the initial models."""
         return {self.global_spec: self.initial(self.global_spec)}
 
@@ -260,11 +260,11 @@ class Averaged(GlobalModel[O, T], ABC):
         """Return the initial weights of the global model of one architecture."""
         return tree.snapshot(self.build(spec))
 
-    def parts(self, models: Models) -> Models:
+    def by_architecture(self, models: Models) -> Models:
         """Return the weights that each architecture trains and scores, smallest first."""
         return models
 
-    def flat(self, models: Models) -> StateDict:
+    def merged(self, models: Models) -> StateDict:
         """Return all weights of the global models as one state dict."""
         return models[self.global_spec]
 
@@ -275,13 +275,13 @@ class Averaged(GlobalModel[O, T], ABC):
     def classifiers(self, models: Models) -> dict[str, Classifier]:
         """Return the networks with the weights ``models``, smallest first."""
         networks = {}
-        for spec, w in self.parts(models).items():
+        for spec, w in self.by_architecture(models).items():
             networks[spec] = self.network(spec)
             networks[spec].load_state_dict(w)
         return networks
 
     def weights_to_score(self) -> StateDict | None:
-        return self.flat(self.models)
+        return self.merged(self.models)
 
     def trains(self, client: Client) -> str:
         """Return the architecture that a client trains."""
@@ -289,13 +289,13 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def start(self, models: Models, client: Client) -> StateDict:
         """Return the weights from which a client starts its training."""
-        return self.parts(models)[self.trains(client)]
+        return self.by_architecture(models)[self.trains(client)]
 
-    def part(self, client: Client, sent: Request, w: StateDict) -> Request:
+    def own_request(self, client: Client, sent: Request, w: StateDict) -> Request:
         """Return the request for a client whose own architecture has the weights ``w``."""
         return sent.model_copy(update={"w": w})
 
-    def taken(self, client: Client, t: int) -> Submodel:
+    def submodel(self, client: Client, t: int) -> Submodel:
         """Return the client's part of the widest network in round t, for ``across = "width"``."""
         return Submodel(self.trains(client))
 

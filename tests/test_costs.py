@@ -175,8 +175,8 @@ def test_a_clients_most_is_that_of_its_hungriest_round() -> None:
     first = PeakMemory(clients={0: 1.0, 1: 5.0}, server=2.0)
     most = PeakMemory.most([first, PeakMemory(clients={0: 3.0, 2: 4.0})])
     assert most == PeakMemory(clients={0: 3.0, 1: 5.0, 2: 4.0}, server=2.0)
-    assert most.flat() == {"clients": 4.0, "largest": 5.0, "server": 2.0}
-    assert PeakMemory.most([]).flat() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
+    assert most.as_dict() == {"clients": 4.0, "largest": 5.0, "server": 2.0}
+    assert PeakMemory.most([]).as_dict() == {"clients": 0.0, "largest": 0.0, "server": 0.0}
 
 
 def test_the_second_exchange_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import final
 import torch
 
 from client_app.bases.incentive import RewardedClient
-from common.exchange.predictions import spoken
+from common.exchange.predictions import encoded
 from common.methods.dl_sh import Options, Reply, Request
 from common.models.classifier import Classifier
 
@@ -28,4 +28,4 @@ class DLSH(RewardedClient[Options, Request]):
         values, probabilities = self.logits(net), self.options.exchange == "probs"
         if probabilities:
             values = torch.softmax(values, dim=1)
-        return spoken(values, self.config.wire.dtype, probabilities=probabilities)
+        return encoded(values, self.config.wire.dtype, probabilities=probabilities)

@@ -7,7 +7,7 @@ from client_app.bases.own_model import ClientState, OwnModel
 from client_app.bases.public_set import SharedPublicSet
 from client_app.participant import upload
 from common.exchange import protocol
-from common.exchange.predictions import spoken
+from common.exchange.predictions import encoded
 from common.exchange.records import Records, StateDict
 from common.methods.fedmd import (
     ConsensusReply,
@@ -70,7 +70,7 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
         net = self.participant.model(self.spec, state.local if state else None)
         metrics = self._start(t, net) if state is None and self._starts else {}
         predictions = o.speak(self.task.logits(net, self.images(t)))
-        theta = spoken(predictions, self.config.wire.dtype, probabilities=o.probabilities)
+        theta = encoded(predictions, self.config.wire.dtype, probabilities=o.probabilities)
         return Reply(metrics=metrics, **theta)
 
     def _start(self, t: int, net: Classifier) -> dict[str, float]:

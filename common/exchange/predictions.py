@@ -48,7 +48,7 @@ class Predictions(Records, kind="predictions.Predictions"):
         return quantise.decode(self.theta, self.low, self.high)
 
 
-def spoken(values: Tensor, dtype: str, *, probabilities: bool) -> dict[str, Any]:
+def encoded(values: Tensor, dtype: str, *, probabilities: bool) -> dict[str, Any]:
     """Return the fields of ``Predictions`` for ``values``, float32 [N, C]."""
     if probabilities:
         theta = quantise.encode(values.clamp(0, 1), dtype)

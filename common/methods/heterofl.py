@@ -93,7 +93,7 @@ class Partial(Averaging):
             why = f'method = "{task.config.run.method}", whose BatchNorm has no running statistics'
             raise not_allowed("score.bn", "running", why, "recalibrated", "batch")
 
-    def taken(self, task: Task, info: ClientInfo, t: int) -> Submodel:
+    def submodel(self, task: Task, info: ClientInfo, t: int) -> Submodel:
         """Return the part that a client trains in round t; t = 0: its leading block."""
         classes = set(info.classes) if self.mask == "zero" else set(range(task.num_classes))
         rows = tuple(sorted(classes)) if len(classes) < task.num_classes else None

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from common.settings.keys import marked
 from common.settings.marks import Mark
-from deploy.report.read import Run, flat
+from deploy.report.read import Run, dotted
 from deploy.report.table import clean
 
 LEVEL = 0.95  #: confidence level of an interval
@@ -106,7 +106,7 @@ def _belongs(run: Run, group: Sequence[Run]) -> bool:
 def _settings(run: Run) -> dict[str, object]:
     """Return the settings that affect a run's results, without the seed."""
     hidden = STARTED | {"seed"}
-    return {name: value for name, value in flat(run.config).items() if name not in hidden}
+    return {name: value for name, value in dotted(run.config).items() if name not in hidden}
 
 
 def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
@@ -114,7 +114,7 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[object]]:
 
     All seeds of a group are listed; the settings with ``Mark.STARTED`` are left out.
     """
-    configs = [flat(runs[0].config) for runs in groups]
+    configs = [dotted(runs[0].config) for runs in groups]
     for config, runs in zip(configs, groups, strict=True):
         if len(runs) > 1:
             config["seed"] = ", ".join(str(run.setting("seed")) for run in runs)
@@ -147,7 +147,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 def _told_apart(name: str, groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return a unique name for each of ``groups``, whose runs all have this name."""
     first = [runs[0] for runs in groups]
-    shared = set.intersection(*(set(flat(run.config)) for run in first)) - {"method"}
+    shared = set.intersection(*(set(dotted(run.config)) for run in first)) - {"method"}
     if any(len(runs) > 1 for runs in groups):
         shared -= {"seed"}
     differing = {n: values for n, values in differences(groups).items() if n in shared}

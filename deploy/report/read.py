@@ -378,12 +378,12 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     return run
 
 
-def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def dotted(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Flatten nested tables: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
     out: dict[str, object] = {}
     for name, value in config.items():
         key = f"{prefix}{name}"
-        out |= flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
+        out |= dotted(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return out
 
 

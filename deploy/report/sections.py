@@ -172,7 +172,7 @@ def cost(run: Run) -> Section | None:
     if tuning := run.flops("finetune"):
         lead += f" Fine-tuning before scores took another {operations(tuning)}."
     if (memory := run.memory()).clients:
-        largest, server = (size(memory.flat()[key]) for key in ("largest", "server"))
+        largest, server = (size(memory.as_dict()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
 

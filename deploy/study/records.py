@@ -109,7 +109,7 @@ class Recorded(BaseModel):
 
     def measures(self) -> list[str]:
         """Return the dotted paths of all numbers in the summary."""
-        flat = report.flat(self.summary)
+        flat = report.dotted(self.summary)
         return [name for name in flat if self.measured(name) is not None]
 
     @property
@@ -233,5 +233,5 @@ def _numbers(entry: Entry) -> dict[str, Any]:
     fields = entry.model_dump(include=CURVE, exclude_unset=True)
     fields["primary"] = entry.primary_accuracy
     if entry.fairness is not None:  # named as in the summary
-        fields["fairness"] = entry.fairness.flat()
-    return {name: value for name, value in report.flat(fields).items() if value is not None}
+        fields["fairness"] = entry.fairness.as_dict()
+    return {name: value for name, value in report.dotted(fields).items() if value is not None}

@@ -55,7 +55,7 @@ class Across(Averaged[O, T], ABC):
         self.global_specs = self.model_specs(distinct)
         self.nets = {spec: self.build(spec) for spec in self.specs}
         if not self.models:
-            self.models = self.drawn()
+            self.models = self.initial_models()
             self.begin_overall()
         elif sorted(self.models) != sorted(self.global_specs):
             need = f"the clients need {self.global_specs}"
@@ -69,11 +69,11 @@ class Across(Averaged[O, T], ABC):
     def trained_names(self) -> Set[str]:
         return frozenset[str]().union(*map(tree.parameters_only, self.nets.values()))
 
-    def drawn(self) -> Models:
+    def initial_models(self) -> Models:
         return {spec: self.initial(spec) for spec in self.specs}
 
     def start(self, models: Models, client: Client) -> StateDict:
-        return self.parts(models)[client.architecture]
+        return self.by_architecture(models)[client.architecture]
 
     @abstractmethod
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
@@ -89,17 +89,17 @@ class Across(Averaged[O, T], ABC):
 
         def to(client: Client) -> Request:
             payload = sent(client) if callable(sent) else sent
-            taken = self.taken(client, t)._replace(classes=None)
+            taken = self.submodel(client, t)._replace(classes=None)
             if (key := (id(payload), taken)) not in payloads:
                 w = self.entries(models, taken)
-                payloads[key] = payload, self.part(client, payload, w)
+                payloads[key] = payload, self.own_request(client, payload, w)
             return payloads[key][1]
 
         return to
 
     def entries(self, models: Models, taken: Submodel) -> StateDict:
         """Return the entries of the global models that belong to a sub-model."""
-        return self.parts(models)[taken.spec]
+        return self.by_architecture(models)[taken.spec]
 
     def measured_by(self, name: str) -> Sequence[Client]:
         """Return the clients of architecture ``name``: no other client can compute with it."""
@@ -128,10 +128,10 @@ class Same(Across[O, T]):
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
         return self.specs
 
-    def parts(self, models: Models) -> Models:
+    def by_architecture(self, models: Models) -> Models:
         return {spec: models[spec] for spec in self.specs}
 
-    def flat(self, models: Models) -> StateDict:
+    def merged(self, models: Models) -> StateDict:
         """Return all entries as one state dict, with keys ``architecture/entry``."""
         named = sorted(models.items())
         return {f"{spec}/{name}": value for spec, w in named for name, value in w.items()}

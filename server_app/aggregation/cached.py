@@ -56,7 +56,7 @@ class Oca(Averaged[O, T]):
         A client without an upload is left out, or has the initial model if ``oca.init = "w0"``.
         """
         uploads, fill = self.uploads, self.config.oca.init == "w0"
-        first = self.drawn() if fill else {}
+        first = self.initial_models() if fill else {}
 
         def load(client: Client) -> T:
             if client.k in uploads:
@@ -75,13 +75,13 @@ class Oca(Averaged[O, T]):
 
     def further(self) -> dict[str, Models]:
         """Return the ACA model, and the model that the method scores without OCA."""
-        models = {"aca": self.parts(self.models)}
+        models = {"aca": self.by_architecture(self.models)}
         if super().name != "global" and (w := super().weights_to_score()) is not None:
             models[super().name] = {self.global_spec: w}
         return {**models, **super().further()}
 
     def weights_to_score(self) -> StateDict:
-        return self.flat(self.overall)
+        return self.merged(self.overall)
 
     def state(self) -> State:
         uploads = {k: dict(reply) for k, reply in self.uploads.in_memory.items()}

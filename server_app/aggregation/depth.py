@@ -53,21 +53,21 @@ class Depth(Across[O, T]):
         smaller = [spec for spec in self.specs if spec != self.largest and self.own[spec]]
         return [*smaller, self.largest]
 
-    def drawn(self) -> Models:
+    def initial_models(self) -> Models:
         return self.split(tree.snapshot(self.build(self.largest)))
 
     def split(self, w: StateDict) -> Models:
         """Return the models that the largest network's weights ``w`` give."""
         return {**{spec: cut(w, self.own[spec]) for spec in self.global_specs}, self.largest: w}
 
-    def parts(self, models: Models) -> Models:
+    def by_architecture(self, models: Models) -> Models:
         largest = models[self.largest]
         return {
             spec: cut({**largest, **models.get(spec, {})}, layers)
             for spec, layers in self.layers.items()
         }
 
-    def flat(self, models: Models) -> StateDict:
+    def merged(self, models: Models) -> StateDict:
         """Return one state dict; own entries of smaller sizes have keys ``architecture/entry``."""
         smaller = [(spec, own) for spec, own in models.items() if spec != self.largest]
         named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
@@ -87,7 +87,7 @@ class Depth(Across[O, T]):
         ``sizes``: training samples of these clients; ``previous``: the models before the round;
         ``parameters``: names of the entries that are not buffers.
         """
-        options, before = self.config.average, self.parts(previous)
+        options, before = self.config.average, self.by_architecture(previous)
         if options.across == "depth":
             if options.robust == "clip":  # each upload as a whole
                 names = previous[self.largest].keys() if options.bn_buffers else parameters

@@ -56,13 +56,13 @@ class Width(Across[O, T]):
         self.widest_spec = check_widths(distinct)
         return [self.widest_spec]
 
-    def drawn(self) -> Models:
+    def initial_models(self) -> Models:
         return {self.widest_spec: tree.snapshot(self.build(self.widest_spec))}
 
-    def parts(self, models: Models) -> Models:
+    def by_architecture(self, models: Models) -> Models:
         return {spec: self.entries(models, Submodel(spec)) for spec in self.specs}
 
-    def flat(self, models: Models) -> StateDict:
+    def merged(self, models: Models) -> StateDict:
         return models[self.widest_spec]
 
     def entries(self, models: Models, taken: Submodel) -> StateDict:
@@ -73,7 +73,7 @@ class Width(Across[O, T]):
         options, before = self.config.average, previous[self.widest_spec]
         weights = replies.sizes if options.weights == "samples" else [1] * len(replies)
         blocks = [
-            self._block(self.taken(client, reply.t), reply.w, before, p)
+            self._block(self.submodel(client, reply.t), reply.w, before, p)
             for (client, reply), p in zip(replies, weights, strict=True)
         ]
         counts = self.update_counts(before)

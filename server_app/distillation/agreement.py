@@ -6,7 +6,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from common.exchange.predictions import spoken
+from common.exchange.predictions import encoded
 from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records
 from common.journal import Entry
@@ -57,7 +57,7 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
     def targets(self, mixed: Tensor) -> ConsensusRequest:
         """Return the request with the targets ``mixed``, float32 [n, C]."""
         dtype, probabilities = self.config.wire.dtype, self.options.probabilities
-        return ConsensusRequest(**spoken(mixed, dtype, probabilities=probabilities))
+        return ConsensusRequest(**encoded(mixed, dtype, probabilities=probabilities))
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         return {}

@@ -36,7 +36,7 @@ class FedKF(Averaged[Options, Reply]):
     def request(self, t: int) -> Request:
         if t == 1:
             return Request(w=self.w, w_hat=None, theta=None)
-        w_hat = self.flat(self.overall) if self.options.teacher == "oca" else None
+        w_hat = self.merged(self.overall) if self.options.teacher == "oca" else None
         if self.options.generator_at == "server":
             self._train_generator(t, w_hat or self.w)
         return Request(w=self.w, w_hat=w_hat, theta=self.theta)

@@ -49,7 +49,7 @@ class FedPer(Averaged[PartlyShared, Reply]):
         return {}
 
     def parts_to_score(self) -> Models:
-        return self.parts(self.models)
+        return self.by_architecture(self.models)
 
     def scored_by(self, client: Client) -> str:
         return self.trains(client)

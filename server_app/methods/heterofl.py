@@ -47,11 +47,11 @@ class HeteroFL(Averaged[Partial, Reply]):
         redrawn = self.options.rates == "redrawn"
         return sorted(set(self.config.fleet)) if redrawn else super().architectures()
 
-    def taken(self, client: Client, t: int) -> Submodel:
-        return self.options.taken(self.task, client.info, t)
+    def submodel(self, client: Client, t: int) -> Submodel:
+        return self.options.submodel(self.task, client.info, t)
 
     def trains(self, client: Client) -> str:
-        return self.taken(client, self.t).spec
+        return self.submodel(client, self.t).spec
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return requests without weights; ``aggregation/width.py`` adds each client's block."""

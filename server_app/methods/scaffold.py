@@ -66,7 +66,7 @@ class Scaffold(Averaged[Options, Reply]):
 
         return lambda client: payload(self.accepted.get(client.k, 0))
 
-    def part(self, client: Client, sent: protocol.Request, w: StateDict) -> protocol.Request:
+    def own_request(self, client: Client, sent: protocol.Request, w: StateDict) -> protocol.Request:
         c = {name: self.c[key] for name, key in self.keys[client.architecture].items()}
         request = sent.model_copy(update={"w": w, "c": c})
         assert isinstance(request, Request)

@@ -60,7 +60,7 @@ def write(
         "accuracies": _named_accuracies([entry.accuracies for entry in rounds]),
         "accuracy_bn": _named_accuracies([entry.accuracy_bn for entry in rounds]),
         "rounds_to_target": _rounds_to_target(rounds, config.score.target),
-        "fairness": fair.flat() if fair else None,
+        "fairness": fair.as_dict() if fair else None,
         "primary": _primary(rounds),
         "personal": _personal(rounds),
         "accuracy_covered": last.accuracy_covered,
@@ -74,7 +74,7 @@ def write(
         "bytes": _sums(entry.bytes for entry in entries),
         "drift": statistics.fmean(drifts) if drifts else None,
         "flops": {**flops, "total": sum(flops.values())} if flops else None,
-        "memory": PeakMemory.most(memory).flat() if memory else None,
+        "memory": PeakMemory.most(memory).as_dict() if memory else None,
         "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
         "seconds_by_phase": {
             phase: round(spent, 3) for phase, spent in _sums(e.seconds for e in entries).items()

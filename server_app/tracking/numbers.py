@@ -54,7 +54,7 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
 
 def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
     """Yield every number in the value of a field, with its path; lists are left out."""
-    inner = value.flat() if isinstance(value, Part) else value
+    inner = value.as_dict() if isinstance(value, Part) else value
     if isinstance(inner, Mapping):
         for name, part in inner.items():
             yield from _numbers(f"{path}/{_plain(name)}", part)

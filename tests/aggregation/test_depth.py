@@ -73,7 +73,7 @@ def averaged(
     named = [(f"numbers{len(upload) - 2}", upload) for upload in uploads]
     sizes = sizes or [1] * len(uploads)
     found: Models = ours.average(named, sizes, ours.split(whole), set(whole))
-    parts = ours.parts(found)
+    parts = ours.by_architecture(found)
     return {s: {n: float(value) for n, value in w.items()} for s, w in parts.items()}
 
 
@@ -148,9 +148,9 @@ def test_networks_are_cut_from_the_largest_ones_first_draw() -> None:
     given = {"method": "fedavg", "fleet": "cnn2,cnn4", "average__across": "depth"}
     ours = begun(given, ["cnn2", "cnn4"])
     whole = dict(build("cnn4", (1, 8, 8), 3, seed=1).state_dict())
-    small = ours.parts(ours.split(whole))["cnn2"]
+    small = ours.by_architecture(ours.split(whole))["cnn2"]
     assert all(small[name] is value for name, value in cut(whole, small).items())
-    flat = ours.flat(ours.split(whole))
+    flat = ours.merged(ours.split(whole))
     assert flat.keys() - whole.keys() == {f"cnn2/{name}" for name in ours.own["cnn2"]}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from common.exchange.predictions import spoken
+from common.exchange.predictions import encoded
 from common.exchange.records import StateDict
 from common.losses.distillation import opinion
 from common.methods import dl_sh, ds_fl, fedgkt, fedin, fedmd
@@ -204,7 +204,7 @@ def replies(kind: Any, rows: list[list[float]], n: int, **more: Any) -> Replies[
         theta = torch.tensor([row]).expand(n, -1).contiguous()
         fields: dict[str, Any] = {"theta": theta, "w": None}
         if kind is not ds_fl.Reply:
-            fields |= spoken(theta, "float32", **more)
+            fields |= encoded(theta, "float32", **more)
         known = {name: value for name, value in fields.items() if name in kind.model_fields}
         sent.append((halves.client(k), kind(**known)))
     return Replies.of(sent)

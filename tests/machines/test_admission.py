@@ -116,21 +116,21 @@ def test_a_key_in_use_is_refused_later_than_no_key(keys: Certificates, tmp_path:
         await_admission("127.0.0.1:1", elsewhere, 0, pytest.fail)
 
 
-@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize("encoded", [True, False])
 def test_a_server_of_another_kind_is_refused(
-    keys: Certificates, tmp_path: Path, spoken: bool
+    keys: Certificates, tmp_path: Path, encoded: bool
 ) -> None:
-    said = "uses TLS: pass --ca FILE" if spoken else "does not use TLS: check the port"
-    with serving(Fleet(), keys if spoken else None) as address:
-        admission.check_tls(address, spoken)
+    said = "uses TLS: pass --ca FILE" if encoded else "does not use TLS: check the port"
+    with serving(Fleet(), keys if encoded else None) as address:
+        admission.check_tls(address, encoded)
         with pytest.raises(RuntimeError, match=said):
-            admission.check_tls(address, not spoken)
+            admission.check_tls(address, not encoded)
         with (
-            Control(address, None if spoken else keys.ca, tmp_path) as control,
+            Control(address, None if encoded else keys.ca, tmp_path) as control,
             pytest.raises(RuntimeError, match=said),
         ):
             control.await_answer(2 * PATIENCE)
-        trust = ["--insecure"] if spoken else ["--ca", keys.ca]
+        trust = ["--insecure"] if encoded else ["--ca", keys.ca]
         own = ("--clients", 1, "--k", 0, "--home", tmp_path)
         done = typed("node", "--superlink", address, *own, *trust)
     assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done

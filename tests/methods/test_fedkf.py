@@ -110,7 +110,7 @@ def test_uploads_in_memory_change_no_bit_and_clients_score_both_models_at_once(r
     told = entry["fairness"]["models"]
     assert told["aca"]["wlp"] == min(aca) and told["oca"]["amp"] == entry["fairness"]["main"]["amp"]
     last = Fairness.model_validate(many.journal[-1]["fairness"])
-    assert many.summary["fairness"] == last.flat()
+    assert many.summary["fairness"] == last.as_dict()
     assert many.summary["accuracies"].keys() == {"aca", "oca"}
 
 

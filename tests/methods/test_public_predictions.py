@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import server_app.methods.kt_pfl as half
 from client_app.methods.fedmd import FedMD, Kept
 from client_app.participant import Participant
-from common.exchange.predictions import LARGEST, Predictions, spoken
+from common.exchange.predictions import LARGEST, Predictions, encoded
 from common.journal import Entry
 from common.methods.ds_fl import Reply as DSFLReply
 from common.methods.fedmd import Reply
@@ -46,7 +46,7 @@ def server(**more: Any) -> Any:
 
 def replies(*said: Any, probabilities: bool = False) -> Replies[Reply]:
     """What clients 0, 1, … say, each a list of rows."""
-    told = [spoken(torch.tensor(x), "float32", probabilities=probabilities) for x in said]
+    told = [encoded(torch.tensor(x), "float32", probabilities=probabilities) for x in said]
     return Replies.of([(halves.client(k), Reply(**fields)) for k, fields in enumerate(told)])
 
 
@@ -197,11 +197,11 @@ def test_kept_optimisers_survive_a_resumed_run(optimizer: str, run: Run, tmp_pat
 @pytest.mark.parametrize("dtype", ["float16", "uint8"])
 def test_logits_travel_in_every_dtype_of_the_wire(dtype: str) -> None:
     z = torch.tensor([[-3.0, 0.5, 7.0], [1e6, 0.0, 1.0]])
-    fields = spoken(z[:1], dtype, probabilities=False)
+    fields = encoded(z[:1], dtype, probabilities=False)
     back = Predictions(**fields).said(probabilities=False)
     assert (fields["low"], fields["high"]) == (-3.0, 7.0)
     assert float((back - z[:1]).abs().max()) <= 10 / 255 / 2 + 1e-6
-    wide = Predictions(**spoken(z, dtype, probabilities=False))
+    wide = Predictions(**encoded(z, dtype, probabilities=False))
     wide.check_predictions((2, 3), dtype, probabilities=False)
     assert float(wide.said(probabilities=False).max()) == LARGEST
 
@@ -318,7 +318,7 @@ def kt_pfl(clients: int = 2, **more: Any) -> Any:
 
 
 def distributions(said: dict[int, Tensor]) -> Replies[KTReply]:
-    pairs = ((k, KTReply(**spoken(p, "float32", probabilities=True))) for k, p in said.items())
+    pairs = ((k, KTReply(**encoded(p, "float32", probabilities=True))) for k, p in said.items())
     return Replies.of([(halves.client(k), reply) for k, reply in pairs])
 
 

@@ -309,12 +309,14 @@ def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
 def test_random_windows_are_each_clients_own_and_the_leading_block_scores_a_width() -> None:
     half, members = rolled(fedrolex__windows="random")
     third = client(2, model="cnn2@0.25", classes=[0, 1, 2])
-    windows = [half.taken(c, t).window(16, 8).tolist() for c in (members[1], third) for t in (1, 2)]
+    windows = [
+        half.submodel(c, t).window(16, 8).tolist() for c in (members[1], third) for t in (1, 2)
+    ]
     assert len(set(map(tuple, windows))) == 4 and all(len(set(w)) == 8 for w in windows)
     half, _ = rolled()
     whole, like = half.models["cnn2@0.5"], half.task.expected("cnn2@0.25")
     leading = cut(whole, block(whole, like, LEADING))
-    assert same(half.parts(half.models)["cnn2@0.25"], leading)
+    assert same(half.by_architecture(half.models)["cnn2@0.25"], leading)
 
 
 @pytest.mark.parametrize("windows", ["roll", "random"])
@@ -326,7 +328,7 @@ def test_oca_pastes_an_upload_where_it_was_taken(windows: str) -> None:
     small = half.task.expected("cnn2@0.25").items()
     ones = {n: torch.ones(w.shape, dtype=w.dtype) for n, w in small}
     half.step(1, Replies.of([(members[1], ModelReply(t=1, w=ones))]))
-    window = half.taken(members[1], 1).window(16, 8)
+    window = half.submodel(members[1], 1).window(16, 8)
     for t in (1, 2):
         overall = half.overall["cnn2@0.5"]["stem.bn.weight"]
         assert overall.nonzero().flatten().tolist() == sorted(window.tolist())
