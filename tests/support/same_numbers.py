@@ -38,6 +38,7 @@ MOVED: dict[str, str] = {}
 ADDED: list[str] = [
     *("journal/*/personal", "journal/*/primary", "journal/*/by_class"),
     *("summary/primary", "summary/personal", "upload/*/evaluate"),
+    *("journal/*/failures/*/kind", "summary/failures/*/kind"),
 ]
 """Paths that only the newer recording has."""
 DROPPED: list[str] = ["upload//query.hello/*/2"]
