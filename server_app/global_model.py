@@ -49,12 +49,12 @@ class GlobalModel(Method[O, U], ABC):
     """
 
     state_type: ClassVar[type[Records]] = Weights
+    moments: dict[str, Moments] = {}  #: as in the state; never modified in place
 
     def prepare(self) -> None:
         super().prepare()
         self.net = self.build(self.global_spec)
         self.w = tree.snapshot(self.net)
-        self.moments: dict[str, Moments] = {}
 
     @property
     def net(self) -> Classifier:

@@ -88,7 +88,7 @@ def test_the_oca_model_is_the_mean_over_the_latest_uploads(init, expected, tmp_p
     oca.begin(clients)
     oca.net, w0 = torch.nn.Linear(1, 1, bias=False), {oca.global_spec: weight(10.0)}
     oca.models = oca.overall = w0
-    oca.drawn = lambda: w0
+    oca.initial_models = lambda: w0
     oca.step(1, sent((0, 1.0), (1, 2.0)))
     oca.step(2, sent((0, 6.0)))
     assert oca.w["weight"].item() == 6.0, "the active client's"
