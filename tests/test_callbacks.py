@@ -130,7 +130,7 @@ def test_an_error_ends_the_run_in_one_line_with_its_checkpoint(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("seen", "callbacks = 'seen' is unknown: choose from"),
+        ("seen", "callbacks = 'seen' is unknown: choose from module:attribute"),
         ("{own}:Nobody", "has no attribute 'Nobody'"),
         ("nowhere:Seen", "no module named 'nowhere'"),
         ("{own}:CALLS", "is no Callback"),

@@ -85,7 +85,8 @@ def named(callbacks: str) -> dict[str, type[Callback]]:
     """
     kinds: dict[str, type[Callback]] = {}
     for name in filter(None, map(str.strip, callbacks.split(","))):
-        kind = plugins.required("callbacks", name, (), f"callbacks = {name!r} is unknown")
+        what = f"callbacks = {name!r} is unknown"
+        kind = plugins.required("callbacks", name, ("module:attribute",), what)
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise ValueError(f"callbacks = {name!r} is no Callback of server_app.callbacks")
         kinds[name] = plugins.checked(kind)
