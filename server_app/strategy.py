@@ -280,8 +280,10 @@ class MethodStrategy(Run, Strategy):
     def _keep(self) -> None:
         """Store the entry, as far as it may leave the server, and the state after the round."""
         withhold(self.entry, self.config, len(self.membership.roster))
-        for callback in self.history.callbacks:
-            callback.after_round(self.entry)
+        for built_in in self.built_in:
+            built_in.after_round(self.entry)
+        for user in self.history.users.values():  # a copy, so that no callback changes the journal
+            user.after_round(self.entry.model_copy(deep=True))
         self.record.add(
             self.entry,
             self.method.state,

@@ -25,7 +25,7 @@ class Mark(Enum):
     SERVER_EPOCHS = "Epochs that the server trains in a round."
     STARTED = "Where and how a run is started: runs that differ only in it are repetitions."
     CHOSEN = "A method's row of a leaderboard may choose the value."
-    MACHINE = "The machine decides the value, so no leaderboard fixes it."
+    MACHINE = "A run or its machine decides the value, so no leaderboard fixes it."
 
 
 @final
