@@ -1,16 +1,16 @@
 """Base classes of server halves with a global model: ``GlobalModel`` and ``Averaged``.
 
-``Averaged`` averages the models that clients trained; a method overrides the combination or a later
-step. The classes in ``aggregation/`` derive from it too and extend a method: they average across
-architectures, or over the cached uploads of all clients (OCA). In ``PredictorPart`` the mean is no
-model by itself.
+``Averaged`` averages the models that clients trained, with the parts in ``aggregation/`` that the
+settings choose; a method overrides the combination or a later step. In ``PredictorPart`` the mean
+is no model by itself.
 """
 
 import math
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.data import divide
 from common.data.shares import check_public_tests
-from common.exchange.protocol import ModelReply, ModelRequest, Request
+from common.exchange.protocol import ModelRequest, Request
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.models.offloaded import OffloadedModel
@@ -26,10 +26,15 @@ from common.settings.config import not_allowed
 from common.settings.options import KRUM
 from common.techniques.widths import Submodel
 from common.training import seeds, tree
+from server_app.aggregation.cached import Uploads
+from server_app.aggregation.depth import Depth
+from server_app.aggregation.matching import Joint, Matching, Same, T
+from server_app.aggregation.matching import State as MatchedState
 from server_app.aggregation.mean import average
 from server_app.aggregation.optimizer import Moments, step
 from server_app.aggregation.privacy import NoisyMean
 from server_app.aggregation.robust import check_count, liars
+from server_app.aggregation.width import Width
 from server_app.method import Client, Method, Metrics, Models, O, Replies, U
 
 
@@ -88,42 +93,75 @@ class GlobalModel(Method[O, U], ABC):
         return torch.softmax(self.task.logits(self.net, x), dim=1)
 
 
-T = TypeVar("T", bound=ModelReply)
+MATCHINGS: dict[str, type[Matching]] = {
+    "layerwise": Depth,
+    "depth": Depth,
+    "same": Same,
+    "width": Width,
+}
+"""Matching of the clients' networks by the value of ``average.across``."""
 
 
 class Averaged(GlobalModel[O, T], ABC):
     """Base class of averaging methods: w ← Σ_{k∈S_t} p_k w_k by the settings of [average].
 
-    There is one global model, or one for each architecture (``average.across``).
+    The parts of the mean: ``matching`` of entries if every client trains its own architecture
+    (``average.across``), ``uploads``, from which ŵ is combined (OCA), ``private``, the noisy mean.
     """
 
-    overall: Models
-    """Combination of all clients' latest uploads (OCA); empty without OCA."""
-    private: NoisyMean | None = None  #: the noisy mean; None without differential privacy
-    widest: bool = False
-    """Whether the widest network is ``main`` (``average.across = "width"``)."""
-    by_width: bool = False
-    """Whether p_k of convolutions includes the client's channels (``average.across = "width"``)."""
+    matching: Matching | None = None  #: None if all clients train one global model
+    uploads: Uploads[T] | None = None  #: every client's latest upload; None without OCA
+    overall: Models = {}  #: ŵ, combination of the uploads, by architecture; empty without OCA
+    private: NoisyMean | None = None  #: None without differential privacy
 
     def prepare(self) -> None:
         super().prepare()
-        self.begin_overall()
-        if self.config.privacy.on:
-            self.private = NoisyMean(self.config)
-        optimizer = self.config.average.server_optimizer
+        config, run = self.config, self.config.run
+        if config.average.across != "none":
+            self.matching = MATCHINGS[config.average.across](self.task)
+        if config.oca.aggregate == "on":
+            kind = cast("type[T]", self.reply_type)
+            self.uploads = Uploads(kind, Path(run.out), config.oca.in_memory, run.keep)
+            self.student_name, self.name, self.overall = self.name, "oca", self.models
+        if config.privacy.on:
+            self.private = NoisyMean(config)
+        optimizer = config.average.server_optimizer
         if optimizer != "none" and "moments" not in self.state_type.model_fields:
             why = "a state that is not derived from server_app.global_model.Weights"
             raise not_allowed("average.server-optimizer", optimizer, why, "none")
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        """Set the clients; raise ``Stopped`` if a round may have too few replies for Krum.
+    # Membership.
 
-        Raises ``ValueError`` if FLTrust's public set has test images.
+    def begin(self, clients: Sequence[Client]) -> None:
+        """Set the clients, and the models of their architectures.
+
+        Raises ``Stopped`` if a round may have too few replies for Krum, ``ValueError`` if FLTrust's
+        public set has test images, or if the architectures do not match.
         """
+        if self.matching is not None:
+            self.check_sizes(clients)
         super().begin(clients)
         if self.config.average.robust == "fltrust":
             check_public_tests(self.config.data, self.roster_size, self.config.partition_seed)
         self.check_enough(clients)
+        if self.matching is None:
+            return
+        self.matching.begin(self.architectures(), self.build)
+        self.main = self.matching.main
+        if self.models:
+            self.matching.check_models()
+        else:
+            self.begin_models(self.initial_models())
+
+    def begin_models(self, models: Models) -> None:
+        """Set the initial models, and ŵ before the first upload."""
+        self.models = models
+        self.overall = models if self.uploads is not None else {}
+
+    def admit(self, client: Client) -> None:
+        super().admit(client)
+        if self.matching is not None:
+            self.check_known(client)
 
     def check_enough(self, clients: Sequence[Client]) -> None:
         run, average = self.config.run, self.config.average
@@ -131,15 +169,13 @@ class Averaged(GlobalModel[O, T], ABC):
             return
         selected = min(run.per_round or len(clients), len(clients))
         absent = len(clients) - math.ceil(run.min_replies * selected - 1e-9)
-        most = len(clients) if self.overall else selected
+        most = selected if self.uploads is None else len(clients)
         for spec, n in sorted(Counter(self.trains(client) for client in clients).items()):
             for replies in range(max(n - absent, 1), min(n, most) + 1):
                 where = f" in a round with {replies} clients of {spec}"
                 check_count(replies, liars(replies, average.trim), where)
 
-    def begin_overall(self) -> None:
-        """Set ŵ before the first upload; empty without OCA."""
-        self.overall = self.models if self.config.oca.aggregate == "on" else {}
+    # A round.
 
     def select(self, t: int) -> list[Client]:
         if self.private is None or self.config.privacy.sampling == "public":
@@ -147,69 +183,75 @@ class Averaged(GlobalModel[O, T], ABC):
         members = {client.k: client for client in self.clients}
         return [members[k] for k in self.private.selected(t, self.roster_size) if k in members]
 
-    @property
-    def models(self) -> Models:
-        """Combination of the active clients' uploads (ACA), by architecture."""
-        return {self.global_spec: self.w}
+    def requests(self, t: int) -> Request | Callable[[Client], Request]:
+        """Return a function that gives clients with equal payloads one object, to pack it once."""
+        sent, matching, models = self.request(t), self.matching, self.models
+        if matching is None:
+            return sent
+        payloads: dict[tuple[int, Submodel], tuple[Request, Request]] = {}
 
-    @models.setter
-    def models(self, models: Models) -> None:
-        self.w = models[self.global_spec]
+        def to(client: Client) -> Request:
+            payload = sent(client) if callable(sent) else sent
+            taken = matching.submodel(client, t)._replace(classes=None)
+            if (key := (id(payload), taken)) not in payloads:
+                w = matching.entries(models, taken)
+                payloads[key] = payload, self.own_request(client, payload, w)
+            return payloads[key][1]
+
+        return to
+
+    def own_request(self, client: Client, sent: Request, w: StateDict) -> Request:
+        """Return the request for a client whose own architecture has the weights ``w``."""
+        return sent.model_copy(update={"w": w})
 
     def check(self, client: Client, reply: T) -> None:
         spec = self.trains(client)
         tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
-
-    def update_counts(self, w: StateDict) -> dict[str, Tensor]:
-        """Return the counts of updates by entry of w, which the mean of this round increases.
-
-        Entries that it lacks get the plain mean; for ``average.across = "width"``.
-        """
-        return {}
-
-    # A round.
 
     def step(self, t: int, replies: Replies[T]) -> Metrics:
         self.t = t
         previous = self.models
         combined = self.optimized(previous, self.aggregate(replies, previous))
         self.models, metrics = self.refine(t, replies, combined)
-        return {**metrics, **self.after(t, replies)}
-
-    def optimized(self, previous: Models, mean: Models) -> Models:
-        """Return the models after the step of the server's optimizer, if there is one.
-
-        ``previous``: the models before the round; ``mean``: the combination of the uploads.
-        """
-        if self.config.average.server_optimizer == "none":
-            return mean
-        names, stepped = self.trained_names, dict(mean)
-        for spec, w in mean.items():
-            moments = self.moments.get(spec, {})
-            stepped[spec], kept = step(self.config.average, previous[spec], w, moments, names)
-            self.moments = {**self.moments, spec: kept}
-        return stepped
-
-    @property
-    def trained_names(self) -> Set[str]:
-        """Names of the parameters of all global models."""
-        return self.parameter_names
+        metrics = {**metrics, **self.after(t, replies)}
+        if self.uploads is not None:
+            self.uploads.put(t, [(client.k, self.cached(reply)) for client, reply in replies])
+            latest = self._latest(self.uploads)
+            self.overall, _ = self.refine(t, latest, self.aggregate(latest, self.overall))
+        return metrics
 
     def aggregate(self, replies: Replies[T], previous: Models) -> Models:
-        """Return the combination of the uploads; ``previous``: the models before the round."""
-        return {spec: self.combine(replies, w) for spec, w in previous.items()}
+        """Return the combination of the uploads; ``previous``: the models before the round.
+
+        An architecture without a client in this round stays unchanged.
+        """
+        if isinstance(self.matching, Joint):
+            return self.matching.aggregate(self.t, replies, previous, self.states)
+        return {spec: self._aggregate(spec, replies, w) for spec, w in previous.items()}
+
+    def _aggregate(self, spec: str, replies: Replies[T], previous: StateDict) -> StateDict:
+        of_spec = replies.where(lambda client: self.trains(client) == spec)
+        empty = not len(of_spec) and self.private is None
+        return previous if empty else self.combine(of_spec, previous)
 
     def combine(self, replies: Replies[T], previous: StateDict) -> StateDict:
         """Return the new w of one architecture from its uploads.
 
         Under differential privacy there may be no upload, otherwise there is at least one.
         """
-        names = self.parameter_names
+        names = self.trained_names
         states = self.states(replies, previous, names)
         if self.private is not None:
             return self.private.mean(self.t, states, previous, names, self.roster_size)
-        trusted = self.trusted(self.global_spec, previous, replies.sizes)
+        trusted = self.trusted(self.trains(replies.clients[0]), previous, replies.sizes)
         return average(states, replies.sizes, previous, self.config.average, names, trusted)
+
+    def states(
+        self, replies: Replies[T], previous: StateDict, parameters: Set[str]
+    ) -> Iterable[StateDict]:
+        """Return the state dicts to average; ``previous``: the model before the round."""
+        states = (reply.w for _, reply in replies)
+        return list(states) if replies.in_memory else states
 
     def trusted(self, spec: str, previous: StateDict, sizes: Sequence[int]) -> StateDict | None:
         """Return the parameters that the server trains from ``previous``; None without FLTrust.
@@ -228,12 +270,19 @@ class Averaged(GlobalModel[O, T], ABC):
             task.fit(self.t, net.parameters(), steps, lambda x, y: F.cross_entropy(net(x), y))
         return tree.cut(tree.snapshot(net), sorted(tree.parameters_only(net)))
 
-    def states(
-        self, replies: Replies[T], previous: StateDict, parameters: Set[str]
-    ) -> Iterable[StateDict]:
-        """Return the state dicts to average; ``previous``: the model before the round."""
-        states = (reply.w for _, reply in replies)
-        return list(states) if replies.in_memory else states
+    def optimized(self, previous: Models, mean: Models) -> Models:
+        """Return the models after the step of the server's optimizer, if there is one.
+
+        ``previous``: the models before the round; ``mean``: the combination of the uploads.
+        """
+        if self.config.average.server_optimizer == "none":
+            return mean
+        names, stepped = self.trained_names, dict(mean)
+        for spec, w in mean.items():
+            moments = self.moments.get(spec, {})
+            stepped[spec], kept = step(self.config.average, previous[spec], w, moments, names)
+            self.moments = {**self.moments, spec: kept}
+        return stepped
 
     def refine(self, t: int, replies: Replies[T], models: Models) -> tuple[Models, Metrics]:
         """Return the final models and metrics from the combination of ``replies``.
@@ -250,11 +299,45 @@ class Averaged(GlobalModel[O, T], ABC):
         """Return the part of an upload that a later combination needs."""
         return reply.model_copy(update={"metrics": {}})
 
+    def _latest(self, uploads: Uploads[T]) -> Replies[T]:
+        """Return every client's latest upload.
+
+        A client without an upload is left out, or has the initial model if ``oca.init = "w0"``.
+        """
+        fill = self.config.oca.init == "w0"
+        first = self.initial_models() if fill else {}
+
+        def load(client: Client) -> T:
+            if client.k in uploads:
+                return uploads.get(client.k)
+            return uploads.kind.model_construct(w=self.start(first, client))
+
+        return Replies([c for c in self.clients if fill or c.k in uploads], load)
+
     # The models, and the parts that clients train.
+
+    @property
+    def models(self) -> Models:
+        """Combination of the active clients' uploads (ACA), by architecture."""
+        return {self.global_spec: self.w} if self.matching is None else self.matching.models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        if self.matching is None:
+            self.w = models[self.global_spec]
+        else:
+            self.matching.models = models
+
+    @property
+    def trained_names(self) -> Set[str]:
+        """Names of the parameters of all global models."""
+        return self.parameter_names if self.matching is None else self.matching.parameter_names
 
     def initial_models(self) -> Models:
         """Return the initial models."""
-        return {self.global_spec: self.initial(self.global_spec)}
+        if self.matching is None:
+            return {self.global_spec: self.initial(self.global_spec)}
+        return self.matching.initial(self.initial)
 
     def initial(self, spec: str) -> StateDict:
         """Return the initial weights of the global model of one architecture."""
@@ -262,42 +345,83 @@ class Averaged(GlobalModel[O, T], ABC):
 
     def by_architecture(self, models: Models) -> Models:
         """Return the weights that each architecture trains and scores, smallest first."""
-        return models
+        return models if self.matching is None else self.matching.by_architecture(models)
 
     def merged(self, models: Models) -> StateDict:
         """Return all weights of the global models as one state dict."""
-        return models[self.global_spec]
+        return models[self.global_spec] if self.matching is None else self.matching.merged(models)
 
-    def network(self, spec: str) -> Classifier:
-        """Return the network of an architecture on the server's device, with any weights."""
-        return self.net
+    def trains(self, client: Client) -> str:
+        """Return the architecture that a client trains."""
+        return self.global_spec if self.matching is None else client.architecture
+
+    def start(self, models: Models, client: Client) -> StateDict:
+        """Return the weights from which a client starts its training."""
+        spec = self.global_spec if self.matching is None else client.architecture
+        return self.by_architecture(models)[spec]
+
+    # What is scored.
+
+    student_name: str = ""  #: name of ``student`` under OCA
+
+    def student(self) -> StateDict | None:
+        """Return the weights of a network that learnt from w and is scored in its place.
+
+        It has the method's ``name``, and w then has the name "teacher". None without one.
+        """
+        return None
 
     def classifiers(self, models: Models) -> dict[str, Classifier]:
         """Return the networks with the weights ``models``, smallest first."""
         networks = {}
         for spec, w in self.by_architecture(models).items():
-            networks[spec] = self.network(spec)
+            networks[spec] = self.net if self.matching is None else self.matching.nets[spec]
             networks[spec].load_state_dict(w)
         return networks
 
+    def networks(self) -> dict[str, Classifier]:
+        return {} if self.matching is None else self.classifiers(self.overall or self.models)
+
+    def model(self) -> Classifier | None:
+        scored = self.overall or self.models
+        if not self.overall and (student := self.student()) is not None:
+            scored = {self.global_spec: student}
+        return next(reversed(self.classifiers(scored).values()), None)
+
+    def further(self) -> dict[str, Models]:
+        """Return the ACA model under OCA, the student under OCA, and the student's teacher."""
+        further, student = {}, self.student()
+        if self.uploads is not None:
+            further["aca"] = self.by_architecture(self.models)
+            if student is not None:
+                further[self.student_name] = {self.global_spec: student}
+        return further if student is None else {**further, "teacher": self.models}
+
     def weights_to_score(self) -> StateDict | None:
-        return self.merged(self.models)
+        student = self.student() if self.uploads is None else None
+        return self.merged(self.overall or self.models) if student is None else student
 
-    def trains(self, client: Client) -> str:
-        """Return the architecture that a client trains."""
-        return self.global_spec if self.config.average.across == "none" else client.architecture
+    def measured_by(self, name: str) -> Sequence[Client]:
+        matching = self.matching
+        return self.clients if matching is None else matching.measured_by(self.clients, name)
 
-    def start(self, models: Models, client: Client) -> StateDict:
-        """Return the weights from which a client starts its training."""
-        return self.by_architecture(models)[self.trains(client)]
+    # Checkpoints.
 
-    def own_request(self, client: Client, sent: Request, w: StateDict) -> Request:
-        """Return the request for a client whose own architecture has the weights ``w``."""
-        return sent.model_copy(update={"w": w})
+    def state(self) -> Records:
+        state = super().state()
+        if self.matching is not None:
+            own = {name: value for name, value in state if name != "w"}
+            state = MatchedState(models=self.models, inner=own)
+        return state if self.uploads is None else self.uploads.state(dict(state), self.overall)
 
-    def submodel(self, client: Client, t: int) -> Submodel:
-        """Return the client's part of the widest network in round t, for ``across = "width"``."""
-        return Submodel(self.trains(client))
+    def restore(self, state: Mapping[str, object]) -> None:
+        if self.uploads is not None:
+            state, self.overall = self.uploads.restore(state)
+        if self.matching is not None:
+            kept = MatchedState.model_validate(state)
+            self.models = dict(kept.models)
+            state = {"w": self.w, **kept.inner}
+        super().restore(state)
 
 
 class PredictorPart(Averaged[O, T], ABC):

@@ -198,6 +198,10 @@ class Method(ABC, Generic[O, U]):
     def request(self, t: int) -> Request | Callable[[Client], Request]:
         """Return the payload of round t: one for all clients, or a function of the client."""
 
+    def requests(self, t: int) -> Request | Callable[[Client], Request]:
+        """Return the payload of round t as it is sent; by default that of ``request``."""
+        return self.request(t)
+
     def check(self, client: Client, reply: U) -> None:
         """Raise ``ValueError`` if the content of a reply is invalid."""
 

@@ -144,7 +144,7 @@ class MethodStrategy(Run, Strategy):
         with clock(entry, "select"), costs.of_server(entry, self.config.run):
             selected = method.select(t)
             entry.selected = [client.k for client in selected]
-            request, missed = method.request(t), self.membership.missed
+            request, missed = method.requests(t), self.membership.missed
             asked = [client for client in selected if client.k not in missed]
             self.sent = {c.k: request(c) if callable(request) else request for c in asked}
             if silent := sorted(missed & {*entry.selected}):

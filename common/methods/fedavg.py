@@ -24,7 +24,7 @@ Two options extend this and every other averaging method:
     network, and all other networks must be its sub-models.
   - ``depth`` does the same, except for each size's own layers
     (``server_app/aggregation/depth.py``).
-  - ``same`` averages only within equal architectures (``server_app/aggregation/across.py``).
+  - ``same`` averages only within equal architectures (``server_app/aggregation/matching.py``).
   - ``width`` averages each number over all clients that have it. The networks are one architecture
     in several widths, each the leading block of the widest (``server_app/aggregation/width.py``).
 

@@ -4,6 +4,7 @@ A method's contract lists the tables that it reads (``uses``) and its own values
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, final
 
 from pydantic import Field
@@ -118,6 +119,10 @@ class Average(Section):
     server_tau: Positive = 0.001
     """All but ``sgd``: τ, which limits the step of parameters with small changes; a larger value
     makes the step more like that of ``sgd``."""
+
+    def shares(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Return p_k of clients with ``sizes`` training samples, not divided by their sum."""
+        return sizes if self.weights == "samples" else [1] * len(sizes)
 
     @property
     def server_rate(self) -> float:

@@ -14,14 +14,12 @@ names it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, cast, final
+from typing import Generic, TypeVar, final
 
 from common.exchange.protocol import Reply
 from common.exchange.records import Records, StateDict
 from common.files import write_atomically
-from common.models.classifier import Classifier
-from server_app.global_model import Averaged, T
-from server_app.method import Client, Metrics, Models, O, Replies
+from server_app.method import Models
 
 
 @final
@@ -30,69 +28,6 @@ class State(Records, kind="oca.State"):
     overall: dict[str, StateDict]  #: ŵ by architecture
     uploads: dict[int, dict[str, object]]  #: the uploads in memory, by client
     rounds: dict[int, int]  #: the round of each client's upload
-
-
-@final
-class Oca(Averaged[O, T]):
-    """Class placed before a method's class: ŵ ← its combination of all clients' latest uploads."""
-
-    name = "oca"
-
-    def prepare(self) -> None:
-        super().prepare()
-        run, kind = self.config.run, cast("type[T]", self.reply_type)
-        self.uploads = Uploads(kind, Path(run.out), self.config.oca.in_memory, run.keep)
-
-    def step(self, t: int, replies: Replies[T]) -> Metrics:
-        metrics = super().step(t, replies)
-        self.uploads.put(t, [(client.k, self.cached(reply)) for client, reply in replies])
-        latest = self._latest()
-        self.overall, _ = self.refine(t, latest, self.aggregate(latest, self.overall))
-        return metrics
-
-    def _latest(self) -> Replies[T]:
-        """Return every client's latest upload.
-
-        A client without an upload is left out, or has the initial model if ``oca.init = "w0"``.
-        """
-        uploads, fill = self.uploads, self.config.oca.init == "w0"
-        first = self.initial_models() if fill else {}
-
-        def load(client: Client) -> T:
-            if client.k in uploads:
-                return uploads.get(client.k)
-            return uploads.kind.model_construct(w=self.start(first, client))
-
-        return Replies([c for c in self.clients if fill or c.k in uploads], load)
-
-    # What is scored.
-
-    def model(self) -> Classifier:
-        return list(self.classifiers(self.overall).values())[-1]
-
-    def networks(self) -> dict[str, Classifier]:
-        return self.classifiers(self.overall) if super().networks() else {}
-
-    def further(self) -> dict[str, Models]:
-        """Return the ACA model, and the model that the method scores without OCA."""
-        models = {"aca": self.by_architecture(self.models)}
-        if super().name != "global" and (w := super().weights_to_score()) is not None:
-            models[super().name] = {self.global_spec: w}
-        return {**models, **super().further()}
-
-    def weights_to_score(self) -> StateDict:
-        return self.merged(self.overall)
-
-    def state(self) -> State:
-        uploads = {k: dict(reply) for k, reply in self.uploads.in_memory.items()}
-        rounds, inner = self.uploads.rounds, dict(super().state())
-        return State(inner=inner, overall=self.overall, uploads=uploads, rounds=rounds)
-
-    def restore(self, state: Mapping[str, object]) -> None:
-        kept = State.model_validate(state)
-        super().restore(kept.inner)
-        self.overall = dict(kept.overall)
-        self.uploads.restore(kept.uploads, kept.rounds)
 
 
 P = TypeVar("P", bound=Reply)
@@ -137,13 +72,23 @@ class Uploads(Generic[P]):
             return self.in_memory[k]
         return self.kind.model_validate(Upload.load(self._path(k)).up)
 
-    def restore(self, uploads: dict[int, dict[str, object]], rounds: dict[int, int]) -> None:
-        """Restore the cache from a checkpoint. Raises ``ValueError`` if a file is missing."""
-        self.in_memory = {k: self.kind.model_validate(reply) for k, reply in uploads.items()}
-        self.rounds = dict(rounds)
+    def state(self, inner: dict[str, object], overall: Models) -> State:
+        """Return the state of a method (``inner``) with ŵ and the cache."""
+        uploads = {k: dict(reply) for k, reply in self.in_memory.items()}
+        return State(inner=inner, overall=overall, uploads=uploads, rounds=self.rounds)
+
+    def restore(self, state: Mapping[str, object]) -> tuple[dict[str, object], Models]:
+        """Restore the cache from a checkpoint; return the method's own state, and ŵ.
+
+        Raises ``ValueError`` if a file is missing.
+        """
+        kept = State.model_validate(state)
+        self.in_memory = {k: self.kind.model_validate(reply) for k, reply in kept.uploads.items()}
+        self.rounds = dict(kept.rounds)
         for k in self.rounds.keys() - self.in_memory.keys():
             if not self._path(k).exists():
                 raise ValueError(f"{self._path(k)} is missing: the cached model of client {k}")
+        return kept.inner, dict(kept.overall)
 
     def _path(self, k: int) -> Path:
         return self.folder / f"{k}-{self.rounds[k]}.safetensors"

@@ -17,7 +17,7 @@ for the parameters that have one shape in all these blocks, without shortcuts. N
 client of size s_{i+1} replied. The Δ of the larger size are those before its own distillation.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import final
 
@@ -27,24 +27,23 @@ from common.exchange.records import StateDict
 from common.models.blocks import check_blocks, onward, own_entries
 from common.training import tree
 from common.training.tree import check_nested, cut
-from server_app.aggregation.across import Across
+from server_app.aggregation.matching import Joint, States, T
 from server_app.aggregation.mean import average_layers, bounded, combine
-from server_app.global_model import T
-from server_app.method import Models, O, Replies
+from server_app.method import Models, Replies
 
 Uploads = Sequence[tuple[str, StateDict]]
 """Architecture and weights of each client, in order of k."""
 
 
 @final
-class Depth(Across[O, T]):
+class Depth(Joint):
     """The largest network, and under ``depth`` the own entries of every size.
 
     ``models`` has all entries of the largest architecture, and the own entries of each other.
     """
 
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
-        average = self.config.average
+        average = self.options
         self.layers = {spec: distinct[spec] for spec in self.specs}
         self.largest = check_nested(self.layers, average.across)
         check_blocks(self.layers, average)
@@ -53,8 +52,8 @@ class Depth(Across[O, T]):
         smaller = [spec for spec in self.specs if spec != self.largest and self.own[spec]]
         return [*smaller, self.largest]
 
-    def initial_models(self) -> Models:
-        return self.split(tree.snapshot(self.build(self.largest)))
+    def initial(self, weights: Callable[[str], StateDict]) -> Models:
+        return self.split(weights(self.largest))
 
     def split(self, w: StateDict) -> Models:
         """Return the models that the largest network's weights ``w`` give."""
@@ -73,10 +72,10 @@ class Depth(Across[O, T]):
         named = {f"{spec}/{name}": v for spec, own in smaller for name, v in own.items()}
         return {**models[self.largest], **named}
 
-    def aggregate(self, replies: Replies[T], previous: Models) -> Models:
+    def aggregate(self, t: int, replies: Replies[T], previous: Models, states: States[T]) -> Models:
         parameters = tree.parameters_only(self.nets[self.largest])
-        states = self.states(replies, previous[self.largest], parameters)
-        uploads = [(c.architecture, w) for c, w in zip(replies.clients, states, strict=True)]
+        of_clients = states(replies, previous[self.largest], parameters)
+        uploads = [(c.architecture, w) for c, w in zip(replies.clients, of_clients, strict=True)]
         return self.average(uploads, replies.sizes, previous, parameters)
 
     def average(
@@ -87,7 +86,7 @@ class Depth(Across[O, T]):
         ``sizes``: training samples of these clients; ``previous``: the models before the round;
         ``parameters``: names of the entries that are not buffers.
         """
-        options, before = self.config.average, self.by_architecture(previous)
+        options, before = self.options, self.by_architecture(previous)
         if options.across == "depth":
             if options.robust == "clip":  # each upload as a whole
                 names = previous[self.largest].keys() if options.bn_buffers else parameters
@@ -110,7 +109,7 @@ class Depth(Across[O, T]):
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
     ) -> Uploads:
         """Return the uploads after momentum distillation of all sizes but the largest."""
-        options, changed = self.config.average, [(spec, dict(w)) for spec, w in uploads]
+        options, changed = self.options, [(spec, dict(w)) for spec, w in uploads]
         if options.beta == 0:
             return changed
         for small, large in pairwise(self.specs):
@@ -118,7 +117,7 @@ class Depth(Across[O, T]):
             students = [w for spec, w in changed if spec == small]
             if not teachers or not students:
                 continue
-            weights = [sizes[i] if options.weights == "samples" else 1 for i in teachers]
+            weights = options.shares([sizes[i] for i in teachers])
             mean = combine([uploads[i][1] for i in teachers], weights, options)
             for name, onwards in onward(before[small], before[large], options.stages).items():
                 if name not in parameters:

@@ -44,7 +44,7 @@ def average(
     their values in ``previous``. ``robust`` replaces the mean by a robust one (``combine`` and
     ``robust.whole``). ``trusted``: for FLTrust, the server's model.
     """
-    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    weights = options.shares(sizes)
     names = previous.keys() if options.bn_buffers else parameters & previous.keys()
     if options.robust in WHOLE:
         mean = whole(list(states), weights, previous, options, names, trusted)
@@ -65,7 +65,7 @@ def average_layers(
     p_k ∝ ``sizes`` or uniform; without ``bn-buffers`` only the entries named in ``parameters`` are
     averaged. ``robust`` applies among the owners of each entry.
     """
-    weights = sizes if options.weights == "samples" else [1] * len(sizes)
+    weights = options.shares(sizes)
     names = previous.keys() if options.bn_buffers else parameters
     states = list(clipped(states, previous, options, names))
     result: StateDict = {}

@@ -10,7 +10,7 @@ and a number that no selected client has stays unchanged. With one width it is t
 bit for bit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from common import progress
 from common.exchange.records import StateDict
+from common.models.classifier import Classifier
 from common.settings.options import Average
 from common.techniques.widths import Places, Submodel, block, check_widths, cut, grid
 from common.training import seeds, tree
-from server_app.aggregation.across import Across
+from common.training.task import Task
+from server_app.aggregation.matching import Joint, States, T
 from server_app.aggregation.mean import clipped, combine
-from server_app.global_model import T
-from server_app.method import Client, Models, O, Replies
+from server_app.method import Client, Models, Replies
 
 HEAD = ("head.weight", "head.bias")
 
@@ -41,23 +42,45 @@ class Block:
 
 
 @final
-class Width(Across[O, T]):
-    """The widest network, of which every client trains a block."""
+class Width(Joint):
+    """The widest network, of which every client trains a block.
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
-        self.main = self.specs[-1] if self.widest else ""
+    ``submodel``: the block of a client in a round, by default the leading one of its architecture.
+    ``counts``: function from w to the counts of updates by entry, which the mean of this round
+    increases; entries that it lacks get the plain mean. ``by_width``: whether p_k of convolutions
+    includes the client's channels. ``widest``: whether the widest network is the run's score.
+    """
 
-    def measured_by(self, name: str) -> Sequence[Client]:
+    def __init__(
+        self,
+        task: Task,
+        submodel: Callable[[Client, int], Submodel] | None = None,
+        counts: Callable[[StateDict], Mapping[str, Tensor]] | None = None,
+        *,
+        by_width: bool = False,
+        widest: bool = False,
+    ) -> None:
+        super().__init__(task)
+        self._submodel, self._counts = submodel or super().submodel, counts
+        self._by_width, self._widest = by_width, widest
+
+    def begin(self, specs: Iterable[str], build: Callable[[str], Classifier]) -> None:
+        super().begin(specs, build)
+        self.main = self.specs[-1] if self._widest else ""
+
+    def submodel(self, client: Client, t: int) -> Submodel:
+        return self._submodel(client, t)
+
+    def measured_by(self, clients: Sequence[Client], name: str) -> Sequence[Client]:
         """Return all clients if all score the widest network, else those of ``name``."""
-        return self.clients if self.widest else super().measured_by(name)
+        return clients if self._widest else super().measured_by(clients, name)
 
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
         self.widest_spec = check_widths(distinct)
         return [self.widest_spec]
 
-    def initial_models(self) -> Models:
-        return {self.widest_spec: tree.snapshot(self.build(self.widest_spec))}
+    def initial(self, weights: Callable[[str], StateDict]) -> Models:
+        return {self.widest_spec: weights(self.widest_spec)}
 
     def by_architecture(self, models: Models) -> Models:
         return {spec: self.entries(models, Submodel(spec)) for spec in self.specs}
@@ -69,20 +92,22 @@ class Width(Across[O, T]):
         widest = models[self.widest_spec]
         return cut(widest, block(widest, self.task.expected(taken.spec), taken.window))
 
-    def aggregate(self, replies: Replies[T], previous: Models) -> Models:
-        options, before = self.config.average, previous[self.widest_spec]
-        weights = replies.sizes if options.weights == "samples" else [1] * len(replies)
+    def aggregate(self, t: int, replies: Replies[T], previous: Models, states: States[T]) -> Models:
+        options, before = self.options, previous[self.widest_spec]
+        weights = options.shares(replies.sizes)
         blocks = [
             self._block(self.submodel(client, reply.t), reply.w, before, p)
             for (client, reply), p in zip(replies, weights, strict=True)
         ]
-        counts = self.update_counts(before)
+        counts = self._counts(before) if self._counts else {}
         if counts:  # the mean then depends on the order of the clients
-            drawn = seeds.stream(self.task.seed, "order", self.t)
+            drawn = seeds.stream(self.task.seed, "order", t)
             blocks = [blocks[i] for i in torch.randperm(len(blocks), generator=drawn)]
         parameters = tree.parameters_only(self.nets[self.widest_spec])
         names = before.keys() if options.bn_buffers else parameters
-        mean = average_blocks(blocks, before, options, names, by_width=self.by_width, counts=counts)
+        mean = average_blocks(
+            blocks, before, options, names, by_width=self._by_width, counts=counts
+        )
         return {self.widest_spec: mean}
 
     def _block(self, taken: Submodel, w: StateDict, widest: StateDict, weight: float) -> Block:

@@ -4,12 +4,11 @@ from typing import final
 
 from common.exchange.records import StateDict
 from common.methods.dafl import Options, Reply
-from common.models.classifier import Classifier
 from common.techniques.datafree import DataFree, new_generator
 from common.training import optimise, tree
 from common.training.fit import fit
 from server_app.global_model import Averaged, Weights
-from server_app.method import Metrics, Models, Replies
+from server_app.method import Metrics, Replies
 
 
 @final
@@ -61,12 +60,5 @@ class DAFL(Averaged[Options, Reply]):
         self.adam, self.sgd = optimise.moments(adam), optimise.moments(sgd)
         return {"distill_loss": distilled["loss"], "generator_loss": datafree.mean_loss}
 
-    def model(self) -> Classifier:
-        self.net.load_state_dict(self.v)
-        return self.net
-
-    def weights_to_score(self) -> StateDict:
+    def student(self) -> StateDict:
         return self.v
-
-    def further(self) -> dict[str, Models]:
-        return {"teacher": self.models}

@@ -30,9 +30,9 @@ class DepthFL(Averaged[Options, Reply]):
     reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
-        self.w: StateDict = {}
+        super().prepare()
+        self.w: StateDict = {}  # until the census tells the architectures
         self.h: StateDict = {}
-        self.overall = {}
         self.accepted: dict[int, int] = {}  #: last round counted into h, by client
 
     def begin(self, clients: Sequence[Client]) -> None:
@@ -41,10 +41,9 @@ class DepthFL(Averaged[Options, Reply]):
         self.global_spec = deepest(self.architectures())
         self.net = self.build(self.global_spec)
         if not self.w:
-            self.w = tree.snapshot(self.net)
+            self.begin_models({self.global_spec: tree.snapshot(self.net)})
             parameters = dict(self.net.named_parameters())
             self.h = {name: torch.zeros_like(self.w[name]) for name in parameters}
-            self.begin_overall()
         elif self.w.keys() != self.task.expected(self.global_spec).keys():
             raise ValueError(f"the checkpoint does not fit {self.global_spec}, the deepest model")
 
@@ -90,12 +89,12 @@ class DepthFL(Averaged[Options, Reply]):
             self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
         return super().step(t, replies)
 
-    def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
+    def aggregate(self, replies: Replies[Reply], previous: Models) -> Models:
         states = [reply.w for _, reply in replies]
-        options, parameters = self.config.average, self.parameter_names
-        mean = average_layers(states, replies.sizes, previous, options, parameters)
+        options, spec = self.config.average, self.global_spec
+        mean = average_layers(states, replies.sizes, previous[spec], options, self.parameter_names)
         if not self.options.feddyn:
-            return mean
+            return {spec: mean}
         sent = set().union(*states)
         moved = {n: mean[n] - h / self.options.alpha for n, h in self.h.items() if n in sent}
-        return {**mean, **moved}
+        return {spec: {**mean, **moved}}

@@ -78,8 +78,7 @@ class FedGen(Averaged[Options, Reply]):
             (reply.w["head.weight"].to(device), reply.w["head.bias"].to(device))
             for _, reply in replies
         ]
-        by_samples = self.config.average.weights == "samples"
-        sizes = [float(n if by_samples else 1) for n in replies.sizes]
+        sizes = [float(n) for n in self.config.average.shares(replies.sizes)]
         p = torch.tensor(sizes, device=device) / sum(sizes)
         counts = torch.tensor([reply.counts for _, reply in replies], device=device)
         alpha = counts / counts.sum(0).clamp_min(1)  # [k, C]

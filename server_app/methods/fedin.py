@@ -1,6 +1,6 @@
 """FedIN, server half: average across architectures, store features and send samples of them.
 
-``server_app/aggregation/across.py`` computes the average.
+``server_app/aggregation/matching.py`` computes the average.
 """
 
 from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ class FedNova(Averaged[Options, Reply]):
         a = [self.task.effective_steps(n) for n in replies.sizes]
         if min(a) == max(a):
             return super().states(replies, previous, parameters)
-        p = replies.sizes if self.config.average.weights == "samples" else [1] * len(replies)
+        p = self.config.average.shares(replies.sizes)
         layerwise = self.config.average.across == "layerwise"
         specs = [client.architecture for client in replies.clients]
         has = [self.task.expected(spec) if layerwise else parameters for spec in specs]

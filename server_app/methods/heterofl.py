@@ -11,6 +11,7 @@ from common import models
 from common.exchange.records import StateDict
 from common.methods.heterofl import Partial, Reply, Request
 from common.techniques.widths import Submodel
+from server_app.aggregation.width import Width
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client
 
@@ -28,15 +29,19 @@ class HeteroFL(Averaged[Partial, Reply]):
     convolutions, j = 1, 2, … for the clients that have e.
     """
 
-    reply_type, state_type, widest = Reply, State, True
+    reply_type, state_type = Reply, State
 
     def prepare(self) -> None:
         super().prepare()
-        self.by_width = self.options.by_width
+        by_width = self.options.by_width
+        self.matching = Width(
+            self.task, self.submodel, self.update_counts, by_width=by_width, widest=True
+        )
         self.counts: StateDict = {}
         self.t = 1  # the census also looks at what clients train
 
     def update_counts(self, w: StateDict) -> dict[str, Tensor]:
+        """Return the counts of updates by entry of w, which the mean of this round increases."""
         if self.options.by_updates:
             counted = {n: x for n, x in w.items() if x.is_floating_point() and x.dim() < 3}
             start = self.counts or {name: torch.ones_like(x) for name, x in counted.items()}
@@ -48,6 +53,7 @@ class HeteroFL(Averaged[Partial, Reply]):
         return sorted(set(self.config.fleet)) if redrawn else super().architectures()
 
     def submodel(self, client: Client, t: int) -> Submodel:
+        """Return the client's part of the widest network in round t."""
         return self.options.submodel(self.task, client.info, t)
 
     def trains(self, client: Client) -> str:

@@ -62,7 +62,7 @@ def depths(*blocks: int, **average: Any) -> Any:
 def begun(given: dict[str, Any], specs: Sequence[str]) -> Any:
     half = server(**given)
     half.begin([client(k, model=spec) for k, spec in enumerate(specs)])
-    return half
+    return half.matching
 
 
 def averaged(

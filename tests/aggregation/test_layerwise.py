@@ -1,5 +1,6 @@
 """Means of uploads: layer by layer, and from files."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_a_slot_holds_the_latest_upload_in_memory_or_in_a_file(limit, in_memory,
     uploads.put(2, [(2, upload(3))])
     assert values(uploads, [0, 1, 2]) == [1, -1, 3]
     again = cache(tmp_path, limit)
-    again.restore({k: dict(reply) for k, reply in uploads.in_memory.items()}, uploads.rounds)
+    assert again.restore(dict(uploads.state({"w": 1}, {}))) == ({"w": 1}, {})
     assert values(again, [0, 1, 2]) == [1, -1, 3], "after a checkpoint"
 
 
@@ -105,17 +106,16 @@ def test_the_limit_stays_in_memory_and_a_missing_file_is_named(tmp_path: Path) -
     assert values(uploads, [1, 2, 3, 4, 5]) == [1, 2, 3, 4, 5]
     assert len(list((tmp_path / "uploads").iterdir())) == 3
     with pytest.raises(ValueError, match=r"7-3\.safetensors is missing: .* client 7"):
-        cache(tmp_path, 0).restore({}, {7: 3})
+        cache(tmp_path, 0).restore({"inner": {}, "overall": {}, "uploads": {}, "rounds": {7: 3}})
 
 
 def test_what_a_checkpoint_names_is_there_until_the_next_one(tmp_path: Path) -> None:
     uploads = cache(tmp_path, 0)
     uploads.put(1, [(0, upload(1))])
-    held = {k: dict(reply) for k, reply in uploads.in_memory.items()}  # the checkpoint of round 1
-    rounds = dict(uploads.rounds)
+    held = copy.deepcopy(dict(uploads.state({}, {})))  # the checkpoint of round 1
     uploads.put(2, [(0, upload(2))])  # and a crash before that of round 2
     again = cache(tmp_path, 0)
-    again.restore(held, rounds)
+    again.restore(held)
     assert values(again, [0]) == [1]
     again.put(2, [(0, upload(2))])
     assert values(again, [0]) == [2]

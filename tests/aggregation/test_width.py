@@ -148,7 +148,7 @@ def test_each_client_gets_and_sends_its_own_width() -> None:
     half = server(method="fedavg", **FLEET, clients=2)
     members = [client(0, model="cnn2@0.5"), client(1, model="cnn2@0.25", n=30)]
     half.begin(members)
-    whole, to = half.models["cnn2@0.5"], half.request(1)
+    whole, to = half.models["cnn2@0.5"], half.requests(1)
     sent = [to(member).w for member in members]
     assert torch.equal(sent[0]["layer1.0.conv.weight"], whole["layer1.0.conv.weight"])
     assert torch.equal(sent[1]["layer1.0.conv.weight"], whole["layer1.0.conv.weight"][:16, :8])

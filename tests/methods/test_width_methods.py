@@ -54,7 +54,7 @@ def test_rows_of_the_head_come_from_clients_that_have_the_class() -> None:
     for mask in ("zero", "none"):
         held = ([0, 2], [2])
         half, members = half_with(*specs, classes=held, heterofl__mask=mask)
-        whole, sent = half.models["cnn2@0.5"], half.request(1)
+        whole, sent = half.models["cnn2@0.5"], half.requests(1)
         replies = []
         for member, value in zip(members, (2.0, 4.0), strict=True):
             filled = {n: torch.full_like(w, value) for n, w in sent(member).w.items()}
@@ -102,24 +102,24 @@ def test_it_stands_before_every_norm_at_a_rate_below_1(monkeypatch: pytest.Monke
 
 def test_rates_are_over_the_widest_and_drawn_anew_by_their_shares() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25")
-    requests = [half.request(1)(member) for member in members]
+    requests = [half.requests(1)(member) for member in members]
     assert [(r.spec, r.rate) for r in requests] == [("cnn2@0.5", 1), ("cnn2@0.25", 0.5)]
     fleet = "cnn2@0.5,cnn2@0.25,cnn2@0.25"
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **{**REDRAWN, "fleet": fleet})
-    drawn = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
-    again = [[half.request(t)(m).spec for m in members] for t in range(1, 201)]
+    drawn = [[half.requests(t)(m).spec for m in members] for t in range(1, 201)]
+    again = [[half.requests(t)(m).spec for m in members] for t in range(1, 201)]
     assert drawn == again and [a for a, _ in drawn] != [b for _, b in drawn]
     counts = Counter(spec for pair in drawn for spec in pair)
     assert counts["cnn2@0.25"] == pytest.approx(400 * 2 / 3, abs=40)
     for member in members:
-        sent = half.request(3)(member)
+        sent = half.requests(3)(member)
         tree.check_like(sent.w, half.task.expected(sent.spec), "w")
 
 
 def test_an_upload_is_checked_against_the_rate_that_was_sent() -> None:
     half, members = half_with("cnn2@0.5", "cnn2@0.25", **REDRAWN)
-    t = next(t for t in range(1, 50) if half.request(t)(members[0]).spec == "cnn2@0.25")
-    sent = half.request(t)(members[0])
+    t = next(t for t in range(1, 50) if half.requests(t)(members[0]).spec == "cnn2@0.25")
+    sent = half.requests(t)(members[0])
     half.check(members[0], ModelReply(t=t, w=sent.w))
     own = cut(half.models["cnn2@0.5"], block(half.models["cnn2@0.5"], half.models["cnn2@0.5"]))
     with pytest.raises(ValueError, match=r"w \(cnn2@0.25\): .* is float32\[16, 1"):
@@ -153,7 +153,7 @@ def test_bytes_are_those_of_the_rates_that_were_sent(run: Run) -> None:
     played = run(**REDRAWN, rounds=4, score__clients_every=0)
     half, members = half_with(*("cnn2@0.5", "cnn2@0.25") * 2, **REDRAWN)
     for entry in played.journal[1:]:
-        specs = [half.request(entry["round"])(member).spec for member in members]
+        specs = [half.requests(entry["round"])(member).spec for member in members]
         sizes = [sum(v.nbytes for v in half.task.expected(spec).values()) for spec in specs]
         assert entry["bytes"]["arrays_up"] == sum(sizes)
 
@@ -201,7 +201,7 @@ def test_the_mean_over_who_took_a_number_by_hand(dims, by_width, expected) -> No
     a, b = {"w": torch.full((4, *dims), 2.0)}, {"w": torch.full((2, *dims), 6.0)}
     blocks = [Block(w, block(whole, w, Roll(1)), 1.0) for w in (a, b)]
     half = server(**FEDROLEX, clients=2, fedrolex__count="width" if by_width else "mean")
-    assert half.by_width == by_width
+    assert half.options.by_width == by_width
     result = average_blocks(blocks, whole, half.config.average, whole, by_width=by_width)
     assert result["w"].flatten().tolist() == pytest.approx(expected)
 
@@ -240,7 +240,7 @@ def test_update_counts_are_those_of_the_released_arithmetic() -> None:
     for t in (1, 2, 3):
         answers, pairs = [], []
         for member in members:
-            w = half.request(t)(member).w
+            w = half.requests(t)(member).w
             drawn = {n: torch.rand(x.shape, generator=draw) for n, x in w.items() if x.dim()}
             own = {**w, **drawn}
             answers.append((member, ModelReply(t=t, w=own)))
@@ -290,7 +290,7 @@ def test_what_is_sent_rolls_and_comes_back_where_it_was() -> None:
     whole = half.models["cnn2@0.5"]
     stem = whole["stem.conv.weight"]
     for t, rows in ((1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [14, 15, 0, 1, 2, 3, 4, 5])):
-        sent = half.request(t)(members[1]).w
+        sent = half.requests(t)(members[1]).w
         assert torch.equal(sent["stem.conv.weight"].sort(0).values, stem[rows].sort(0).values)
     replies = Replies.of([(members[1], ModelReply(t=3, w={n: w + 1 for n, w in sent.items()}))])
     half.step(3, replies)
