@@ -39,7 +39,7 @@ def answer(message: Message, context: Context) -> Message:
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
-    from common.settings.parse import parse
+    from common.parse import parse
 
     received: OpenedMessage | None = None
     trusted = True

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.participant import Participant
+from common import seeds
 from common.models.classifier import Classifier
-from common.training import seeds
 from common.training.task import epochs
 
 

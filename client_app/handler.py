@@ -9,6 +9,7 @@ import torch
 from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
 from common import models
+from common.exchange import tree
 from common.exchange.protocol import (
     FINE_TUNED,
     CensusRequest,
@@ -25,10 +26,10 @@ from common.exchange.protocol import (
 )
 from common.exchange.records import StateDict, tensors
 from common.models.classifier import Classifier
+from common.names import version_of
 from common.settings.config import Config, MethodOptions, listed
-from common.settings.names import version_of
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
-from common.training import costs, tree
+from common.training import costs
 from common.training.task import Result
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from common.parse import form_of
 from common.settings.config import Node
-from common.settings.parse import form_of
 from common.settings.section import Value, kebab, value_kind
 
 KINDS: dict[str, type] = {

@@ -15,19 +15,20 @@ from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
 from client_app.store import Store
-from common import models, progress
+from common import models, progress, seeds
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, check_public, for_testing, share
+from common.exchange import tree
 from common.exchange.protocol import NO_PLACE
 from common.exchange.records import Records, StateDict
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
+from common.names import check_requested
 from common.settings.config import OWN, Config, Value
-from common.settings.names import check_requested
 from common.techniques.privacy import NAME as KEY
 from common.techniques.privacy import Secret
-from common.training import device, seeds, tree
+from common.training import device
 from common.training.fit import Loss
 from common.training.optimise import Moments
 from common.training.task import Extend, Result, Task, epochs, evaluate, global_spec

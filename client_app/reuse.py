@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import final
 
 from client_app.participant import Participant, upload
+from common.exchange.model_file import digest
 from common.exchange.records import Records, StateDict
 from common.files import Damaged, write_atomically
-from common.model_file import digest
 from common.models.classifier import Classifier
-from common.settings.names import version_of
+from common.names import version_of
 
 IGNORED = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca", "server-keys"}
 """Node settings that do not change the training, or that the digest contains already."""

@@ -18,7 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from common.settings.extras import missing
+from common.extras import missing
 
 LOG = "errors.log"  #: file in a run's folder; for errors outside a run, in ``HOME``
 HOME = Path.home() / ".fedmosaic"

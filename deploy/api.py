@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
 
+from common.extras import imported, missing
 from common.journal import Entry
-from common.settings.extras import imported, missing
 from common.settings.section import Value, kebab
 from deploy.report import listing
 from deploy.report import read as reading

@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     """Execute one run. Raises ``ValueError`` or ``Stopped`` with a message of one line."""
     from common.data.shares import for_testing
     from common.errors import reported
-    from common.settings.parse import parse
+    from common.parse import parse
     from common.training import device
     from common.training.task import Task, check_fleet
     from server_app.messaging.channel import Channel, PlainChannel

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from common import progress
+from common import progress, seeds
 from common.exchange.protocol import Request
 from common.exchange.records import Records, StateDict
 from common.techniques.class_table import (
@@ -20,7 +20,7 @@ from common.techniques.class_table import (
     check_table,
     class_mean,
 )
-from common.training import optimise, seeds
+from common.training import optimise
 from common.training.fit import Loss, fit
 from server_app.method import Client, Method, Metrics, Models, Replies
 

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import seeds
 from common.data import divide
 from common.data.shares import check_public_tests
+from common.exchange import tree
 from common.exchange.protocol import ModelRequest, Request
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
@@ -25,7 +27,6 @@ from common.models.offloaded import OffloadedModel
 from common.settings.config import not_allowed
 from common.settings.options import KRUM
 from common.techniques.widths import Submodel
-from common.training import seeds, tree
 from server_app.aggregation.cached import Uploads
 from server_app.aggregation.depth import Depth
 from server_app.aggregation.matching import Joint, Matching, Same, T

@@ -6,11 +6,11 @@ from typing import TypeVar, final
 
 from torch import Tensor
 
+from common.exchange import tree
 from common.exchange.protocol import ModelReply, ModelRequest, Request
 from common.exchange.records import StateDict
 from common.methods.lg_fedavg import SharedHead
 from common.models.classifier import Classifier
-from common.training import tree
 from server_app.aggregation.mean import average_layers
 from server_app.method import Client, Method, Metrics, Replies
 

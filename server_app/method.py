@@ -12,7 +12,8 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from torch import Tensor, nn
 
-from common import progress
+from common import progress, seeds
+from common.exchange import tree
 from common.exchange.protocol import (
     ClientInfo,
     FineTunedScoreReply,
@@ -25,7 +26,6 @@ from common.exchange.records import Records, StateDict
 from common.journal import Entry
 from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
-from common.training import seeds, tree
 from common.training.task import Task
 from server_app.selection import Selection
 from server_app.stopped import Stopped

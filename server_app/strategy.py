@@ -10,11 +10,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common import progress
+from common import progress, seeds
 from common.data.dataset import Dataset
 from common.exchange.protocol import FineTunedScoreReply, ScoreReply
 from common.journal import Cost, Entry, Event, Failure
-from common.training import seeds
 from common.training.task import Task
 from server_app import callbacks, costs
 from server_app.callbacks import RunCallback

@@ -20,7 +20,7 @@ COMPARES = re.compile(
     r"\b(is|is not|==|!=|in) (kinds\.)?(IMAGE|SIGNAL|TABLE)\b|\.(ndim|dim\(\)) [=!<>]=? [45]"
     r"|len\((task|dataset|data|pool|self)\.shape\) [=!<>]|kind\.name [=!]="
 )
-AT_HOME = ("common/data/", "common/models/", "common/techniques/noise.py")
+AT_HOME = ("common/data/", "common/models/", "common/data/noise.py")
 DANGEROUS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 RESTRICTED = "common/data/unpickle.py"  #: opens pickles itself, for arrays and nothing else

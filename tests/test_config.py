@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from common import methods
+from common.parse import auto_of, defaults, parse, tables, to_toml
 from common.settings.config import SECTIONS, Config, Run, Value
-from common.settings.parse import auto_of, defaults, parse, tables, to_toml
 from common.settings.section import Section, kebab, meaning
 from deploy.run import settings
 from tests.support.recorded_calls import refusal
@@ -201,7 +201,7 @@ def test_an_app_reads_its_own_methods_table_alone(key: str, value: Value, line: 
 
 def test_an_app_imports_one_method() -> None:
     code = (
-        "import sys; from common.settings.parse import parse\n"
+        "import sys; from common.parse import parse\n"
         "import json; parse(json.loads(sys.argv[1]))\n"
         "print(*sorted(m for m in sys.modules if m.startswith('common.methods.')))"
     )

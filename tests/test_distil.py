@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from common.data.embedded import toy
+from common.exchange import tree
 from common.losses.distillation import kl
 from common.models import build
 from common.techniques.datafree import DataFree, is_adversarial, new_generator
 from common.techniques.public_set import digest, subset
-from common.training import optimise, tree
+from common.training import optimise
 from common.training.fit import fit
 from common.training.task import Task
 from tests.support.halves import task

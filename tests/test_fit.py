@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from common import seeds
+from common.exchange import tree
 from common.exchange.protocol import ModelReply, ModelRequest
 from common.journal import Entry
 from common.training import fit as loop
-from common.training import seeds, tree
 from common.training.optimise import make
 from deploy.report import read
 from server_app.callbacks.drift import measure

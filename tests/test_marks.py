@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import keys
+from common import keys
+from common.parse import tables
 from common.settings.marks import Form, Mark, Names, Place, Unprotected
-from common.settings.parse import tables
 from common.settings.section import value_kind
 from deploy.leaderboard.user_rows import CHOSEN, FIXED
 from deploy.machines import policy

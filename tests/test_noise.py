@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common import seeds
+from common.data import noise
 from common.losses.distillation import kl
-from common.techniques import noise
-from common.training import seeds
 from server_app.distillation.noise import largest, weighted
 
 every_kind = pytest.mark.parametrize("kind", sorted(noise.NOISES))

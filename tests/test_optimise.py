@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn, optim
 
+from common.parse import parse
 from common.settings.options import Descent, NoiseTraining
-from common.settings.parse import parse
 from common.training import optimise
 from common.training.fit import fit
 from server_app.stopped import Stopped

@@ -13,10 +13,10 @@ from common import methods
 from common.data import load, source
 from common.data.partition import rule
 from common.models import architecture, parameters
+from common.names import check_brought, shadowed, version_of
+from common.parse import defaults, parse, tables
 from common.settings import plugins
 from common.settings.config import MethodOptions, Value
-from common.settings.names import check_brought, shadowed, version_of
-from common.settings.parse import defaults, parse, tables
 from common.settings.version import code_version
 from deploy.report.listing import LISTINGS, described
 from deploy.run.loopback import Loopback
@@ -41,7 +41,7 @@ NOT_FOUND = {
     "lab.nets:Shalow": ": module 'lab.nets' has no attribute 'Shalow'; did you mean 'S",
     "lab:haflway": ": module 'lab' has no attribute 'haflway'; did you mean 'halfway'?",
     "os:abort": ": 'os' is not allowed; it is Python's own name",
-    "common.training.tree:mean": ": 'common' is not allowed; it is fedmosaic's own name",
+    "common.exchange.tree:mean": ": 'common' is not allowed; it is fedmosaic's own name",
     **dict.fromkeys(
         ("two words:x", "../up:x", ":x"), " is not allowed; it should be module:attribute"
     ),

@@ -15,7 +15,7 @@ from client_app.participant import Participant
 from common import methods
 from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest, ScoreRequest
 from common.exchange.records import StateDict
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques import privacy
 from common.techniques.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
 from deploy.report import sections

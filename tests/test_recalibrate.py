@@ -13,7 +13,7 @@ from client_app.participant import Participant
 from common.exchange.protocol import StatisticsReply, StatisticsRequest
 from common.exchange.records import StateDict
 from common.models.batchnorm import measure, statistics
-from common.settings.parse import parse
+from common.parse import parse
 from common.training.task import evaluate
 from deploy.run.loopback import Loopback
 from server_app.scoring.recalibrate import pooled

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from common import seeds
 from common.settings.version import ROOT
-from common.training import seeds
 from deploy.run import loopback, preload
 from tests.support import battery
 from tests.support.rehearsal import NAME, chosen, rehearsing

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from common import progress
 from common.journal import Entry, Failure, Member, Use
-from common.settings.parse import parse
+from common.parse import parse
 from common.settings.section import Value
 from deploy.report.pages import write_report
 from deploy.report.read import read

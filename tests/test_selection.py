@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.journal import Entry
-from common.settings.parse import parse
+from common.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.selection import Candidate, Selection, by_loss, by_samples, uniform
 from server_app.stopped import Stopped

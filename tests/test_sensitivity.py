@@ -15,7 +15,7 @@ from common.data.shares import for_testing
 from common.exchange.protocol import ClientInfo, ModelReply, ModelRequest
 from common.exchange.records import StateDict
 from common.journal import Entry
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques import privacy as techniques
 from common.training.task import Task
 from server_app.aggregation import privacy

@@ -6,13 +6,13 @@ from typing import Generic, TypeVar, final
 from client_app.bases.own_model import OwnModel
 from client_app.handler import O
 from client_app.participant import upload
+from common import seeds
 from common.exchange.protocol import ModelReply, ModelRequest, ScoreRequest
 from common.exchange.records import Records, StateDict
+from common.exchange.tree import cut
 from common.models.classifier import Classifier
 from common.models.composite import Composite
-from common.training import seeds
 from common.training.fit import Loss
-from common.training.tree import cut
 
 N = TypeVar("N", bound=Composite)
 

@@ -6,9 +6,9 @@ from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
 from common.exchange.protocol import ModelReply, ModelRequest, ScoreReply, ScoreRequest
 from common.exchange.records import Records, StateDict
+from common.exchange.tree import cut
 from common.methods.fedper import PartlyShared as Options
 from common.models.classifier import Classifier
-from common.training.tree import cut
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - a method's options
 

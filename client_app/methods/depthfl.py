@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.losses.gradients import held_near, slope
@@ -16,7 +17,6 @@ from common.methods.depthfl import Options, Reply, Request, deepest
 from common.models.classifier import Classifier
 from common.models.exits import Exits
 from common.settings.config import Config
-from common.training import tree
 from common.training.fit import Loss
 
 

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
+from common import seeds
 from common.exchange.records import StateDict
 from common.losses.distillation import kl
 from common.methods.fedgen import Options, Reply, Request
 from common.models.classifier import Classifier
-from common.models.generator import FeatureGenerator, new_feature_generator
-from common.training import seeds
+from common.models.generator import FeatureGenerator
+from common.techniques.datafree import new_feature_generator
 from common.training.fit import Loss
 
 

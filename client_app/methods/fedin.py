@@ -10,11 +10,11 @@ from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
+from common import seeds
 from common.losses.gradients import Divergence, held_near, opposed
 from common.methods.fedin import Options, Reply, Request
 from common.models import split
 from common.models.classifier import Classifier, Split
-from common.training import seeds
 from common.training.fit import fit
 
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from client_app.bases.own_model import OwnModel
 from client_app.participant import upload
+from common import seeds
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl_of_logs
 from common.methods.fedkd import Options, Reply, Request
 from common.models.classifier import Classifier
 from common.techniques import low_rank
-from common.training import seeds
 from common.training.fit import Loss
 
 

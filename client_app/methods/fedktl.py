@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.bases.class_table import TableSender
+from common import seeds
 from common.losses.transfer import arcface
 from common.methods.fedktl import Options, Request, TableReply
 from common.models.classifier import Classifier
 from common.models.simplex import Simplex, simplex
-from common.training import seeds
 from common.training.fit import Loss
 from common.training.task import Extend
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from client_app.bases.own_model import OwnModel
+from common import seeds
 from common.methods.fedl2g import Options, TableReply, TableRequest
 from common.models.classifier import Classifier
-from common.training import seeds
 from common.training.fit import Loss, Precision, forward
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from client_app.bases.global_copy import cross_entropy
 from client_app.bases.own_model import Mutual
 from client_app.participant import upload
+from common import seeds
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Options, Reply, Request
-from common.training import seeds
 
 
 @final

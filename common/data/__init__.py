@@ -33,9 +33,9 @@ from common.data.published import (
     MNIST,
     SVHN,
 )
+from common.seeds import rng
 from common.settings import plugins
 from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
-from common.training.seeds import rng
 
 __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 

@@ -23,8 +23,8 @@ from common.data import decoded
 from common.data.dataset import Dataset, check_classes, holdout, measured
 from common.data.folder import subfolders
 from common.files import check_regular, in_order
+from common.seeds import rng
 from common.settings.config import Data
-from common.training.seeds import rng
 
 CLASSES = "classes.txt"  #: file with the names of all classes, one per line
 HELD_OUT = 0.2  #: share of the samples for testing where there are no test files

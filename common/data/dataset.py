@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.data import kinds
 from common.data.kinds import IMAGE, Kind, Shape
-from common.training.seeds import rng
+from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue for grey (ITU-R BT.601)."""

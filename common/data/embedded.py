@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from common.data.dataset import Dataset, halved, measured
-from common.settings.extras import missing
-from common.training.seeds import rng
+from common.extras import missing
+from common.seeds import rng
 
 SYSTEM = Path("/usr/share/datasets")  #: folder of the file on a machine without scikit-learn
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from common.data import decoded
 from common.data.dataset import Dataset, halved, holdout, measured
 from common.files import check_regular, in_order
+from common.seeds import rng
 from common.settings.config import Data
-from common.training.seeds import rng
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line

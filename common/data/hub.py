@@ -23,9 +23,9 @@ from common.data import decoded
 from common.data.arrays import samples
 from common.data.dataset import Dataset, check_classes, halved, measured
 from common.data.folder import GREY, as_bytes
+from common.extras import imported
 from common.files import check_regular, in_order
 from common.settings.config import Data
-from common.settings.extras import imported
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
 """Exceptions of the decoder for files that are no images."""

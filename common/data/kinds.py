@@ -2,7 +2,7 @@
 
 The shape of one sample declares its kind. Axis 1 of a batch (n, C, ...) is the channel, or the
 column of a table: each channel has one mean and one standard deviation. Code outside
-``common/data``, ``common/models`` and ``common/techniques/noise.py`` rarely needs to compare kinds.
+``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs to compare kinds.
 """
 
 from collections.abc import Sequence

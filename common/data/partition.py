@@ -26,10 +26,10 @@ import numpy as np
 from common.data.dataset import Dataset
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.external import check_shares, guarded, located
+from common.extras import imported
+from common.seeds import rng
 from common.settings import plugins
 from common.settings.config import NATURAL, OWN, Data
-from common.settings.extras import imported
-from common.training.seeds import rng
 
 SLOTS = 10  #: number of class slots in DL-MH's patterns
 PERIOD = 5  #: number of devices in DL-MH's patterns

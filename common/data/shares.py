@@ -27,8 +27,8 @@ from torch import Tensor
 from common.data import check_test_owners, divide, load, pool_of
 from common.data.dataset import Dataset, image_digests
 from common.data.partition import local_split, local_train, split
+from common.seeds import rng
 from common.settings.config import NATURAL, OWN, Data
-from common.training.seeds import rng
 
 LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
 

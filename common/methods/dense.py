@@ -56,8 +56,7 @@ from pydantic import Field
 from common.data.kinds import IMAGE, describe
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Request as Request
-from common.methods.local import OwnModels
-from common.settings.config import MethodOptions, not_allowed
+from common.settings.config import MethodOptions, OwnModels, not_allowed
 from common.settings.marks import Mark
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 from common.training.task import Task

@@ -67,8 +67,7 @@ from torch import Tensor
 
 from common.exchange import protocol
 from common.exchange.predictions import Predictions
-from common.methods.local import OwnModels
-from common.settings.config import Config, not_allowed
+from common.settings.config import Config, OwnModels, not_allowed
 from common.settings.marks import Mark
 from common.settings.section import AtLeastOne
 from common.techniques.public_set import OnPublicSet

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from common.exchange import protocol
 from common.exchange.protocol import Round
-from common.methods.local import OwnModels
+from common.settings.config import OwnModels
 from common.settings.section import Positive
 from common.techniques.public_set import OnPublicSet
 

@@ -38,13 +38,13 @@ from typing import ClassVar, final
 from common.data import divide
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
+from common.exchange.tree import check_nested
 from common.models.blocks import check_blocks
 from common.settings.config import Config, MethodOptions, not_allowed
 from common.settings.facts import Facts
 from common.settings.options import WHOLE
 from common.techniques.widths import check_widths
 from common.training.task import Task
-from common.training.tree import check_nested
 
 AVERAGED = ("average", "oca", "finetune", "privacy")
 """Settings tables of a method that uses the clients' models only for the mean."""

@@ -33,8 +33,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from common.exchange import protocol
-from common.methods.local import OwnModels
-from common.settings.config import MethodOptions
+from common.settings.config import MethodOptions, OwnModels
 from common.settings.marks import Mark
 from common.settings.section import AtLeastOne, NonNegative, Positive
 

@@ -57,8 +57,7 @@ from torch import Tensor
 from common.exchange import protocol
 from common.exchange.predictions import Predictions
 from common.losses.distillation import kl_from
-from common.methods.local import OwnModels
-from common.settings.config import Value
+from common.settings.config import OwnModels, Value
 from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training.task import Task

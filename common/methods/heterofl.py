@@ -44,13 +44,13 @@ from typing import Annotated, Literal, final
 import torch
 from pydantic import Field
 
+from common import seeds
 from common.exchange import protocol
 from common.exchange.protocol import ClientInfo, Name
 from common.methods.fedavg import Averaging, Reply
 from common.models.batchnorm import MEAN
 from common.settings.config import Config, not_allowed
 from common.techniques.widths import LEADING, Submodel, Window
-from common.training import seeds
 from common.training.task import Task
 
 

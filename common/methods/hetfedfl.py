@@ -32,8 +32,7 @@ from typing import Literal, final
 from common.exchange import protocol
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.records import StateDict
-from common.methods.local import OwnModels
-from common.settings.config import MethodOptions
+from common.settings.config import MethodOptions, OwnModels
 
 
 @final

@@ -17,31 +17,7 @@ same θ_k.
 from typing import final
 
 from common.exchange.protocol import Reply, Request
-from common.settings.config import MethodOptions
-from common.settings.facts import Facts
-
-
-class OwnModels(MethodOptions):
-    """Options of methods that have no models except the clients' own."""
-
-    facts = Facts(
-        down="nothing",
-        up="nothing",
-        kept="θ_k, whole",
-        sends="nothing",
-        leaves="nothing beside the scalars",
-        infers="how well the client learns",
-        whole="",
-        own="θ_k",
-        part="nothing",
-        rounds="many",
-        public="none",
-        networks="own",
-    )
-
-    whole_test: bool = False
-    """Whether clients that have the whole test set also score on it; the journal has the mean as
-    ``client_test_accuracy``."""
+from common.settings.config import OwnModels
 
 
 @final

@@ -21,6 +21,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from common import seeds
 from common.data import kinds
 from common.data.kinds import IMAGE, KINDS, TABLE, Kind
 from common.models import external
@@ -48,7 +49,6 @@ from common.models.signals import (
 from common.models.small import CNN, MLP, FedAvgCNN, LeNet5, TableMLP
 from common.models.weights import load_published
 from common.settings import plugins
-from common.training import seeds
 
 WIDEST = 16.0  #: the largest width factor
 MOST_NAMED = 6  #: networks that an error message names

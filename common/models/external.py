@@ -14,12 +14,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from common import seeds
 from common.data.kinds import describe
 from common.errors import at, line
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.plugins import nearest
-from common.training import seeds
 
 Factory = Callable[..., object]
 

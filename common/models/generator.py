@@ -11,10 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.data import kinds
 from common.data.kinds import IMAGE, per_channel
-from common.models.classifier import Classifier
 from common.models.layers import Shape
-from common.training import seeds
-from common.training.task import Task
 
 WIDTH = 128  #: channels of DAFL and FedKF
 EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps; FedKF uses the same
@@ -153,9 +150,3 @@ class FeatureGenerator(nn.Module):
         """Draw n noise vectors, in [0, 1) or standard normal, on the device of ``generator``."""
         draw = torch.rand if kind == "uniform" else torch.randn
         return draw(n, self.noise, generator=generator, device=generator.device)
-
-
-def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) -> FeatureGenerator:
-    """Return the common initial generator of features in front of ``net``'s head."""
-    with seeds.scope(task.seed, "init", "generator"):
-        return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)

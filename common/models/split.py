@@ -7,10 +7,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from common import models
+from common import models, seeds
 from common.models.classifier import Classifier, Split, pooled
 from common.models.layers import Shape
-from common.training import seeds
 
 
 def splittable(net: Classifier) -> Split:

@@ -1,7 +1,7 @@
 """A generator of images from latent vectors in the manner of StyleGAN2, and its file.
 
 Karras et al., "Analyzing and Improving the Image Quality of StyleGAN", CVPR 2020. The layers are
-those of an untrained StyleGAN for noise images (``common/techniques/noise.py``), as a module with
+those of an untrained StyleGAN for noise images (``common/data/noise.py``), as a module with
 weights.
 """
 
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import model_file
+from common.data.noise import FIRST, LATENT, SLOPE, WIDTH, modulated
+from common.exchange import model_file, tree
 from common.exchange.records import StateDict
 from common.files import Damaged
-from common.techniques.noise import FIRST, LATENT, SLOPE, WIDTH, modulated
-from common.training import tree
 
 LEVELS = 9  #: largest number of sizes, of images of 1024×1024 pixels
 

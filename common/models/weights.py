@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common import model_file
 from common.errors import first_line
+from common.exchange import model_file
 from common.models.classifier import Classifier
 
 #: published DenseNet weights use the key ``norm.1`` for torchvision's module ``norm1``

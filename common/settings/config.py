@@ -1,7 +1,7 @@
 """The typed run config: the tables that all methods share, and the class ``Config``.
 
 Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.dml`` and so on.
-``common/settings/parse.py`` converts it to a ``Config``. Settings that several methods share are in
+``common/parse.py`` converts it to a ``Config``. Settings that several methods share are in
 ``common/settings/options.py``, the settings of a single method in its contract.
 """
 
@@ -550,6 +550,29 @@ class MethodOptions(Section):
 
         ``task``: a ``Task`` (``common/training/task.py``, which imports this module).
         """
+
+
+class OwnModels(MethodOptions):
+    """Options of methods that have no models except the clients' own."""
+
+    facts = Facts(
+        down="nothing",
+        up="nothing",
+        kept="θ_k, whole",
+        sends="nothing",
+        leaves="nothing beside the scalars",
+        infers="how well the client learns",
+        whole="",
+        own="θ_k",
+        part="nothing",
+        rounds="many",
+        public="none",
+        networks="own",
+    )
+
+    whole_test: bool = False
+    """Whether clients that have the whole test set also score on it; the journal has the mean as
+    ``client_test_accuracy``."""
 
 
 @final

@@ -1,7 +1,7 @@
 """Marks of settings: what a setting is, as metadata of its field (``Annotated``).
 
 A field has its default, its bounds and its marks in one place. Everything that depends on the
-nature of a setting is derived from the marks (``common/settings/keys.py``): paths in the folder of
+nature of a setting is derived from the marks (``common/keys.py``): paths in the folder of
 a run, the rules of a node's owner, what a resumed run may change, what differential privacy
 excludes, and what a leaderboard fixes.
 """

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from common.exchange import protocol
-from common.methods.local import OwnModels
-from common.settings.config import Config, not_allowed
+from common.settings.config import Config, OwnModels, not_allowed
 from common.settings.section import NonNegative
 from common.techniques.features import check_heads, feature_width
 from common.training.task import Task

@@ -11,15 +11,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
 from common.exchange.records import StateDict
 from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
-from common.models.generator import Generator
+from common.models.generator import FeatureGenerator, Generator
 from common.models.layers import he_convolutions
-from common.training import optimise, seeds
+from common.training import optimise
 from common.training.fit import fit, forward
 from common.training.task import Task
 
@@ -109,6 +109,12 @@ class DataFree:
     def mean_loss(self) -> float:
         """Mean L_G over the steps so far."""
         return sum(self.losses) / len(self.losses)
+
+
+def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) -> FeatureGenerator:
+    """Return the common initial generator of features in front of ``net``'s head."""
+    with seeds.scope(task.seed, "init", "generator"):
+        return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)
 
 
 def new_generator(task: Task) -> Generator:

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from common.exchange import tree
 from common.exchange.records import StateDict
-from common.training import tree
 
 Compressed = dict[str, Annotated[list[Tensor], Field(min_length=1, max_length=3)]]
 """An update by entry: [update], or the factors [U [m, r], s [r], V [r, n]] of its matrix

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from common import seeds
 from common.data import divide
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.settings.config import Config, MethodOptions
-from common.training import optimise, seeds
+from common.training import optimise
 from common.training.fit import Loss, fit
 from common.training.optimise import Moments
 from common.training.task import Task, epochs

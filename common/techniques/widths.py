@@ -18,9 +18,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from common import models
+from common import models, seeds
+from common.exchange import tree
 from common.exchange.records import StateDict
-from common.training import seeds, tree
 
 Window = Callable[[int, int], Tensor]
 """Function of m and n < m that returns n distinct channels of m, int64 [n]."""

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from common import models, progress
-from common.data import kinds
+from common import models, progress, seeds
+from common.data import kinds, noise
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.data.kinds import IMAGE, Kind
@@ -29,8 +29,7 @@ from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.config import Config, MemoryFormat
-from common.techniques import noise
-from common.training import optimise, seeds
+from common.training import optimise
 from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
 from common.training.optimise import Moments

@@ -135,7 +135,7 @@ def plugin_notes(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]
 
     Raises ``ValueError``, one line, if the bundle cannot be built or would lack a module.
     """
-    from common.settings.names import shadowed  # it imports torch
+    from common.names import shadowed  # it imports torch
 
     lines = shadowed(run_config)
     if bundled and user_modules.carried(run_config) and (left_out := _left_out(run_config)):

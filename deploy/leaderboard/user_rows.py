@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.settings.keys import SHARED_FIELDS, marked
+from common.keys import SHARED_FIELDS, marked
+from common.parse import defaults, reads
 from common.settings.marks import Mark
-from common.settings.parse import defaults, reads
 from common.settings.section import Value
 from deploy.leaderboard.board import MEASURES, Board, scored
 from deploy.leaderboard.board import record as bundled

@@ -487,7 +487,7 @@ def local(
 
 def _print_notes(flat: Mapping[str, Value]) -> None:
     """Print notes on a run's plug-ins and on clients that do not train their fleet entries."""
-    from common.settings.parse import parse
+    from common.parse import parse
     from deploy.flower.bundle import plugin_notes
     from deploy.run.preflight import unused_fleet
 

@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal, final
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common import methods
+from common import keys, methods
 from common.errors import refusal
 from common.exchange.seal import files
-from common.settings import keys
+from common.parse import reads, tables, usual
 from common.settings.marks import Mark, Names, Place, Value
-from common.settings.parse import reads, tables, usual
 from common.settings.plugins import ON_THE_SERVER, installed, nearest
 from common.settings.section import kebab
 from deploy.flower.rules import STATE_DIR

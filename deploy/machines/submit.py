@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from common.keys import places
+from common.parse import parse
 from common.settings.config import Value
-from common.settings.keys import places
-from common.settings.parse import parse
 from deploy.machines.certificates import general_name
 from server_app.stopped import REMEDY
 

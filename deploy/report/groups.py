@@ -11,7 +11,7 @@ from typing import final
 
 from scipy.special import stdtrit
 
-from common.settings.keys import marked
+from common.keys import marked
 from common.settings.marks import Mark
 from deploy.report.read import Run, dotted
 from deploy.report.table import clean

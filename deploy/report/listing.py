@@ -145,7 +145,7 @@ def _entries(lines: Iterator[tuple[Any, str, list[str]]]) -> rich_table.Table:
 
 def read_by(method: str) -> Iterator[Setting]:
     """Yield the settings that a method reads, with the defaults that it gives them."""
-    from common.settings.parse import tables, usual
+    from common.parse import tables, usual
 
     known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
     options, own = methods.options(method), plugins.table_of(method)

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, thread_time
 from typing import final
 
-from common.settings.extras import check_installed
+from common.extras import check_installed
 from deploy.report.read import JOURNAL, read, stamps
 from deploy.report.serve import LOCKED, Route
 from deploy.report.table import HERE

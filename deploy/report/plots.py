@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from common.data.picture import bubbles
 from common.journal import Entry
 from common.metrics import MANY, Confusion, fairness, over_mixtures, thinned
-from common.training.seeds import rng
+from common.seeds import rng
 from deploy.report.groups import Group
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run, scalars, total

@@ -7,8 +7,8 @@ from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY, thinned
 from common.metrics import fairness as measures
+from common.parse import auto_of, usual
 from common.settings.config import SECTIONS
-from common.settings.parse import auto_of, usual
 from deploy.report import plots
 from deploy.report.groups import Group, named
 from deploy.report.plots import Groups

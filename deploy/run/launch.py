@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.errors import LOG, logged_to
+from common.extras import check_installed
 from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
-from common.settings.extras import check_installed
 from deploy.flower.bundle import plugin_notes
 from deploy.machines.submit import address
 from deploy.run import preload, user_modules

@@ -16,11 +16,11 @@ from common.data.dataset import Dataset, fingerprint
 from common.data.kinds import describe
 from common.data.partition import rule
 from common.data.shares import check_public, check_public_tests, check_share, for_testing, share
+from common.extras import check_installed
+from common.keys import marked, places
+from common.parse import data_of, parse
 from common.settings.config import NATURAL, OWN, Config, Value, entries
-from common.settings.extras import check_installed
-from common.settings.keys import marked, places
 from common.settings.marks import Mark
-from common.settings.parse import data_of, parse
 from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from common.settings.version import ROOT
 
-MODULES = ["client_app.app", "common.settings.parse", "client_app.methods", "torch._dynamo"]
+MODULES = ["client_app.app", "common.parse", "client_app.methods", "torch._dynamo"]
 """Modules that every client imports. The first step of a torch optimiser imports ``torch._dynamo``,
 which takes seconds. The client half of a method takes milliseconds and is imported when needed."""
 

@@ -21,9 +21,9 @@ from rich.spinner import Spinner
 from rich.table import Table as Lines
 from rich.text import Text
 
+from common.extras import missing
 from common.journal import ByClass, Entry, Personal
 from common.progress import LOG_PAUSE
-from common.settings.extras import missing
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, read
 from deploy.report.table import NONE, clean, duration, percent, size, terminal

@@ -18,8 +18,8 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.errors import refusal
+from common.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
-from common.settings.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy.run import user_modules

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from common.settings import keys, plugins
+from common import keys
+from common.settings import plugins
 
 COPIES = "plugins"  #: subfolder of a run's folder with copies of its modules
 

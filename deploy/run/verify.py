@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from common import model_file
 from common.errors import first_line
+from common.exchange import model_file
 from common.exchange.records.arrays import prove
 from common.journal import Entry, read_lines
 from deploy.run.settings import load_run

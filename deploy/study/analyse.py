@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from common.data.dataset import Dataset
+from common.exchange import tree
 from common.exchange.protocol import Reply
 from common.exchange.records import Records, tensors
 from common.files import write_atomically
@@ -29,7 +30,6 @@ from common.models import count
 from common.models.classifier import Split
 from common.settings.section import Value
 from common.techniques.cka import centred_gram, pairwise
-from common.training import tree
 from common.training.costs import following
 from common.training.task import Task
 from deploy.report.groups import grouped, mean_with_interval

@@ -15,16 +15,16 @@ from flwr.app import Message
 import client_app.methods
 from client_app.methods import AnyHandler
 from client_app.participant import Participant
-from common import model_file
 from common.data.dataset import Dataset
 from common.data.shares import for_testing
+from common.exchange import model_file, tree
 from common.exchange.protocol import Reply
 from common.exchange.records import StateDict
 from common.models.classifier import Classifier, Pooled, Projected, Split
+from common.parse import parse
 from common.settings.config import Config
-from common.settings.parse import parse
 from common.settings.section import Value
-from common.training import device, tree
+from common.training import device
 from common.training.task import Task, global_spec
 from deploy.run.loopback import Loopback
 from deploy.run.settings import load_run

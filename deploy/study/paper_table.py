@@ -22,7 +22,7 @@ from typing import Annotated, Literal, final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.files import write_atomically
-from common.settings.parse import defaults
+from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import Page, png, render_sortable, single

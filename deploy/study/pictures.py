@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from client_app.methods.fedkf import FedKF
+from common import seeds
 from common.data import Dataset
 from common.data.batches import normalise
 from common.data.kinds import IMAGE, Shape, describe
@@ -23,7 +24,6 @@ from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.techniques.datafree import new_generator
-from common.training import seeds
 from common.training.task import Task
 from deploy.report.style import PAPER, frames, save, series, style
 from deploy.study.finished import Finished, finished

@@ -34,9 +34,9 @@ from pydantic import (
 )
 from rich.console import Console
 
+from common.extras import imported
 from common.files import write_atomically
-from common.settings.extras import imported
-from common.settings.parse import defaults, reads, to_toml
+from common.parse import defaults, reads, to_toml
 from common.settings.plugins import nearest
 from common.settings.section import Value, kebab
 from deploy.report import read as reading

@@ -17,9 +17,9 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.files import write_atomically
 from common.models import MODELS
+from common.parse import defaults, tables
 from common.settings.config import Node
 from common.settings.facts import Facts
-from common.settings.parse import defaults, tables
 from common.settings.section import Section, kebab
 from common.settings.version import ROOT
 from deploy.leaderboard.protocol import read

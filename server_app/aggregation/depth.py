@@ -23,10 +23,10 @@ from typing import final
 
 import torch
 
+from common.exchange import tree
 from common.exchange.records import StateDict
+from common.exchange.tree import check_nested, cut
 from common.models.blocks import check_blocks, onward, own_entries
-from common.training import tree
-from common.training.tree import check_nested, cut
 from server_app.aggregation.matching import Joint, States, T
 from server_app.aggregation.mean import average_layers, bounded, combine
 from server_app.method import Models, Replies

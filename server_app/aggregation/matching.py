@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TypeVar, final
 
+from common.exchange import tree
 from common.exchange.protocol import ModelReply
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.techniques.widths import Submodel
-from common.training import tree
 from common.training.task import Task
 from server_app.method import Client, Models, Replies
 

@@ -2,7 +2,7 @@
 
 Layer-wise: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous
 Devices", 2022 (without its momentum), which FedIN and its baselines use (FedIN, section 4.3). The
-server holds the largest network w; client k's is a sub-model (``common/training/tree.py``). For
+server holds the largest network w; client k's is a sub-model (``common/exchange/tree.py``). For
 every entry e of w
 
     w[e] ← Σ_{k has e} p_k w_k[e] / Σ_{k has e} p_k
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from common import progress
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.settings.options import WHOLE, Average
-from common.training import tree
 from server_app.aggregation.robust import centre, whole
 
 

@@ -15,9 +15,9 @@ import torch
 
 from common import progress
 from common.exchange.records import StateDict
+from common.extras import imported
 from common.journal import Privacy
 from common.settings.config import Config
-from common.settings.extras import imported
 from common.settings.options import Privacy as Options
 from common.techniques.privacy import Secret, averaged, clipped, flattened, moved, noised
 

@@ -25,9 +25,9 @@ import torch
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.settings.options import Average
-from common.training import tree
 from server_app.stopped import Stopped
 
 SMOOTHING = 1e-6

@@ -17,12 +17,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.models.classifier import Classifier
 from common.settings.options import Average
 from common.techniques.widths import Places, Submodel, block, check_widths, cut, grid
-from common.training import seeds, tree
 from common.training.task import Task
 from server_app.aggregation.matching import Joint, States, T
 from server_app.aggregation.mean import clipped, combine

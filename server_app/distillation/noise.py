@@ -11,12 +11,13 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
+from common.data import noise
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses.distillation import kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
-from common.techniques import noise
-from common.training import optimise, seeds, tree
+from common.training import optimise
 from common.training.fit import fit
 from server_app.global_model import GlobalModel
 from server_app.method import O, U

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common import progress
+from common import progress, seeds
 from common.data.batches import AUGMENTS, Batches, crop, standardise, views
+from common.exchange import tree
 from common.losses import generation
 from common.losses.distillation import kl
 from common.methods.dense import OneShot as Settings
@@ -27,7 +28,7 @@ from common.models.batchnorm import distances
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
 from common.models.generator import Generator, redraw
-from common.training import optimise, seeds, tree
+from common.training import optimise
 from common.training.fit import fit
 from common.training.task import Task
 from server_app.global_model import GlobalModel

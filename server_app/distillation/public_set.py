@@ -12,7 +12,7 @@ from common import journal
 from common.data import divide
 from common.data.dataset import fingerprint
 from common.data.shares import check_public_tests
-from common.exchange import quantise
+from common.exchange import quantise, tree
 from common.exchange.protocol import Reply as AnyReply
 from common.exchange.records import Records, StateDict
 from common.journal import Entry, Incentive
@@ -30,7 +30,6 @@ from common.techniques.ensemble import (
 )
 from common.techniques.incentive import IncentiveReply, IncentiveRequest
 from common.techniques.public_set import digest, subset
-from common.training import tree
 from common.training.fit import Loss
 from common.training.task import epochs
 from server_app.aggregation.robust import centre, probabilities

@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 
 from common.exchange.protocol import NO_PLACE, ClientInfo, Reply
 from common.journal import Entry, Member
+from common.names import check_brought, version_of
 from common.settings.config import Config, MethodOptions
-from common.settings.names import check_brought, version_of
 from common.training.task import Task
 from server_app.aggregation import privacy
 from server_app.global_model import Averaged

@@ -12,11 +12,11 @@ from flwr.app import Message, RecordDict
 
 from common import progress
 from common.errors import LONGEST, line
+from common.exchange import tree
 from common.exchange.protocol import CensusRequest, ClientInfo, ToClient, ToServer
 from common.exchange.records import Records, array_bytes, count_bytes, tensors
 from common.journal import Failure, FailureKind
 from common.settings.config import Config
-from common.training import tree
 from server_app.messaging.channel import CENSUS, Channel, check_size
 from server_app.method import Client
 

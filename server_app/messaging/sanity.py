@@ -24,9 +24,9 @@ import torch
 from common import progress
 from common.exchange.protocol import Reply, Request
 from common.exchange.records import tensors
+from common.exchange.tree import pieces
 from common.journal import Entry, Magnitude
 from common.settings.config import MethodOptions
-from common.training.tree import pieces
 from server_app.method import Client, Method
 from server_app.stopped import DivergedRound
 

@@ -2,10 +2,11 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.dafl import Options, Reply
 from common.techniques.datafree import DataFree, new_generator
-from common.training import optimise, tree
+from common.training import optimise
 from common.training.fit import fit
 from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Replies

@@ -6,9 +6,9 @@ from typing import final
 
 import torch
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.depthfl import Options, Reply, Request, deepest
-from common.training import tree
 from server_app.aggregation.mean import average_layers
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Models, Replies

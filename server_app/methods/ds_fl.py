@@ -5,13 +5,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from common.exchange import quantise
+from common.exchange import quantise, tree
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl_from
 from common.methods.ds_fl import Agreeing, Reply, Request
 from common.techniques.ensemble import entropy_reduced
 from common.techniques.public_set import digest, subset
-from common.training import tree
 from server_app.aggregation.robust import probabilities
 from server_app.distillation.public_set import SharedPublicSet
 from server_app.global_model import GlobalModel

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses import generation
 from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
 from common.models.generator import Generator
-from common.training import optimise, seeds, tree
+from common.training import optimise
 from common.training.fit import fit
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies

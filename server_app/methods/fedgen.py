@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses.generation import diversity
 from common.methods.fedgen import Options, Reply, Request
-from common.models.generator import FeatureGenerator, new_feature_generator
-from common.training import optimise, seeds, tree
+from common.models.generator import FeatureGenerator
+from common.techniques.datafree import new_feature_generator
+from common.training import optimise
 from common.training.fit import Loss, fit
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies

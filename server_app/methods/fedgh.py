@@ -5,11 +5,12 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import seeds
+from common.exchange import tree
 from common.exchange.protocol import ModelRequest
 from common.exchange.records import Records, StateDict
 from common.methods.fedgh import Options
 from common.techniques.class_table import TableReply
-from common.training import seeds, tree
 from server_app.class_table import TableMean
 from server_app.method import Metrics, Replies
 

@@ -2,9 +2,9 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.fedgkd import Options, Reply, Request
-from common.training import tree
 from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Replies
 

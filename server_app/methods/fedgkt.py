@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import progress
+from common import progress, seeds
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.methods.fedgkt import Options, Reply, Request
 from common.models.classifier import Split
 from common.models.split import behind, feature_shape, splittable
-from common.training import seeds, tree
 from server_app.aggregation.robust import bounded_rows
 from server_app.method import Client, Method, Metrics, Replies
 

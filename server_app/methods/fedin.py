@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from common import seeds
 from common.methods.fedin import Options, Reply, Request
 from common.models.split import Shapes, common_shapes
-from common.training import seeds
 from server_app.aggregation.robust import bounded_rows
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies

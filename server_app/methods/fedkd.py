@@ -5,12 +5,11 @@ from typing import final
 
 from torch import Tensor
 
-from common.exchange import protocol
+from common.exchange import protocol, tree
 from common.exchange.records import Records, StateDict
 from common.methods.fedkd import Options, Reply, Request
 from common.techniques import low_rank
 from common.techniques.low_rank import Compressed
-from common.training import tree
 from server_app.aggregation.mean import average
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies

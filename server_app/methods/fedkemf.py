@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.exchange import tree
 from common.losses.distillation import kl_from
 from common.methods.fedkemf import Options, Reply
 from common.techniques.public_set import subset
-from common.training import tree
 from server_app.distillation.public_set import ServerPublicSet
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies

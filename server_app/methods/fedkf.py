@@ -5,10 +5,11 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.fedkf import Options, Reply, Request
 from common.techniques.datafree import DataFree, resumed_generator
-from common.training import optimise, tree
+from common.training import optimise
 from server_app.global_model import Averaged, Weights
 from server_app.method import Metrics, Replies
 

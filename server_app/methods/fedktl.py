@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import seeds
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.losses.transfer import mmd
 from common.methods.fedktl import Options, Request
 from common.models import stylegan
 from common.models.simplex import new_transformer
 from common.techniques.class_table import ClassSums, TableReply
-from common.training import seeds, tree
 from server_app.class_table import TableMean
 from server_app.method import Client, Metrics, Replies
 

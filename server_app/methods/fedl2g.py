@@ -5,8 +5,8 @@ from typing import final
 
 import torch
 
+from common import seeds
 from common.methods.fedl2g import Options, TableReply
-from common.training import seeds
 from server_app.class_table import TableMean
 from server_app.method import Client, Metrics, Replies
 

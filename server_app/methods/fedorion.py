@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses.distillation import KD_LOSSES
 from common.methods.fedorion import Options, Reply, Request
-from common.training import tree
 from server_app.distillation.noise import distil, weighted
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies

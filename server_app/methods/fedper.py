@@ -2,10 +2,10 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.fedper import PartlyShared, Reply
 from common.models.classifier import Classifier
-from common.training import tree
 from server_app.global_model import Averaged
 from server_app.method import Client, Models
 

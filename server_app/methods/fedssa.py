@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.methods.fedssa import Options, Reply, row, rows
 from common.models.classifier import Classifier
-from common.training import tree
 from server_app.head_mean import HeadMean
 from server_app.method import Client, Metrics, Replies
 

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import seeds
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.methods.fedtgp import Options
 from common.models.prototypes import PrototypeGenerator, distances, largest_gap
 from common.techniques.class_table import TableReply
-from common.training import seeds, tree
 from server_app.class_table import Prototypes
 from server_app.method import Metrics, Replies
 

@@ -6,14 +6,13 @@ from typing import final
 
 import torch
 
-from common.exchange import protocol
+from common.exchange import protocol, tree
 from common.exchange.records import StateDict
 from common.methods.fiarse import Options, Reply, Request
 from common.models.batchnorm import statistics
 from common.models.classifier import Classifier
 from common.techniques import importance
 from common.techniques.importance import Masks
-from common.training import tree
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
 

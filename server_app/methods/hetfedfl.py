@@ -2,9 +2,9 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.losses.distillation import kl
 from common.methods.hetfedfl import Options, Reply
-from common.training import tree
 from server_app.distillation.noise import distil, largest, weighted
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies

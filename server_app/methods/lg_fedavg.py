@@ -2,11 +2,11 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.methods import lg_fedavg
 from common.methods.lg_fedavg import Options
 from common.models.classifier import Classifier
-from common.training import tree
 from server_app.head_mean import HeadMean
 
 

@@ -2,8 +2,8 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.methods.pfedmoe import Options, Reply, extractor
-from common.training import tree
 from server_app.global_model import PredictorPart
 from server_app.method import Client
 

@@ -3,9 +3,9 @@
 import math
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.qffl import Options, Reply
-from common.training import tree
 from server_app.global_model import Averaged
 from server_app.method import Client, Metrics, Replies
 

@@ -7,10 +7,9 @@ from typing import final
 
 import torch
 
-from common.exchange import protocol
+from common.exchange import protocol, tree
 from common.exchange.records import StateDict
 from common.methods.scaffold import Options, Reply, Request
-from common.training import tree
 from server_app.aggregation.mean import average_layers
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies

@@ -22,12 +22,12 @@ from typing import NamedTuple, final
 
 import torch
 
+from common.exchange import tree
 from common.exchange.protocol import Reply, StatisticsReply, StatisticsRequest
 from common.exchange.records import StateDict
 from common.models.batchnorm import MEAN, VARIANCE, statistics
 from common.models.classifier import Classifier
 from common.settings.config import MethodOptions, not_allowed
-from common.training import tree
 from server_app.method import Client, Method, Models
 
 FARTHEST = 1e15

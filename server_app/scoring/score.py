@@ -8,7 +8,9 @@ from typing import final
 
 import torch
 
+from common import seeds
 from common.data.dataset import Dataset
+from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
 from common.journal import ByClass, ClientScore, Entry, Fairness, Personal, Primary, Spread
@@ -16,7 +18,6 @@ from common.metrics import Confusion, fairness, over_classes, over_clients, pool
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
 from common.settings.config import MethodOptions, not_allowed
-from common.training import seeds, tree
 from common.training.task import evaluate
 from server_app.method import Client, Method
 from server_app.scoring.recalibrate import ScoredModels

@@ -12,12 +12,12 @@ from common.exchange.records import Records
 from common.exchange.records.arrays import prove
 from common.files import Damaged, write_atomically
 from common.journal import Entry, Undone
+from common.keys import marks_of
+from common.parse import usual
 from common.settings.config import OWN, Config
-from common.settings.keys import marks_of
 from common.settings.marks import Mark
 from common.settings.old_defaults import check_complete
 from common.settings.options import Descent
-from common.settings.parse import usual
 from common.settings.plugins import table_of
 from common.settings.section import Section, Value, kebab
 from server_app.storage.relative_paths import relative

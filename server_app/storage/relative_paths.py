@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.settings.keys import places
+from common.keys import places
 from common.settings.section import Value
 
 

@@ -12,8 +12,8 @@ from common.exchange.records import Records, StateDict
 from common.files import write_atomically
 from common.journal import Entry, Undone
 from common.metrics import Confusion
+from common.parse import to_toml
 from common.settings.config import Config
-from common.settings.parse import to_toml
 from common.settings.section import Value
 from server_app.release import released_logs, stop_line
 from server_app.stopped import Stopped

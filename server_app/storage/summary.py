@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from common import model_file
+from common.exchange import model_file
 from common.exchange.records import StateDict
 from common.files import write_atomically
 from common.journal import ClientScore, Entry, PeakMemory, members

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.extras import missing
 from common.journal import Entry
 from common.settings import plugins
-from common.settings.extras import missing
 from common.settings.section import Value
 
 PLACE = "track"  #: the folder of all trackers in a run's folder

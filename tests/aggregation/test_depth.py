@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from common import models
 from common.exchange.records import StateDict
+from common.exchange.tree import cut
 from common.models import Architecture, build
 from common.models.blocks import last_blocks, onward, own_entries
 from common.models.classifier import Classifier
 from common.training.task import check_fleet
-from common.training.tree import cut
 from server_app.method import Models
 from tests.support.halves import client, server, task
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from common.exchange import tree
 from common.exchange.records import StateDict
+from common.exchange.tree import check_nested, cut
 from common.methods.qffl import Reply
 from common.models import build
 from common.settings.options import Average
-from common.training import tree
-from common.training.tree import check_nested, cut
 from server_app.aggregation.cached import Uploads
 from server_app.aggregation.mean import average
 from server_app.aggregation.mean import average_layers as aggregate

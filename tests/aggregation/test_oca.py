@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from common.exchange import tree
+from common.exchange.model_file import digest
 from common.exchange.records import StateDict
+from common.exchange.tree import cut
 from common.methods import names, options
 from common.methods.fedavg import PredictorPart
-from common.model_file import digest
-from common.training import tree
-from common.training.tree import cut
 from server_app.aggregation.cached import Upload
 from server_app.aggregation.mean import average_layers as aggregate
 from server_app.global_model import Averaged

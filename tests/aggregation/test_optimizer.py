@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from common.parse import parse
 from common.settings.options import Average
-from common.settings.parse import parse
 from server_app.aggregation.optimizer import Moments, step
 from server_app.storage import checkpoint
 from tests.support.recorded_calls import refusal

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from common.exchange import tree
 from common.exchange.predictions import encoded
 from common.exchange.records import StateDict
 from common.losses.distillation import opinion
 from common.methods import dl_sh, ds_fl, fedgkt, fedin, fedmd
 from common.settings.options import WHOLE, Average
-from common.training import tree
 from server_app.aggregation.mean import average, combine
 from server_app.aggregation.mean import average_layers as aggregate
 from server_app.aggregation.robust import bounded_rows, probabilities, trimmed

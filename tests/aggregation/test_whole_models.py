@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp.strategy.multikrum import select_multikrum
 from scipy.optimize import minimize
 
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.settings.options import WHOLE, Average
-from common.training import tree
 from server_app.aggregation.mean import average
 from server_app.stopped import Stopped
 from tests.support import halves

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from common.exchange import tree
 from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict
 from common.models import build, parse
 from common.settings.options import Average
 from common.techniques.widths import LEADING, Drawn, Roll, block, check_widths, cut, take
-from common.training import tree
 from server_app.aggregation.mean import average
 from server_app.aggregation.width import Block, average_blocks
 from server_app.method import Replies

@@ -22,7 +22,7 @@ from flwr.app import Context, Message, RecordDict
 
 from common.exchange.protocol import ModelReply
 from common.methods import fedavg, fedorion
-from common.settings.parse import defaults
+from common.parse import defaults
 from deploy.flower.messages import empty, head
 from deploy.run import preflight
 from deploy.run.loopback import RUN_ID, Loopback

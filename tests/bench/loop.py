@@ -9,9 +9,9 @@ from typing import final
 import torch
 import torch.nn.functional as F
 
-from common import models
+from common import models, seeds
 from common.data.batches import Batches
-from common.training import optimise, seeds
+from common.training import optimise
 from common.training.device import arrange
 from common.training.fit import fit
 

@@ -29,8 +29,8 @@ from client_app.handler import Handler
 from client_app.participant import Participant
 from common.data import load
 from common.exchange.protocol import ModelReply, ModelRequest
+from common.parse import parse
 from common.settings.options import WHOLE
-from common.settings.parse import parse
 from common.training.task import Task, global_spec
 from deploy.report.table import Table
 from server_app.stopped import Stopped

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from common.parse import defaults
 from common.settings.config import Value
-from common.settings.parse import defaults
 from deploy.report.read import Run, read
 from deploy.run import launch, preflight
 from deploy.run.settings import numbers

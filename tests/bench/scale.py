@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common.settings.parse import defaults
+from common.parse import defaults
 from deploy.run import preflight
 from deploy.run.grpc import Federation, start_federation
 from deploy.run.settings import app_folder, numbers

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
+from common.exchange import tree
+from common.exchange.model_file import digest
 from common.exchange.protocol import FineTunedScoreReply
 from common.methods import names, options
-from common.model_file import digest
 from common.models import build
 from common.models.classifier import Classifier
-from common.settings.parse import parse
-from common.training import tree
+from common.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.global_model import Averaged
 from server_app.methods import half

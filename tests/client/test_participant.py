@@ -10,8 +10,8 @@ import torch
 
 from client_app.participant import Participant
 from common import models
+from common.parse import defaults, parse
 from common.settings.config import Value
-from common.settings.parse import defaults, parse
 from common.training import task
 from common.training.task import evaluate
 from deploy.run.loopback import Loopback

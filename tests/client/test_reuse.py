@@ -9,7 +9,7 @@ import pytest
 from client_app import reuse
 from client_app.node import check
 from client_app.participant import Participant
-from common.settings.parse import parse
+from common.parse import parse
 from tests.support.commandline import typed
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import TINY, TinyRun, flat, play

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from client_app.store import Store
-from common import model_file
+from common.exchange import model_file
 from common.exchange.records import Records, StateDict
 from common.files import write_atomically
 

@@ -12,7 +12,7 @@ from common.data.batches import (
     normalise,
     standardise,
 )
-from common.training.seeds import stream
+from common.seeds import stream
 from tests.support import halves
 
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)

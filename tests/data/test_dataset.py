@@ -7,7 +7,7 @@ import torch
 from common.data import DATASETS, embedded, load
 from common.data.dataset import channel_statistics, fingerprint, holdout, resize, stratified
 from common.data.embedded import points
-from common.training.seeds import rng
+from common.seeds import rng
 
 
 @pytest.mark.parametrize("name", ["digits", "toy", "points"])

@@ -14,8 +14,8 @@ from common.data.dataset import fingerprint, fitted, image_digests
 from common.data.embedded import toy
 from common.data.published import FASHION_MNIST
 from common.data.shares import check_public_tests, check_share, for_testing, share
+from common.parse import defaults, parse
 from common.settings.config import Data
-from common.settings.parse import defaults, parse
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
 from tests.support.data_files import write_npz

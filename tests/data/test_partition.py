@@ -15,9 +15,9 @@ from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dir
 from common.data.embedded import toy
 from common.data.partition import PARTITIONS, Partition, iid, local_split, split
 from common.data.picture import bubbles
+from common.parse import defaults, parse
+from common.seeds import rng
 from common.settings.config import Data
-from common.settings.parse import defaults, parse
-from common.training.seeds import rng
 
 LABELS = np.arange(2000) % 10
 DATA = toy(classes=10, shape=(1, 1, 1), train=2000, test=10)  # of which y is LABELS

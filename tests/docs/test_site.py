@@ -18,8 +18,8 @@ import pytest
 import client_app.methods
 import server_app.methods
 from common.methods import contract, facts, names, options
+from common.parse import parse
 from common.settings.facts import NOT_STATED, Facts
-from common.settings.parse import parse
 from common.settings.version import ROOT
 from deploy.leaderboard import page as leaderboard_page
 from deploy.leaderboard.board import Board

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from tests.support.adversary import note
 from tests.support.commandline import command_line, completed
 from tests.support.faults import Launched, Machines, settings

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from common.settings.version import ROOT
 from tests.support import namespaces
 from tests.support.commandline import error_of

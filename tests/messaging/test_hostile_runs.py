@@ -13,7 +13,7 @@ from flwr.common.constant import ErrorCode
 from client_app.participant import Participant
 from common.flower.rpc import HALFWAY
 from common.models import MODELS
-from common.settings.parse import parse
+from common.parse import parse
 from deploy.flower.messages import empty
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 
 from common.journal import members
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from deploy.run.loopback import Loopback
 from server_app.messaging.channel import CENSUS
 from server_app.messaging.exchange import UNAVAILABLE

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from common.exchange.protocol import ModelReply, ModelRequest
 from common.journal import Entry, Magnitude, Undone
-from common.settings.parse import parse
+from common.parse import parse
 from deploy.report.read import read
 from deploy.run.loopback import Loopback
 from server_app.callbacks.collapse import collapse

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from client_app.methods.moon import ClientState, contrast
 from client_app.methods.qffl import QFFL
 from client_app.participant import Participant
-from common import models
+from common import models, seeds
+from common.exchange import tree
+from common.exchange.tree import parameters_only
 from common.losses.distillation import not_true
 from common.losses.gradients import proximal
 from common.methods import qffl as contract
 from common.methods.fednova import Reply
 from common.models.classifier import Projected
 from common.settings.options import Average
-from common.training import seeds, tree
 from common.training.task import Task, evaluate
-from common.training.tree import parameters_only
 from deploy.report.pages import write_report
 from server_app.aggregation.mean import average
 from server_app.method import Replies

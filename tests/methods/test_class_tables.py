@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from client_app.bases.class_table import squared
 from client_app.participant import Participant
+from common import seeds
 from common.losses.distillation import soft_cross_entropy
 from common.models.prototypes import Nearest, PrototypeGenerator, distances, largest_gap
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.class_table import ClassSums, TableReply, class_mean, leave_one_out
-from common.training import seeds
 from server_app.method import Replies
 from server_app.methods.fedtgp import contrast
 from tests.support.halves import client, server, task

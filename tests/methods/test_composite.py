@@ -15,11 +15,11 @@ from client_app.bases.partly_shared import ClientState as PrivatePart
 from client_app.methods.fedmrl import FedMRL
 from client_app.methods.pfedmoe import PFedMoE
 from client_app.participant import Participant
+from common.exchange import tree
 from common.exchange.protocol import ScoreRequest
 from common.models.classifier import Classifier
 from common.models.composite import Gate, Gated, Matryoshka, Small
-from common.settings.parse import parse
-from common.training import tree
+from common.parse import parse
 from tests.support.halves import server, task
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from client_app.bases.global_copy import GlobalCopy
 from client_app.methods.depthfl import ClientState, mutual
 from common.methods.depthfl import Options, Reply
-from common.settings.parse import defaults, parse
+from common.parse import defaults, parse
 from server_app.method import Replies
 from server_app.methods.depthfl import DepthFL, State
 from server_app.storage.checkpoint import Checkpoint, path_in

@@ -9,7 +9,7 @@ import torch
 import client_app.methods
 from client_app.participant import Participant
 from common.losses.distillation import kl, soft_cross_entropy
-from common.settings.parse import parse
+from common.parse import parse
 from server_app.methods.fedftg_noise import towards
 from tests.support.tiny import Run, flat
 

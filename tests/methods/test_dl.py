@@ -13,7 +13,7 @@ from common import models
 from common.data import divide
 from common.exchange.protocol import Request
 from common.models.masked import Masked
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.ensemble import client_weights, weighted_sum
 from deploy.run.loopback import Loopback
 from server_app.distillation import public_set

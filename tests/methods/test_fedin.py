@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from client_app.methods.fedin import FedIN, INTraining, Local, bounded
-from common import models
+from common import models, seeds
+from common.exchange import tree
 from common.exchange.records import Records
 from common.losses.gradients import Divergence
 from common.methods.fedin import Options, Reply, Request
 from common.models.classifier import Split
 from common.models.split import common_shapes, shapes
-from common.training import seeds, tree
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.halves import server, task

@@ -12,7 +12,7 @@ from client_app.participant import Participant
 from common.exchange.protocol import ModelReply
 from common.journal import Fairness
 from common.models.classifier import Classifier
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from common.techniques.datafree import DataFree, new_generator
 from common.training import optimise
 from common.training.task import Task

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from client_app.methods.fedktl import FedKTL
 from client_app.participant import Participant
+from common import seeds
 from common.losses.transfer import arcface, mmd
 from common.methods.fedktl import Request
 from common.models import stylegan
 from common.models.simplex import Simplex, simplex
 from common.models.stylegan import StyleGAN
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.class_table import TableReply
-from common.training import seeds
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from client_app.methods.fedl2g import FedL2G, meta_gradient
 from client_app.participant import Participant
 from common.models.classifier import Classifier
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.class_table import TableReply, TableRequest
 from server_app.method import Replies
 from tests.support.halves import client, server

@@ -14,7 +14,7 @@ from client_app.node import check
 from client_app.participant import Participant
 from common.exchange.records import array_bytes
 from common.methods.fiarse import Options, Reply
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques import importance
 from server_app.method import Replies
 from tests.support.halves import client, server, task

@@ -7,7 +7,7 @@ from client_app.methods import half
 from common.methods import fedavg, fedftg
 from common.methods.fedgen import Reply
 from common.models.generator import FeatureGenerator, Generator
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from deploy.study.pictures import average_images
 from server_app.method import Replies
 from server_app.methods.fedftg import apportioned, label_weights

@@ -13,7 +13,7 @@ from client_app.participant import Participant, upload
 from common.exchange.protocol import ModelReply
 from common.methods import lg_fedavg
 from common.methods.fedssa import Options, fuse, row, rows
-from common.settings.parse import parse
+from common.parse import parse
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, play

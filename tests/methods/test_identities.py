@@ -17,11 +17,11 @@ from torch import Tensor
 from client_app.bases import own_model
 from client_app.methods.fedmrl import FedMRL
 from client_app.participant import Participant
+from common import seeds
 from common.losses.transfer import arcface
 from common.models.classifier import Classifier
 from common.models.composite import Gate, Matryoshka
 from common.models.simplex import simplex
-from common.training import seeds
 from common.training.fit import Loss
 from tests.support.battery import PUBLIC as SHARED_SET
 from tests.support.tiny import Run, TinyRun, overrides, under

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from common.data.noise import LATENT
 from common.exchange.protocol import ModelReply, Reply
 from common.methods import dl_sh, fedgkt, fedin, fedkd, fiarse, inclusivefl, kt_pfl, scaffold
 from common.methods.depthfl import Reply as DepthUp
 from common.techniques.class_table import TableReply
-from common.techniques.noise import LATENT
 from tests.support import battery
 from tests.support.battery import Changing
 from tests.support.tiny import Run, flat, play

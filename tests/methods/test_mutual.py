@@ -19,7 +19,7 @@ from common.exchange.records import Records
 from common.methods.fedkd import Options as FedKDOptions
 from common.methods.fedkd import Reply
 from common.methods.fml import Options
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques import low_rank
 from server_app.methods.fedkd import FedKD as ServerHalf
 from tests.support.battery import Losing

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from client_app.methods.fedkemf import FedKEMF
 from client_app.participant import Participant
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses.distillation import kl
 from common.methods.feddf import Reply
 from common.methods.fedkemf import Options
 from common.methods.fedkemf import Reply as FedKEMFReply
-from common.settings.parse import parse
-from common.training import tree
+from common.parse import parse
 from server_app.method import Replies
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, overrides, under

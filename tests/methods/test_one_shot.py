@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import seeds
+from common.exchange import tree
 from common.exchange.protocol import ModelReply
 from common.losses import generation
 from common.models.batchnorm import distances
 from common.models.ensemble import Ensemble, weighted
-from common.settings.parse import parse
-from common.training import optimise, seeds, tree
+from common.parse import parse
+from common.training import optimise
 from server_app.distillation.one_shot import Pool
 from server_app.method import Replies
 from server_app.methods.co_boosting import perturbed, reweighed

@@ -13,13 +13,13 @@ from client_app.methods.ditto import ClientState as DittoState
 from client_app.methods.fedper import FedPer as ClientHalf
 from client_app.participant import Participant
 from common import models
+from common.exchange import tree
+from common.exchange.model_file import write
 from common.exchange.protocol import ModelRequest
 from common.exchange.records import StateDict
-from common.model_file import write
 from common.models import Architecture
 from common.models.classifier import Classifier
-from common.settings.parse import parse
-from common.training import tree
+from common.parse import parse
 from server_app.methods.fedper import FedPer
 from tests.support.recorded_calls import record_calls
 from tests.support.scalar import PLAIN, descend, result

@@ -20,7 +20,7 @@ from common.methods.ds_fl import Reply as DSFLReply
 from common.methods.fedmd import Reply
 from common.methods.kt_pfl import Options, step
 from common.methods.kt_pfl import Reply as KTReply
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.ensemble import entropy_reduced
 from common.techniques.public_set import subset
 from common.training.task import check_fleet

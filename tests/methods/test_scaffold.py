@@ -11,7 +11,7 @@ from client_app.bases.global_copy import GlobalCopy
 from client_app.methods.scaffold import ClientState
 from common.exchange.records import StateDict
 from common.methods.scaffold import Options
-from common.settings.parse import defaults, parse
+from common.parse import defaults, parse
 from common.training import optimise
 from server_app.methods.scaffold import State
 from server_app.storage.checkpoint import Checkpoint, path_in

@@ -12,15 +12,15 @@ from torch import nn
 from client_app.methods import heterofl
 from client_app.methods.heterofl import HeteroFL, divided_by
 from client_app.participant import Participant
-from common.exchange import protocol
+from common import seeds
+from common.exchange import protocol, tree
 from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict
 from common.methods.heterofl import Request
 from common.models.layers import normalisations
 from common.models.masked import Zeroed
-from common.settings.parse import defaults, parse
+from common.parse import defaults, parse
 from common.techniques.widths import LEADING, Roll, block, cut
-from common.training import seeds, tree
 from server_app.aggregation.width import Block, average_blocks, counted
 from server_app.method import Replies
 from tests.support.halves import client, server, task

@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common import seeds
 from common.data.kinds import IMAGE
 from common.models import MODELS, build, check, count, parameters, parse, smallest
 from common.models.classifier import Classifier, Pooled
 from common.models.small import enlarge
-from common.training import seeds
 from tests.support.battery import tiers
 from tests.support.halves import task
 

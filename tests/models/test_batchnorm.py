@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from common import seeds
 from common.models import build
 from common.models.batchnorm import Moments, batch_statistics, distances, measure, statistics
 from common.settings.config import MemoryFormat
-from common.training import seeds
 from common.training.device import FEWEST_CHANNELS, arrange
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from common import seeds
 from common.models import count
 from common.models.generator import Generator, redraw
-from common.training import seeds
 from tests.support.cost import macs
 
 

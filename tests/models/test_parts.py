@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import models
+from common import models, seeds
+from common.exchange.tree import check_nested, parameters_only, snapshot
 from common.models import Split, build
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
 from common.models.exits import Exit, Exits, separable
 from common.models.offloaded import OffloadedModel
 from common.models.parts import batchnorm, buffers, last, layers
-from common.training import seeds
-from common.training.tree import check_nested, parameters_only, snapshot
 from server_app.messaging.channel import PlainChannel
 from server_app.methods.fedavg import FedAvg
 from tests.support.cost import macs

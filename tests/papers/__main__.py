@@ -174,7 +174,7 @@ def kinds_of_noise(
     to: Annotated[Path, picture_option("--out", "Path of the picture.")] = Path("noise.png"),
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
-    from common.settings.parse import parse
+    from common.parse import parse
 
     flat = resolved(experiment and place(experiment), settings)
     parse(flat, every=True)

@@ -23,8 +23,8 @@ from common.data.batches import standardise
 from common.data.dataset import Dataset, channel_statistics, resize
 from common.data.embedded import digits
 from common.exchange.records import StateDict
+from common.parse import defaults, parse
 from common.settings.config import Value
-from common.settings.parse import defaults, parse
 from deploy.study.finished import finished
 from tests.papers import htfllib_driver
 from tests.support.tiny import play

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 from client_app.participant import Participant
 from common import models, vision  # noqa: F401 - HtFLlib imports torchvision, which vision repairs
+from common.exchange import tree
 from common.models.classifier import Classifier
+from common.parse import defaults, parse
 from common.settings.config import MemoryFormat
-from common.settings.parse import defaults, parse
-from common.training import tree
 from common.training.task import global_spec
 from deploy.run.settings import numbers
 from tests.bench.runs import played

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, Self, final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import stdtr, stdtrit
 
-from common.settings.parse import reads
+from common.parse import reads
 from deploy.report.groups import LEVEL, half_width
 from deploy.run.settings import checked, read_toml
 from deploy.study import paper_table

@@ -29,16 +29,17 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from common.data import load
+from common import seeds
+from common.data import load, noise
+from common.data.noise import NOISES
+from common.exchange import tree
 from common.files import write_atomically
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics, norms
 from common.models.classifier import Classifier
-from common.settings.parse import parse
+from common.parse import parse
 from common.settings.section import Value
-from common.techniques import noise
-from common.techniques.noise import NOISES
-from common.training import device, seeds, tree
+from common.training import device
 from common.training.task import Task, epochs, evaluate, global_spec
 from deploy.report.groups import mean_with_interval
 from deploy.report.style import frame, frames, save, series, style

@@ -11,8 +11,8 @@ from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import count
 from common.models.generator import Generator
+from common.parse import parse
 from common.settings.config import FLEETS, Config, Value, entries
-from common.settings.parse import parse
 from common.training.task import Task, check_fleet
 from deploy.run.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from client_app.methods.fedkf import ClientState
 from client_app.participant import Participant
+from common import seeds
 from common.exchange.records import StateDict
 from common.models.generator import Generator
-from common.settings.parse import parse
+from common.parse import parse
 from common.techniques.datafree import new_generator
-from common.training import seeds
 from common.training.task import global_spec
 from server_app.methods import make
 from server_app.storage import checkpoint

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from common.exchange.records import Records, StateDict, array_bytes, count_bytes
 from common.exchange.records.arrays import digest, prove
+from common.exchange.tree import snapshot
 from common.files import Damaged
 from common.models import build
-from common.training.tree import snapshot
 from server_app.tracking.tracker import TRACKERS
 
 

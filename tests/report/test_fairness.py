@@ -14,7 +14,7 @@ from rich.console import Console
 
 from common.journal import ClientScore, Entry, Failure, Member
 from common.metrics import MANY, fairness, over_mixtures, quantiles, thinned
-from common.settings.parse import defaults, parse
+from common.parse import defaults, parse
 from deploy.report import read
 from deploy.report.pages import write_report
 from deploy.run.progress import FEW, Progress, show_summary

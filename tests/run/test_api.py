@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.model_file import digest
+from common.exchange.model_file import digest
 from common.settings.version import ROOT
 from deploy import api
 from deploy.study.records import fingerprint

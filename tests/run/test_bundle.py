@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.extras import EXTRAS, missing
-from common.settings.parse import parse
+from common.extras import EXTRAS, missing
+from common.parse import parse
 from common.settings.section import Value
 from common.settings.version import ROOT, VERSION
 from deploy.flower.bundle import built, plugin_notes

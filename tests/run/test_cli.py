@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from common import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.methods import names
 from common.models import MODELS
-from common.settings import parse
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from common.settings.version import code_version
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.data.shares import for_testing
-from common.settings.parse import parse
+from common.parse import parse
 from common.training import device
 from common.training.task import Task
 from deploy.run import gpu

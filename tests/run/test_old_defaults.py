@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from common.settings import parse
+from common import parse
+from common.parse import defaults, reads, to_toml
 from common.settings.config import Value
 from common.settings.old_defaults import OLD_DEFAULTS
-from common.settings.parse import defaults, reads, to_toml
 from deploy.run import settings
 from deploy.run.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
 from deploy.study import paper_table

@@ -8,8 +8,8 @@ import torch
 
 from common.data import load
 from common.data.partition import split
+from common.parse import parse
 from common.settings.config import Value
-from common.settings.parse import parse
 from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
 from deploy.run.preflight import counted, fresh

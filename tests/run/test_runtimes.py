@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from common.parse import to_toml
 from common.settings.config import Value
-from common.settings.parse import to_toml
 from deploy.flower.messages import from_bytes, to_bytes
 from deploy.flower.watchdog import living
 from deploy.run import preload

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, recall_score
 from common.exchange.protocol import ScoreReply
 from common.journal import Entry
 from common.metrics import confusion, over_classes, over_clients, pooled
-from common.settings.parse import parse
+from common.parse import parse
 from deploy import api
 from deploy.run.progress import Progress, show_summary
 from deploy.study import paper_table as table

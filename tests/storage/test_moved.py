@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from deploy.run.preflight import resumed
 from deploy.run.settings import load
 from deploy.run.verify import verify

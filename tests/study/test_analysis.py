@@ -13,9 +13,9 @@ from common.data import load
 from common.data.batches import normalise
 from common.journal import Entry
 from common.models.classifier import Split
-from common.settings.parse import parse, to_toml
+from common.parse import parse, to_toml
+from common.seeds import stream
 from common.techniques.cka import alignment, centred_gram, pairwise
-from common.training.seeds import stream
 from common.training.task import Task
 from deploy.study.analyse import analyse, features, mean_pair, overheads, similarity
 from deploy.study.finished import further_round

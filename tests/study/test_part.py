@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.parse import defaults
+from common.parse import defaults
 from deploy.study import commands, records
 from deploy.study import paper_table as table
 from deploy.study.paper_table import options, part

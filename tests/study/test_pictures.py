@@ -8,7 +8,7 @@ import torch
 
 from common.data.embedded import points
 from common.models.classifier import Classifier
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from deploy.report.style import frame, save
 from deploy.study import pictures
 from tests.support.commandline import typed

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from client_app.bases.own_model import ClientState
-from common.model_file import digest
+from common.exchange.model_file import digest
+from common.parse import to_toml
 from common.settings.config import Value
-from common.settings.parse import to_toml
 from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.watchdog import end

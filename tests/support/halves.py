@@ -8,7 +8,7 @@ import torch
 
 from common.data.embedded import toy
 from common.exchange.protocol import ClientInfo
-from common.settings.parse import parse
+from common.parse import parse
 from common.settings.version import code_version
 from common.training.task import Task, global_spec
 from server_app.messaging.census import check_together, why_not

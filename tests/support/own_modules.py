@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.parse import to_toml
+from common.parse import to_toml
 from tests.support.tiny import flat
 
 _NUMBERS = itertools.count()

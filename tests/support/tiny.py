@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
+from common.parse import defaults
 from common.settings.config import Value
-from common.settings.parse import defaults
 from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.settings import numbers, parse_override
 

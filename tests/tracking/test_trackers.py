@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from common.journal import Entry
-from common.settings.parse import parse, to_toml
+from common.parse import parse, to_toml
 from common.settings.section import Value
 from server_app.stopped import Stopped
 from server_app.tracking import numbers, sink, tracker

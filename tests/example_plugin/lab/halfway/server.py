@@ -2,8 +2,8 @@
 
 from typing import final
 
+from common.exchange import tree
 from common.exchange.records import StateDict
-from common.training import tree
 from lab.halfway.contract import Options, Reply
 from server_app.global_model import Averaged
 from server_app.method import Replies

@@ -12,12 +12,11 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from common import methods
+from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
-from common.settings import keys
+from common.keys import NODE as NODE
 from common.settings.config import SECTIONS, Config, Data, Node, Run, not_allowed
-from common.settings.keys import NODE as NODE
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from common import methods
+from common import keys, methods
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.models import MODELS
-from common.settings import keys, plugins
+from common.settings import plugins
 from common.settings.config import FLEETS, Config
 from common.settings.version import code_version
 
