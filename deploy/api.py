@@ -16,11 +16,11 @@ from rich.console import Console
 from common.extras import imported, missing
 from common.journal import Entry
 from common.settings.section import Value, kebab
+from deploy import settings as experiments
 from deploy.report import listing
 from deploy.report import read as reading
 from deploy.report.listing import Setting
 from deploy.report.table import percent
-from deploy.run import settings as experiments
 from deploy.run.preflight import fresh, resumed
 
 if TYPE_CHECKING:

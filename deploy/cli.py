@@ -115,8 +115,8 @@ def run(
     ] = -1,
 ) -> None:
     """Run an experiment; default: FedORION on digits with six clients."""
+    from deploy import settings as reading
     from deploy.run import preload
-    from deploy.run import settings as reading
 
     reading.check_runtime(runtime, workers)
     chosen = reading.read(experiment or reading.DEFAULT, settings or [])
@@ -206,8 +206,8 @@ def list_(
 
     The options choose methods by answers to five questions; without any, all are listed.
     """
+    from deploy import user_modules
     from deploy.report import listing
-    from deploy.run import user_modules
 
     if what not in (kinds := [*listing.LISTINGS, "settings"]):
         raise ValueError(f"list {what} is unknown; allowed: {', '.join(kinds)}")

@@ -37,7 +37,7 @@ Settings = Annotated[
 
 def _checked_workers(workers: int | None) -> int | None:
     if workers is not None:
-        from deploy.run.settings import check_workers  # --help does not need it
+        from deploy.settings import check_workers  # --help does not need it
 
         check_workers(workers)
     return workers
@@ -204,7 +204,7 @@ def progress_bar(again: str, word: str) -> Iterator[tuple[Any, Any]]:
 
 def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:
     """Return the run config of an experiment file (None: ``default``) with overrides."""
-    from deploy.run.settings import DEFAULT, resolve  # --help does not need it
+    from deploy.settings import DEFAULT, resolve  # --help does not need it
 
     return resolve(experiment or DEFAULT, settings or [])
 

@@ -66,6 +66,27 @@ def graph() -> dict[str, set[str]]:
     return found
 
 
+LAYERS = {
+    "common": "files progress metrics vision extras errors seeds settings journal exchange flower "
+    "data losses models training techniques methods keys names parse",
+    "deploy": "log_lines user_modules report settings console flower run machines study "
+    "leaderboard api docker cli fedmosaic",
+}
+"""Packages and modules of a room, each of which imports those before it and no others."""
+
+
+@pytest.mark.parametrize("room", LAYERS)
+def test_a_layer_imports_no_layer_above_it(room: str) -> None:
+    heights = {f"{room}.{name}": i for i, name in enumerate(LAYERS[room].split())}
+    for module, imported in graph().items():
+        if not module.startswith(f"{room}."):
+            continue
+        layer = ".".join(module.split(".")[:2])
+        below = {".".join(name.split(".")[:2]) for name in imported if name.startswith(f"{room}.")}
+        above = {name for name in below if heights[name] > heights[layer]}
+        assert not above, f"{module} imports {above}"
+
+
 def test_few_files_compare_the_kind_of_input() -> None:
     """Everywhere else ``common/data/kinds.py`` answers, so that a new kind is one row there."""
     paths = [path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")]

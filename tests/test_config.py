@@ -13,7 +13,7 @@ from common import methods
 from common.parse import auto_of, defaults, parse, tables, to_toml
 from common.settings.config import SECTIONS, Config, Run, Value
 from common.settings.section import Section, kebab, meaning
-from deploy.run import settings
+from deploy import settings
 from tests.support.recorded_calls import refusal
 
 AUTO: dict[str, dict[str, tuple[Value, Value]]] = {

@@ -12,8 +12,8 @@ from common import keys
 from common.parse import tables
 from common.settings.marks import Form, Mark, Names, Place, Unprotected
 from common.settings.section import value_kind
+from deploy.flower.owner import policy
 from deploy.leaderboard.user_rows import CHOSEN, FIXED
-from deploy.machines import policy
 from tests.support.own_modules import distribution, importing_from, module
 
 FIELDS = keys.fields({**keys.SHARED, **tables()})

@@ -1,1 +1,1 @@
-"""The settings of a run: their tables, how text becomes values, names and plug-ins."""
+"""The settings of a run: their tables, and marks that say what each setting is."""

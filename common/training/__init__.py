@@ -1,1 +1,1 @@
-"""One training loop and what it uses: task, optimisers, device, random streams, costs."""
+"""One training loop and what it uses: task, optimisers, device, costs."""

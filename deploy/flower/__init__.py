@@ -1,1 +1,1 @@
-"""Start and control Flower's own programs."""
+"""Start and control Flower's own programs, with keys and certificates."""

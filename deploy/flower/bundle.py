@@ -18,9 +18,9 @@ from pathlib import Path
 
 from common.errors import first_line
 from common.settings.section import Value
-from deploy.flower import pinned
-from deploy.run import user_modules
-from deploy.run.settings import app_folder, flatten, with_app_config
+from deploy import user_modules
+from deploy.flower.owner import pinned
+from deploy.settings import app_folder, flatten, with_app_config
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 """File suffixes that Flower includes in a bundle."""

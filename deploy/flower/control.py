@@ -24,10 +24,10 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from common.errors import first_line
 from common.flower.rpc import details
 from common.settings.section import Value
-from deploy.flower.admission import OTHER_API, channel, check_tls
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.certificates import Certificates, read_public_key
+from deploy.flower.owner.admission import OTHER_API, channel, check_tls
 from deploy.flower.processes import Processes, environment, executable, free_ports, plain
-from deploy.machines.certificates import Certificates, read_public_key
 
 CONNECTION = "here"  #: name of the SuperLink in the private config.toml
 ANSWER = 10.0  #: timeout of one request in seconds

@@ -32,7 +32,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
-from deploy.flower import pinned, rules, warm_client
+from deploy.flower import warm_client
+from deploy.flower.owner import pinned, rules
 from deploy.flower.processes import own_program
 
 PROGRAM = "flower-supernode"

@@ -34,7 +34,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deploy.flower import pinned, warm_client, watchdog
+from deploy.flower import warm_client, watchdog
+from deploy.flower.owner import pinned
 from deploy.flower.processes import (
     Processes,
     ending,

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from common.errors import invalid
 from common.files import write_atomically
+from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,
     FIRST,
@@ -31,8 +32,7 @@ from deploy.leaderboard.protocol import (
     check_row,
     read,
 )
-from deploy.run import user_modules
-from deploy.run.settings import EXPERIMENTS
+from deploy.settings import EXPERIMENTS
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Line, TableFile

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from common import methods
 from common.settings.section import Value
-from deploy.run.settings import EXPERIMENTS, checked, flatten, read_toml
+from deploy.settings import EXPERIMENTS, checked, flatten, read_toml
 from deploy.study.records import Flat
 
 FOLDER = EXPERIMENTS / "leaderboard"

@@ -8,12 +8,12 @@ from common.keys import SHARED_FIELDS, marked
 from common.parse import defaults, reads
 from common.settings.marks import Mark
 from common.settings.section import Value
+from deploy import user_modules
 from deploy.leaderboard.board import MEASURES, Board, scored
 from deploy.leaderboard.board import record as bundled
 from deploy.leaderboard.protocol import COSTS, Place, Protocol, Row
-from deploy.run import user_modules
-from deploy.run.settings import load_run
 from deploy.run.verify import verify
+from deploy.settings import load_run
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
 

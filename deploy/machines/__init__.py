@@ -1,1 +1,1 @@
-"""Federations on separate machines: certificates, keys, nodes and submitted runs."""
+"""Federations on separate machines: nodes and submitted runs."""

@@ -98,7 +98,7 @@ def certs(
     A client makes its key with `keygen` and sends its public half, which `--client` takes.
     `--clients` makes key pairs here, for clients that have no public key yet.
     """
-    from deploy.machines.certificates import make
+    from deploy.flower.certificates import make
 
     if not folder.strip():  # as a path it would be the current folder
         raise ValueError(f"certs {folder!r} is not allowed; it should be a folder")
@@ -133,7 +133,7 @@ def keygen(
     ] = Path("certs/clients"),
 ) -> None:
     """Make the key pair of a client on its own machine; the private half stays there."""
-    from deploy.machines.certificates import make_key
+    from deploy.flower.certificates import make_key
 
     checked_folder(folder, "keygen")
     files, digest = make_key(folder, k)
@@ -195,7 +195,7 @@ def unregister(
     This is final: the client needs a new key to connect again. The ServerApp reads the list of
     revoked keys in FEDMOSAIC_TRUST/clients/revoked.
     """
-    from deploy.machines.certificates import revoke
+    from deploy.flower.certificates import revoke
 
     files = _public_keys(keys)
     lists: dict[Path, list[Path]] = {}
@@ -249,7 +249,7 @@ def submit(
     from deploy.flower.bundle import digest
     from deploy.machines import submit as sending
     from deploy.run import progress
-    from deploy.run.settings import app_folder
+    from deploy.settings import app_folder
 
     flat = resolved(experiment, settings)
     flat = sending.prepared(flat, resume, if_any)
@@ -291,7 +291,7 @@ def app_digest(experiment: Experiment = None, settings: Settings = None) -> None
     it.
     """
     from deploy.flower.bundle import digest
-    from deploy.run.settings import DEFAULT, read
+    from deploy.settings import DEFAULT, read
 
     experiment_digest = digest(read(experiment or DEFAULT, settings or []).shipped())
     plain(experiment_digest)
@@ -379,11 +379,10 @@ def node(
     if REFUSED not in os.environ:  # otherwise the first start converts the lines of this one too
         log_as(log_format, log_level)
     with refused(health, retry) if retry else contextlib.nullcontext():
-        from deploy.flower.admission import await_admission, check_tls
+        from deploy.flower.certificates import Certificates, address
+        from deploy.flower.owner.admission import await_admission, check_tls
         from deploy.flower.warm import hand_over
         from deploy.machines import node as serving
-        from deploy.machines.certificates import Certificates
-        from deploy.machines.submit import address
 
         if (k is None) == (replicas is None):
             raise ValueError(
@@ -440,12 +439,12 @@ def local(
     warm: WarmStart = None,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
+    from deploy.flower.certificates import make
     from deploy.machines import submit as sending
-    from deploy.machines.certificates import make
     from deploy.run import progress
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
-    from deploy.run.settings import app_folder
+    from deploy.settings import app_folder
 
     flat = resolved(experiment, settings)
     flat = counted({**flat, "clients": clients or flat["clients"]})
@@ -524,8 +523,8 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
     import grpc
 
     from common.flower.rpc import details
+    from deploy.flower.certificates import address
     from deploy.flower.control import Control
-    from deploy.machines.submit import address
 
     with (
         tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
@@ -611,7 +610,7 @@ def _public_keys(paths: list[Path]) -> list[Path]:
     All files are read before the first is sent. Raises ``ValueError`` for a path that does not
     exist or is not a public key.
     """
-    from deploy.machines.certificates import read_public_key
+    from deploy.flower.certificates import read_public_key
 
     files: list[Path] = []
     for path in paths:

@@ -21,9 +21,9 @@ from client_app.node import KINDS, check
 from common import errors
 from common.settings.section import Value
 from deploy.console import red
-from deploy.flower import pinned, rules
+from deploy.flower.certificates import Certificates
+from deploy.flower.owner import pinned, rules
 from deploy.flower.processes import environment
-from deploy.machines.certificates import Certificates
 from deploy.run.grpc import node_config, supernode_command
 
 INSTALLED = "installed"  #: value of --app-digest for the code of this installation
@@ -142,7 +142,7 @@ def pin(text: str) -> str:
     """
     if text == INSTALLED:
         from deploy.flower.bundle import digest
-        from deploy.run.settings import DEFAULT, read
+        from deploy.settings import DEFAULT, read
 
         return digest(read(DEFAULT, []).shipped())
     if text and not re.fullmatch("[0-9a-f]{64}", text.lower()):
@@ -164,7 +164,7 @@ def guards(
 
     Raises ``ValueError`` for a wrong policy, or for one without a digest.
     """
-    from deploy.machines import policy as policies
+    from deploy.flower.owner import policy as policies
 
     chosen = None
     if policy is not None:

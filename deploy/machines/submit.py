@@ -1,7 +1,5 @@
 """Checks of an experiment before it is sent to a SuperLink, and a filter for its log."""
 
-import ipaddress
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,33 +7,10 @@ from pathlib import Path
 from common.keys import places
 from common.parse import parse
 from common.settings.config import Value
-from deploy.machines.certificates import general_name
 from server_app.stopped import REMEDY
 
-HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
-_PORT = re.compile("[0-9]{1,5}")
 SILENT = "No heartbeat received"
 """Beginning of Flower's reason for a run whose ServerApp ended without a word."""
-
-
-def address(text: str, option: str = "--superlink") -> str:
-    """Return ``text`` if it is ``host:port``, with an IPv6 address in brackets.
-
-    Raises ``ValueError`` otherwise.
-    """
-    host, _, port = text.rpartition(":")
-    if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ValueError(f"{option} {text!r} is not allowed; it should be {HOST_PORT}")
-    return text
-
-
-def _is_host(text: str) -> bool:
-    bracketed = text.startswith("[") and text.endswith("]")
-    try:
-        name = general_name(text[1:-1] if bracketed else text)
-    except ValueError:
-        return False
-    return bracketed == isinstance(name.value, ipaddress.IPv6Address)
 
 
 def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str, Value]:

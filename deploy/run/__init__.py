@@ -1,1 +1,1 @@
-"""Runs on this machine: settings, checks, the three runtimes and progress."""
+"""Runs on this machine: checks, the three runtimes and progress."""

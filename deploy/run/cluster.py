@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from common.errors import first_line
 from common.settings.config import Value
 from common.settings.version import code_version
-from deploy.run import user_modules
+from deploy import user_modules
 from deploy.run.loopback import Envelope, Nodes, Work, serve
 
 RETRIES = 3  #: further attempts to serve a message if its process or node is lost

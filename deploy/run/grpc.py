@@ -15,9 +15,9 @@ from typing import final
 from common.settings.section import Value
 from deploy.flower import supernode, warm
 from deploy.flower.bundle import check_app, config_arguments
+from deploy.flower.certificates import Certificates
 from deploy.flower.control import Control, start_superlink
 from deploy.flower.processes import Processes, environment
-from deploy.machines.certificates import Certificates
 from server_app.messaging.sealed import TRUST
 
 

@@ -18,12 +18,13 @@ from common.extras import check_installed
 from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
+from deploy import user_modules
 from deploy.flower.bundle import plugin_notes
-from deploy.machines.submit import address
-from deploy.run import preload, user_modules
+from deploy.flower.certificates import address
+from deploy.run import preload
 from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
-from deploy.run.settings import app_folder
+from deploy.settings import app_folder
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
 from server_app.storage.journal import Journal

@@ -24,7 +24,7 @@ from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
-from deploy.run.settings import RUNTIMES, load_run
+from deploy.settings import RUNTIMES, load_run
 from server_app import callbacks
 from server_app.messaging.schedule import Schedule
 from server_app.selection import find as find_rule

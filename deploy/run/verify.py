@@ -16,7 +16,7 @@ from common.errors import first_line
 from common.exchange import model_file
 from common.exchange.records.arrays import prove
 from common.journal import Entry, read_lines
-from deploy.run.settings import load_run
+from deploy.settings import load_run
 from server_app.storage import checkpoint
 
 

@@ -48,7 +48,7 @@ def table(
     the megabytes that a client sent.
     """
     from deploy.run import launch
-    from deploy.run.settings import find
+    from deploy.settings import find
     from deploy.study import costs
     from deploy.study import paper_table as tables
     from deploy.study.paper_table import options, part
@@ -96,7 +96,7 @@ def sweep(
     configurations, pictures, and the chosen one as an experiment file, chosen.toml.
     """
     from deploy.run.launch import default_workers
-    from deploy.run.settings import find
+    from deploy.settings import find
     from deploy.study import sweep as sweeps
 
     spec = sweeps.read(file)

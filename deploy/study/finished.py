@@ -27,7 +27,7 @@ from common.settings.section import Value
 from common.training import device
 from common.training.task import Task, global_spec
 from deploy.run.loopback import Loopback
-from deploy.run.settings import load_run
+from deploy.settings import load_run
 from server_app.messaging.census import take_census
 from server_app.messaging.channel import PlainChannel
 from server_app.messaging.exchange import exchange

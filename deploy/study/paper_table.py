@@ -28,10 +28,10 @@ from deploy.report.groups import half_width, mean_with_interval
 from deploy.report.style import Page, png, render_sortable, single
 from deploy.report.table import NONE, Cell, Table, clean
 from deploy.run.preflight import counted, preflight, unused_fleet
-from deploy.run.settings import checked, find, flatten, numbers, read_toml, unread
-from deploy.run.user_modules import look_in
+from deploy.settings import checked, find, flatten, numbers, read_toml, unread
 from deploy.study import records
 from deploy.study.records import Flat, Recorded
+from deploy.user_modules import look_in
 
 PRIMARY = "primary."  #: prefix of measures of the primary score
 MEASURE = f"{PRIMARY}final"  #: measure of a table that names none

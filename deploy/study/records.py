@@ -26,7 +26,7 @@ from common.journal import Entry
 from common.metrics import rounds_to
 from common.settings.config import Value
 from deploy.report import read as report
-from deploy.run.settings import chosen
+from deploy.settings import chosen
 
 NAME, RUNS = "cells.jsonl", "cells"
 Flat = dict[str, Value]

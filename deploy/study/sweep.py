@@ -43,12 +43,12 @@ from deploy.report import read as reading
 from deploy.report.style import frames, save, series, set_log, style
 from deploy.report.table import clean
 from deploy.run import preload
-from deploy.run.settings import checked, find, flatten, read_toml
-from deploy.run.user_modules import look_in
+from deploy.settings import checked, find, flatten, read_toml
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
 from deploy.study.records import Flat
+from deploy.user_modules import look_in
 from server_app.stopped import REMEDY
 
 COLUMN = "validation"  #: the only column of a sweep's table

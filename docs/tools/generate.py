@@ -24,7 +24,7 @@ from common.settings.section import Section, kebab
 from common.settings.version import ROOT
 from deploy.leaderboard.protocol import read
 from deploy.report import chooser, listing
-from deploy.run.settings import with_app_config
+from deploy.settings import with_app_config
 from server_app.selection import RULES
 from server_app.tracking.tracker import TRACKERS
 

@@ -19,6 +19,7 @@ from common.exchange.records import Records
 from common.settings.facts import Facts
 from common.settings.plugins import table_of
 from common.settings.version import ROOT
+from deploy import settings
 from deploy.leaderboard import protocol as protocols
 from deploy.leaderboard.board import Board, record
 from deploy.leaderboard.page import COLUMNS, title
@@ -26,7 +27,6 @@ from deploy.leaderboard.ranking import Section, Standing, sections
 from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
 from deploy.report.table import Cell, Table, clean, markdown
-from deploy.run import settings
 from deploy.run.preflight import fresh, preflight
 from docs.tools import equations, measure
 from docs.tools.generate import scored

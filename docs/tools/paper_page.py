@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.report.table import Table, markdown
-from deploy.run.settings import read_toml
+from deploy.settings import read_toml
 from docs.tools import record_page
 from tests.papers import CLAIMS, RESULTS, place
 from tests.papers.claims_page import percent, stem

@@ -26,7 +26,7 @@ from common.parse import defaults
 from deploy.flower.messages import empty, head
 from deploy.run import preflight
 from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import numbers
+from deploy.settings import numbers
 from server_app.app import app
 from tests.bench import record
 from tests.bench.memory import anonymous, peak

@@ -12,7 +12,7 @@ from common.parse import defaults
 from common.settings.config import Value
 from deploy.report.read import Run, read
 from deploy.run import launch, preflight
-from deploy.run.settings import numbers
+from deploy.settings import numbers
 
 Settings = Mapping[str, Any]
 FASHION: dict[str, Any] = {

@@ -20,7 +20,7 @@ from typing import Any
 from common.parse import defaults
 from deploy.run import preflight
 from deploy.run.grpc import Federation, start_federation
-from deploy.run.settings import app_folder, numbers
+from deploy.settings import app_folder, numbers
 from tests.bench import page, record
 from tests.bench.memory import TOTAL, peak, processor, usage
 from tests.bench.runs import FASHION

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.settings.section import Value
-from deploy.machines.certificates import Certificates, make
+from deploy.flower.certificates import Certificates, make
 from server_app.messaging.sealed import TRUST
 from tests.bench import record
 from tests.support.keys import Keyed

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from deploy.flower.certificates import make
 from deploy.flower.warm import LINGER
-from deploy.machines.certificates import make
 from tests.bench import idle
 from tests.support.clone import Clone, steps
 from tests.support.data_files import paint

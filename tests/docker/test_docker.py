@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from packaging.requirements import Requirement
 
 from deploy.docker.pins import PINS, SERVER, read
-from deploy.machines.certificates import make, make_key
+from deploy.flower.certificates import make, make_key
 from tests.support import compose
 from tests.support.compose import ROOT
 

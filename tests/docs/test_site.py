@@ -27,7 +27,7 @@ from deploy.leaderboard.ranking import sections
 from deploy.report import chooser
 from deploy.report.listing import described
 from deploy.report.table import markdown, size
-from deploy.run.settings import DEFAULT, resolve
+from deploy.settings import DEFAULT, resolve
 from deploy.study import paper_table
 from docs.tools import equations, generate, measure, method_page, paper_page, reference_page
 from server_app.distillation.public_set import ServerPublicSet, SharedPublicSet
@@ -226,7 +226,7 @@ def test_the_reference_has_each_command_setting_and_message() -> None:
     assert "| `--workers` |" in pages["reference/commands.md"]
     for setting in described():
         assert f"\n| `{setting.key}` |" in pages["reference/settings.md"]
-    message = "| plugins = … is not a folder | `deploy/run/settings.py` |"
+    message = "| plugins = … is not a folder | `deploy/settings.py` |"
     assert message in pages["reference/errors.md"]
 
 

@@ -20,7 +20,7 @@ from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
 from deploy.run import launch
-from deploy.run.settings import checked
+from deploy.settings import checked
 from deploy.study import paper_table, records
 from deploy.study.paper_table import CellRun
 from deploy.study.sweep import UNFINISHED

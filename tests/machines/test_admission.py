@@ -17,11 +17,11 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
-from deploy.flower import admission
-from deploy.flower.admission import await_admission
+from deploy.flower.certificates import Certificates, make
 from deploy.flower.control import Control
+from deploy.flower.owner import admission
+from deploy.flower.owner.admission import await_admission
 from deploy.flower.processes import free_ports
-from deploy.machines.certificates import Certificates, make
 from tests.support.commandline import typed
 from tests.support.waiting import PATIENCE
 

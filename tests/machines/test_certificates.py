@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.supernode.runtime import run_clientapp as flower
 
-from deploy.flower import pinned
+from deploy.flower import certificates
 from deploy.flower.bundle import built, digest, stage_app
-from deploy.machines import certificates, commands, node
-from deploy.machines.certificates import Certificates, make
-from deploy.run.settings import app_folder, resolve
+from deploy.flower.certificates import Certificates, make
+from deploy.flower.owner import pinned
+from deploy.machines import commands, node
+from deploy.settings import app_folder, resolve
 from tests.support.recorded_calls import refusal
 
 HERE = ip("127.0.0.1")

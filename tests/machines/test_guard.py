@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from common.settings.version import ROOT
-from deploy.flower import pinned, rules, supernode, warm, warm_client, watchdog
+from deploy.flower import supernode, warm, warm_client, watchdog
 from deploy.flower.bundle import built
 from deploy.flower.control import Control, start_superlink
+from deploy.flower.owner import pinned, policy, rules
 from deploy.flower.processes import Processes, environment, own_program
-from deploy.machines import node, policy
+from deploy.machines import node
 from deploy.run.grpc import start_federation
 from tests.support import tiny_app
 from tests.support.commandline import command_line, error_of
@@ -203,7 +204,7 @@ def test_a_node_whose_checks_are_gone_refuses_each_message_and_does_not_start_ag
         shutil.rmtree(checks.with_name("__pycache__"), ignore_errors=True)
         assert site.answer(app) == "the ClientApp ended with status 1 before it reported its start"
         said = site.log.read_text()
-        assert "error: deploy.flower.pinned: cannot import name 'pinned'" in said
+        assert "error: deploy.flower.owner.pinned: cannot import name 'pinned'" in said
         checks.with_suffix(".away").rename(checks)
         assert site.answer(app) == "trained"
         assert "Traceback" not in said

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from common.exchange.seal import files
 from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoked, ssh_public_key
 from common.settings.config import Value
-from deploy.flower import control
-from deploy.machines import certificates
-from deploy.machines.certificates import Certificates, make, make_key, read_public_key, revoke
+from deploy.flower import certificates, control
+from deploy.flower.certificates import Certificates, make, make_key, read_public_key, revoke
 from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping

@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from client_app.node import check
-from deploy.flower import control, supernode
+from deploy.flower import certificates, control, supernode
+from deploy.flower.certificates import make, read_public_key
 from deploy.flower.control import superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.machines import commands as machines
 from deploy.machines import node, submit
-from deploy.machines.certificates import make, read_public_key
 from deploy.machines.node import check_here, command
-from deploy.run.settings import load, resolve
+from deploy.settings import load, resolve
 from server_app.storage.lock import hold
 from tests.support.commandline import command_line, completed, error_of, fedmosaic, typed
 from tests.support.data_files import paint
@@ -85,9 +85,9 @@ def test_a_mistake_is_one_line_and_exit_status_1(arguments: list[str], said: str
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"--health .* is not allowed; it should be HOST:PORT"):
-        submit.address(text, "--health")
+        certificates.address(text, "--health")
     for good in ("fed.example.org:9092", "a_b-c:1", "192.0.2.7:65535", "[::1]:1"):
-        assert submit.address(good) == good
+        assert certificates.address(good) == good
 
 
 @pytest.mark.parametrize("command", ["register", "unregister"])

@@ -18,11 +18,11 @@ from common.exchange.seal import files
 from common.settings.config import Value
 from common.settings.section import kebab
 from common.settings.version import ROOT
-from deploy.flower import pinned, rules
-from deploy.flower.rules import Refused
-from deploy.machines import node, policy
-from deploy.machines.certificates import make
-from deploy.run.settings import resolve
+from deploy.flower.certificates import make
+from deploy.flower.owner import pinned, policy, rules
+from deploy.flower.owner.rules import Refused
+from deploy.machines import node
+from deploy.settings import resolve
 from tests.support.commandline import error_of, typed
 from tests.support.own_modules import distribution, importing_from, module
 
@@ -272,7 +272,7 @@ def test_code_that_is_not_pinned_is_warned_of_and_the_rules_hold_all_the_same(
 ) -> None:
     started: list[dict[str, str]] = []
     monkeypatch.setattr(node, "become", lambda line, home, guard: started.append(guard))
-    monkeypatch.setattr("deploy.flower.admission.check_tls", lambda *_: None)
+    monkeypatch.setattr("deploy.flower.owner.admission.check_tls", lambda *_: None)
     line = [*NODE, "--cold-start", "-s", f"state-dir={tmp_path}"]
     said = typed(*line).stdout
     assert "warning: this node runs any code that the SuperLink sends; --app-digest in" in said

@@ -15,12 +15,12 @@ import pytest
 
 from common.settings.config import Value
 from common.settings.version import ROOT
+from deploy.flower import certificates
+from deploy.flower.certificates import Certificates
 from deploy.flower.processes import environment, plain
-from deploy.machines import certificates
-from deploy.machines.certificates import Certificates
 from deploy.run import grpc as runtime
 from deploy.run.grpc import Federation, node_config, start_federation, supernode_command
-from deploy.run.settings import app_folder
+from deploy.settings import app_folder
 from tests.support.tiny import TinyRun, flat
 from tests.support.waiting import until
 

@@ -46,7 +46,9 @@ class Raising(Slow):
     """Nodes whose ClientApp raises an exception, in Flower's words."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        error = Error(CLIENT_FAILED, "<class 'deploy.flower.rules.Refused'>:<'rounds = 9 is not'>")
+        error = Error(
+            CLIENT_FAILED, "<class 'deploy.flower.owner.rules.Refused'>:<'rounds = 9 is not'>"
+        )
         return [Message(error, reply_to=self.out.pop(name)) for name in list(message_ids)]
 
 

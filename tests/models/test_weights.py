@@ -13,7 +13,7 @@ from torch import Tensor
 from common.models import MODELS, build, check
 from common.models.weights import _OLD_DENSE, fitted, path_of
 from deploy.run.preflight import preflight
-from deploy.run.user_modules import look_in
+from deploy.user_modules import look_in
 from tests.support.battery import PLUGIN
 from tests.support.halves import server, task
 from tests.support.tiny import flat, play

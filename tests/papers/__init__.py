@@ -7,7 +7,7 @@ belongs to the installed package.
 from pathlib import Path
 
 from common.settings.plugins import nearest
-from deploy.run import settings
+from deploy import settings
 
 HERE, BUNDLED = Path(__file__).parent, settings.EXPERIMENTS
 EXPERIMENTS, CLAIMS, RESULTS = HERE / "experiments", HERE / "claims", HERE / "results"

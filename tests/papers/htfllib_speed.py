@@ -35,7 +35,7 @@ from common.models.classifier import Classifier
 from common.parse import defaults, parse
 from common.settings.config import MemoryFormat
 from common.training.task import global_spec
-from deploy.run.settings import numbers
+from deploy.settings import numbers
 from tests.bench.runs import played
 from tests.papers.htfllib_driver import SETTINGS
 

@@ -27,7 +27,7 @@ from scipy.special import stdtr, stdtrit
 
 from common.parse import reads
 from deploy.report.groups import LEVEL, half_width
-from deploy.run.settings import checked, read_toml
+from deploy.settings import checked, read_toml
 from deploy.study import paper_table
 from deploy.study.paper_table import CellRun, Comparison, TableFile
 from tests.papers import CLAIMS, RESULTS, place

@@ -44,7 +44,7 @@ from common.training.task import Task, epochs, evaluate, global_spec
 from deploy.report.groups import mean_with_interval
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import Table, markdown
-from deploy.run.settings import chosen, unread
+from deploy.settings import chosen, unread
 from server_app.distillation.noise import distil, weighted
 from server_app.methods.fedorion import FedORION
 

@@ -14,7 +14,7 @@ from common.models.generator import Generator
 from common.parse import parse
 from common.settings.config import FLEETS, Config, Value, entries
 from common.training.task import Task, check_fleet
-from deploy.run.settings import EXPERIMENTS, resolve
+from deploy.settings import EXPERIMENTS, resolve
 from deploy.study import paper_table as table
 from tests import papers
 

@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.report.table import markdown
-from deploy.run.settings import chosen
+from deploy.settings import chosen
 from deploy.study import paper_table, records
 from tests.papers import RESULTS, canary, place
 

@@ -20,7 +20,7 @@ from common.journal import VERSION, Entry
 from deploy.report.live import POLICY, SCRIPT, LivePage, check
 from deploy.report.pages import write_report
 from deploy.report.serve import Server
-from deploy.run.settings import EXPERIMENTS
+from deploy.settings import EXPERIMENTS
 from deploy.study import paper_table
 from tests.papers import RESULTS
 from tests.support.browser import PROGRAM, Browser, check_look

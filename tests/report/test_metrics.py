@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client", reason="pip install 'fedmosaic[metrics]
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.journal import Failure, FailureKind
-from deploy.machines.certificates import make
+from deploy.flower.certificates import make
 from deploy.report.metrics import Metrics
 from server_app.storage.status_file import NAME, NodeStatus, ServerStatus
 from tests.support.compose import FOLDER

@@ -14,7 +14,7 @@ from common.parse import parse
 from common.settings.section import Value
 from common.settings.version import ROOT, VERSION
 from deploy.flower.bundle import built, plugin_notes
-from deploy.run.settings import flatten, resolve
+from deploy.settings import flatten, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import completed, error_of
 from tests.support.own_modules import module, package

@@ -17,10 +17,11 @@ from common.methods import names
 from common.models import MODELS
 from common.parse import to_toml
 from common.settings.version import code_version
+from deploy import settings
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
-from deploy.run import preflight, settings
-from deploy.run.settings import resolve
+from deploy.run import preflight
+from deploy.settings import resolve
 from tests.support.commandline import completed, error_of, fedmosaic, interruptible, typed
 from tests.support.own_modules import ONE_MODULE, package
 from tests.support.tiny import flat

@@ -20,13 +20,13 @@ from flwr.common.config import parse_config_args
 from common.settings.section import Value
 from deploy.flower import warm, warm_client, watchdog
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
+from deploy.flower.certificates import Certificates
 from deploy.flower.control import RunStatus, run_id_from, superlink_command
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
-from deploy.machines.certificates import Certificates
 from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
 from deploy.run.ray import _reason, run_simulation
-from deploy.run.settings import app_folder
+from deploy.settings import app_folder
 from server_app.stopped import Stopped
 from tests.support import tiny_app
 from tests.support.waiting import PATIENCE, until

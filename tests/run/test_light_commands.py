@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from common.settings.version import ROOT
 from deploy.flower.bundle import digest
 from deploy.report import chooser, listing
-from deploy.run.settings import DEFAULT, read
+from deploy.settings import DEFAULT, read
 from docs.tools import generate
 from tests.support.commandline import error_of, typed
 from tests.support.own_modules import ONE_MODULE, package

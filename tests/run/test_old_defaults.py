@@ -12,8 +12,8 @@ from common import parse
 from common.parse import defaults, reads, to_toml
 from common.settings.config import Value
 from common.settings.old_defaults import OLD_DEFAULTS
-from deploy.run import settings
-from deploy.run.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
+from deploy import settings
+from deploy.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
 from deploy.study import paper_table
 from server_app.storage import checkpoint
 from tests import papers

@@ -13,7 +13,7 @@ from common.settings.config import Value
 from deploy.machines.submit import prepared
 from deploy.run.loopback import Loopback
 from deploy.run.preflight import counted, fresh
-from deploy.run.settings import resolve
+from deploy.settings import resolve
 from server_app.stopped import Stopped
 from tests.support.commandline import Done, typed
 from tests.support.data_files import paint, write_clients, write_npz

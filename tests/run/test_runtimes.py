@@ -21,7 +21,7 @@ from deploy.run import preload
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, Nodes, Work
 from deploy.run.ray import run_simulation
-from deploy.run.settings import app_folder, load
+from deploy.settings import app_folder, load
 from server_app.tracking.sink import progress_of
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
 from tests.support.commandline import completed, typed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.run import user_modules
-from deploy.run.settings import DEFAULT, resolve
+from deploy import user_modules
+from deploy.settings import DEFAULT, resolve
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import completed, error_of, fedmosaic
 from tests.support.own_modules import ONE_MODULE, experiment, module, new_name, package

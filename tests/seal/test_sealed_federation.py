@@ -17,11 +17,11 @@ from flwr.app import Message, RecordDict
 from flwr.app.message import make_message
 
 from deploy.flower import warm
+from deploy.flower.certificates import make
 from deploy.flower.control import Control, superlink_command
 from deploy.flower.processes import Processes, environment, free_ports
-from deploy.machines.certificates import make
 from deploy.run.grpc import node_config, supernode_command
-from deploy.run.settings import app_folder
+from deploy.settings import app_folder
 from tests.support.impostor import Impostor
 from tests.support.keys import altered
 from tests.support.relay import Relay, parts, serving

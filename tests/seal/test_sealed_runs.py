@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from client_app.participant import Participant
 from common.exchange.seal.body import packed
 from common.settings.config import Value
+from deploy.flower.certificates import Certificates, make
 from deploy.flower.messages import empty
-from deploy.machines.certificates import Certificates, make
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping
 from tests.support.keys import Keyed, altered

@@ -28,7 +28,7 @@ from common.exchange.seal.body import NotAuthentic
 from common.exchange.seal.session import Keys, NoSession, Place
 from common.files import Damaged
 from common.parse import parse
-from deploy.machines.certificates import Certificates, make
+from deploy.flower.certificates import Certificates, make
 from server_app.messaging.sealed import SealedChannel, Trust
 from tests.support.own_modules import importing_from, module
 from tests.support.tiny import flat

@@ -10,8 +10,8 @@ import pytest
 
 from common.parse import to_toml
 from deploy.run.preflight import resumed
-from deploy.run.settings import load
 from deploy.run.verify import verify
+from deploy.settings import load
 from server_app.messaging.census import check_kept
 from server_app.stopped import Stopped
 from tests.support.battery import tiers

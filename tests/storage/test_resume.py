@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.preflight import fresh, resumed
-from deploy.run.settings import load
+from deploy.settings import load
 from server_app.app import app
 from server_app.stopped import Stopped
 from tests.support.battery import fail_client, tiers

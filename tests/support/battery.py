@@ -13,7 +13,7 @@ from flwr.app import Error, Message, RecordDict
 from common.exchange.protocol import Reply
 from common.methods import names
 from deploy.run.loopback import Loopback
-from deploy.run.user_modules import look_in
+from deploy.user_modules import look_in
 from tests.support.tiny import flat, under
 
 PLUGIN = Path(__file__).parents[1] / "example_plugin"

@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
 from common.exchange.seal.files import ssh_key
-from deploy.machines.certificates import Certificates
+from deploy.flower.certificates import Certificates
 
 
 class Impostor:

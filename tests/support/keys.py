@@ -7,7 +7,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from common.settings.config import Value
 from deploy.flower import control
-from deploy.machines.certificates import Certificates
+from deploy.flower.certificates import Certificates
 from deploy.run.loopback import Loopback
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.parse import defaults
 from common.settings.config import Value
 from deploy.run.loopback import RUN_ID, Loopback
-from deploy.run.settings import numbers, parse_override
+from deploy.settings import numbers, parse_override
 
 TINY: dict[str, Value] = {
     **{"clients": 4, "rounds": 2, "fleet": "mlp@0.25,cnn2@0.5", "device": "cpu"},

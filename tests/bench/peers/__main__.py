@@ -29,7 +29,7 @@ from common import models
 from common.data import load
 from common.settings.config import Data
 from deploy.flower import watchdog
-from deploy.run.settings import app_folder
+from deploy.settings import app_folder
 from tests.bench import page, record
 from tests.bench.memory import own, peak
 from tests.bench.peers.shared import LeNet5

@@ -1,7 +1,7 @@
 """The policy file of a node's owner, and the rules of a node with or without one.
 
-``deploy/flower/rules.py`` checks the rules. This module knows the settings and methods of this
-installation, which that module must not import.
+``rules.py`` checks the rules. This module knows the settings and methods of this installation,
+which that module must not import.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from common.parse import reads, tables, usual
 from common.settings.marks import Mark, Names, Place, Value
 from common.settings.plugins import ON_THE_SERVER, installed, nearest
 from common.settings.section import kebab
-from deploy.flower.rules import STATE_DIR
+from deploy.flower.owner.rules import STATE_DIR
 
 Text = Annotated[str, Field(min_length=1)]
 Most = Annotated[int, Field(ge=1)]

@@ -2,7 +2,7 @@
 
 ``pinned.py`` calls ``check`` with the run config that Flower passes to the ClientApp. The rules are
 plain data, because this file must not import ``common`` (see ``pinned.py``). They come from a
-policy file (``deploy/machines/policy.py``). A node without one has rules for folders only.
+policy file (``deploy/flower/owner/policy.py``). A node without one has rules for folders only.
 
 The rules include ``settings``: the tables of the settings that name a file, a module or a download,
 or count epochs, which the node makes from its own installation. Without them every run is refused.

@@ -35,6 +35,8 @@ from common.exchange.seal.files import (
 )
 from common.files import write_atomically
 
+HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
+_PORT = re.compile("[0-9]{1,5}")
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
 MAX_CLIENTS, MAX_DAYS = 100_000, 36_500
@@ -296,6 +298,26 @@ def _former(files: Certificates) -> list[x509.GeneralName]:
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
     return list(names.value)
+
+
+def address(text: str, option: str = "--superlink") -> str:
+    """Return ``text`` if it is ``host:port``, with an IPv6 address in brackets.
+
+    Raises ``ValueError`` otherwise.
+    """
+    host, _, port = text.rpartition(":")
+    if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ValueError(f"{option} {text!r} is not allowed; it should be {HOST_PORT}")
+    return text
+
+
+def _is_host(text: str) -> bool:
+    bracketed = text.startswith("[") and text.endswith("]")
+    try:
+        name = general_name(text[1:-1] if bracketed else text)
+    except ValueError:
+        return False
+    return bracketed == isinstance(name.value, ipaddress.IPv6Address)
 
 
 def general_name(host: str) -> x509.DNSName | x509.IPAddress:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from deploy.flower import rules
-from deploy.flower.rules import Refused
+from deploy.flower.owner import rules
+from deploy.flower.owner.rules import Refused
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -22,10 +22,10 @@ from common.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
-from deploy.run import user_modules
+from deploy import user_modules
 from server_app.storage.relative_paths import to_absolute
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+EXPERIMENTS = Path(__file__).parent / "experiments"
 DEFAULT = EXPERIMENTS / "default.toml"
 RUNTIMES = ("loopback", "ray", "grpc")
 M = TypeVar("M", bound=BaseModel)
@@ -36,7 +36,7 @@ def app_folder() -> Path:
 
     Raises ``ValueError`` if this installation has none.
     """
-    folder = Path(__file__).resolve().parents[2]
+    folder = Path(__file__).resolve().parents[1]
     if not (folder / "pyproject.toml").exists():
         raise ValueError(f"{folder} has no pyproject.toml; install with `pip install -e .`")
     return folder

@@ -20,7 +20,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from common.exchange.seal.files import ssh_key
 from common.flower.rpc import details
-from deploy.machines.certificates import Certificates
+from deploy.flower.certificates import Certificates
 
 NOTICED = 60.0  #: seconds until the server detects a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
