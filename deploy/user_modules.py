@@ -5,12 +5,16 @@ in it replaces an installed package. A shipped module includes the modules that 
 same folder.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from common import keys
 from common.settings import plugins
@@ -33,43 +37,53 @@ def look_in(folder: Path, flat: Mapping[str, object]) -> bool:
     return bool(roots)
 
 
-def carried(flat: Mapping[str, object]) -> dict[str, Path]:
-    """Return the file or folder of every module that is shipped with the run, by name.
+@final
+@dataclass(frozen=True)
+class UserModules:
+    """The user's modules that are shipped with a run: the file or folder of each, by name."""
 
-    Raises ``ValueError``, one line, for a module with the name of another module.
-    """
-    if not flat.get("plugins"):
-        return {}
-    folder, places, left = Path(str(flat["plugins"])), dict[str, Path](), keys.roots(flat)
-    while left:
-        root = left.pop()
-        place = place_of(folder, root)
-        if place is None or root in places or plugins.reserved(root):
-            continue
-        _check_alone(folder, root)
-        places[root] = place
-        for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
-            left += _imports(file)
-    return places
+    places: Mapping[str, Path]
 
+    @classmethod
+    def of(cls, flat: Mapping[str, object]) -> UserModules:
+        """Find the modules that a flat run config names, and those that they import.
 
-def copy(flat: Mapping[str, object], to: Path, ends: Collection[str] = ()) -> None:
-    """Copy the modules of ``carried`` to the folder ``to``; ``ends``: only these suffixes."""
+        Raises ``ValueError``, one line, for a module with the name of another module.
+        """
+        if not flat.get("plugins"):
+            return cls({})
+        folder, places, left = Path(str(flat["plugins"])), dict[str, Path](), keys.roots(flat)
+        while left:
+            root = left.pop()
+            place = place_of(folder, root)
+            if place is None or root in places or plugins.reserved(root):
+                continue
+            _check_alone(folder, root)
+            places[root] = place
+            for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
+                left += _imports(file)
+        return cls(places)
 
-    def skipped(folder: str, names: list[str]) -> list[str]:
-        files = (Path(folder, name) for name in names)
-        other = [f.name for f in files if ends and f.is_file() and f.suffix not in ends]
-        return [*other, *(name for name in names if name.startswith((".", "__pycache__")))]
+    def __bool__(self) -> bool:
+        return bool(self.places)
 
-    for place in carried(flat).values():
-        target = to / place.name
-        if target.exists() and target.samefile(place):
-            continue
-        to.mkdir(parents=True, exist_ok=True)
-        if place.is_file():
-            shutil.copy2(place, target)
-        else:
-            shutil.copytree(place, target, ignore=skipped, dirs_exist_ok=True)
+    def copy(self, to: Path, ends: Collection[str] = ()) -> None:
+        """Copy the modules to the folder ``to``; ``ends``: only files with these suffixes."""
+
+        def skipped(folder: str, names: list[str]) -> list[str]:
+            files = (Path(folder, name) for name in names)
+            other = [f.name for f in files if ends and f.is_file() and f.suffix not in ends]
+            return [*other, *(name for name in names if name.startswith((".", "__pycache__")))]
+
+        for place in self.places.values():
+            target = to / place.name
+            if target.exists() and target.samefile(place):
+                continue
+            to.mkdir(parents=True, exist_ok=True)
+            if place.is_file():
+                shutil.copy2(place, target)
+            else:
+                shutil.copytree(place, target, ignore=skipped, dirs_exist_ok=True)
 
 
 def place_of(folder: Path, root: str) -> Path | None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from common.errors import first_line
 from common.settings.section import Value
-from deploy import user_modules
 from deploy.flower.owner import pinned
 from deploy.settings import app_folder, flatten, with_app_config
+from deploy.user_modules import UserModules
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 """File suffixes that Flower includes in a bundle."""
@@ -95,9 +95,10 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
             shutil.copytree(app / name, to / name, ignore=skip)
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
-    user_modules.copy(run_config, to, TAKEN)
+    modules = UserModules.of(run_config)
+    modules.copy(to, TAKEN)
     pyproject = to / "pyproject.toml"
-    added = "".join(f", {json.dumps(pattern)}" for pattern in _module_patterns(to, run_config))
+    added = "".join(f", {json.dumps(pattern)}" for pattern in _module_patterns(to, modules))
     text = re.sub(
         r"^(fab-include\s*=\s*\[[^\]]*?),?\s*\]",
         lambda match: f"{match[1]}{added}]" if added else match[0],
@@ -130,15 +131,19 @@ def write_app(to: Path, run_config: Mapping[str, Value]) -> Path:
     return folder
 
 
-def plugin_notes(run_config: Mapping[str, Value], *, bundled: bool) -> list[str]:
-    """Return notes on a run's plug-ins to print before it; ``bundled``: Flower's bundle has them.
+def plugin_notes(
+    run_config: Mapping[str, Value], modules: UserModules, *, bundled: bool
+) -> list[str]:
+    """Return notes on a run's plug-ins to print before it.
+
+    ``modules``: those that are shipped; ``bundled``: whether Flower's bundle has them.
 
     Raises ``ValueError``, one line, if the bundle cannot be built or would lack a module.
     """
     from common.names import shadowed  # it imports torch
 
     lines = shadowed(run_config)
-    if bundled and user_modules.carried(run_config) and (left_out := _left_out(run_config)):
+    if bundled and modules and (left_out := _left_out(run_config, modules)):
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         lines.append(
             f"not in the bundle, so not at the clients: {', '.join(left_out[:5])}{more}; "
@@ -163,10 +168,10 @@ def built(app: Path) -> bytes:
     return build_fab_from_disk(app)
 
 
-def _module_patterns(to: Path, run_config: Mapping[str, Value]) -> list[str]:
+def _module_patterns(to: Path, modules: UserModules) -> list[str]:
     """Return patterns of the module files in ``to`` that Flower includes; others are an error."""
     patterns = []
-    for name in sorted(path.name for path in user_modules.carried(run_config).values()):
+    for name in sorted(path.name for path in modules.places.values()):
         if name.endswith(".py"):
             patterns.append(f"/{name}")
         else:
@@ -229,14 +234,14 @@ def _for_run(run_config: Mapping[str, Value]) -> bytes:
         return built(stage_app(app_folder(), Path(folder) / "app", run_config))
 
 
-def _left_out(run_config: Mapping[str, Value]) -> list[str]:
+def _left_out(run_config: Mapping[str, Value], modules: UserModules) -> list[str]:
     try:
         with zipfile.ZipFile(io.BytesIO(_for_run(run_config))) as file:
             bundled = set(file.namelist())
     except ValueError as error:
         raise ValueError(f"the modules cannot be sent to clients: {first_line(error)}") from None
     left_out = []
-    for name, original in user_modules.carried(run_config).items():
+    for name, original in modules.places.items():
         files = [p for p in (original, *original.rglob("*")) if p.is_file()]
         names = [file.relative_to(original.parent).as_posix() for file in sorted(files)]
         names = [file for file in names if "__pycache__" not in file and "/." not in file]

@@ -6,11 +6,14 @@ server and can stay on the machine that created it. A client's machine needs onl
 own ``clients/K.key``, which it can make itself (``make_key``). Then only ``K.pub`` leaves it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import final
@@ -298,6 +301,40 @@ def _former(files: Certificates) -> list[x509.GeneralName]:
     except (OSError, ValueError, x509.ExtensionNotFound):
         return []
     return list(names.value)
+
+
+@final
+@dataclass(frozen=True)
+class Connection:
+    """Address ``HOST:PORT`` of a SuperLink, and its authority's certificate; None without TLS."""
+
+    address: str
+    ca: Path | None
+
+    @classmethod
+    def of(cls, superlink: str, ca: Path | None, *, insecure: bool) -> Connection:
+        """Return the connection that the options ``--superlink``, ``--ca``, ``--insecure`` name.
+
+        Raises ``ValueError`` for no address, no certificate, or not exactly one of the last two.
+        """
+        place = address(superlink)
+        if (ca is None) == (not insecure):
+            raise ValueError("pass either --ca FILE (TLS) or --insecure (no TLS)")
+        if ca is None:
+            return cls(place, None)
+        path = ca.expanduser().resolve()
+        try:
+            read_certificate(path)
+        except (ValueError, OSError) as error:
+            why = getattr(error, "strerror", "") or "it is not a certificate"
+            raise ValueError(f"--ca {ca}: {why}; it should be ca.crt of fedmosaic certs") from None
+        return cls(place, path)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that uses this connection."""
+        tls = ["--insecure"] if self.ca is None else ["--ca", str(self.ca)]
+        return ["--superlink", self.address, *tls]
 
 
 def address(text: str, option: str = "--superlink") -> str:

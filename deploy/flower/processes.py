@@ -47,15 +47,18 @@ def executable(name: str) -> str:
 def own_program(module: str, call: str) -> list[str]:
     """Return the command of ``call`` in ``deploy.flower.module`` of this installation.
 
+    ``module`` may be in a package, as ``owner.pinned``.
+
     The interpreter has its absolute path, so that PATH, and files that cannot be executed, do not
     decide what runs. If the module cannot be imported, the program ends with one line and status 1.
     """
     root = str(Path(__file__).resolve().parents[2])
+    package, _, name = f"deploy.flower.{module}".rpartition(".")
     source = (
         f"import sys; sys.path.insert(0, {root!r})\n"
-        f"try: from deploy.flower import {module}\n"
+        f"try: from {package} import {name}\n"
         f"except Exception as error: sys.exit(f'error: deploy.flower.{module}: {{error}}')\n"
-        f"del sys.path[0]; {module}.{call}"
+        f"del sys.path[0]; {name}.{call}"
     )
     return [sys.executable, "-P", "-c", source]
 

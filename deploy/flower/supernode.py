@@ -146,7 +146,7 @@ def client_app() -> list[str]:
 
     The cold process has the same checks. Flower's name shows in top and ps.
     """
-    cold = [*own_program("pinned", "program()"), pinned.PROGRAM]
+    cold = [*own_program("owner.pinned", "program()"), pinned.PROGRAM]
     address = os.environ.get(warm_client.ADDRESS)
     return warm_client.command(address, pinned.PROGRAM, cold) if address else cold
 

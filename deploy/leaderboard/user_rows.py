@@ -63,7 +63,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     place = Place(row, fleet, added=True)
     board.places = [one for one in board.places if one.name != name] + [place]
     copies = board.folder / user_modules.COPIES
-    user_modules.copy(first, copies)
+    user_modules.UserModules.of(first).copy(copies)
     user_modules.look_in(copies, row.set)
     cells = {(c.column, c.seed): c for c in scored(board, [name])}
     known_runs = {**records.read(bundled(board.protocol)), **records.read(board.folder)}

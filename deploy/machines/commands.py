@@ -34,10 +34,15 @@ from deploy.console import (
 
 if TYPE_CHECKING:
     from common.settings.section import Value
+    from deploy.flower.certificates import Connection
     from deploy.flower.control import Control
 
 HOLD_PATIENCE = 2.0  #: seconds to wait for the end of a federation that was just stopped
 HERE = "127.0.0.1:9093"  #: the Control API of a SuperLink on this machine
+ANY_CODE = (
+    "warning: this node runs any code that the SuperLink sends; --app-digest installed allows only "
+    "the code that is installed here"
+)
 
 
 def _finite(wait: float) -> float:
@@ -59,6 +64,47 @@ NodeSettings = Annotated[
         *("-s", "--set"),
         metavar="KEY=VALUE",
         help="Setting of this node: model, device, threads, memory-mb, data-dir, state-dir, …",
+    ),
+]
+FleetApi = Annotated[
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Fleet API.")
+]
+ClientCount = Annotated[int, typer.Option(min=1, help="Number of clients in the federation.")]
+ClientNumber = Annotated[
+    int | None, typer.Option("--k", min=0, envvar="FEDMOSAIC_K", help="Number of this client.")
+]
+Replicas = Annotated[
+    Path | None,
+    typer.Option("--replicas", "--seats", help="Use the lowest free client number in this folder."),
+]
+KeyFolder = Annotated[
+    Path | None, typer.Option(help="Folder with K.key; default: clients next to --ca.")
+]
+Home = Annotated[Path | None, typer.Option(help="Flower's files; default: ~/.fedmosaic/nodes/K.")]
+Health = Annotated[str, typer.Option(help="HOST:PORT for a gRPC health service.")]
+AppDigest = Annotated[
+    str,
+    typer.Option(
+        "--app-digest",
+        metavar="HEX",
+        help="Run only the code with this digest (fedmosaic app-digest); `installed`: only the "
+        "code of this installation.",
+    ),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="What a run may do on this machine (docs/owner.md); needs --app-digest.",
+    ),
+]
+Retry = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="After an error wait so long and try again, instead of ending; meanwhile --health "
+        "reports the error.",
     ),
 ]
 Keys = Annotated[list[Path], typer.Argument(help="Public keys, or folders of *.pub.")]
@@ -165,7 +211,7 @@ def register(
         if path in keys:
             raise ValueError(line)
     new, final = 0, list(barred.values())
-    with _control(at, ca, insecure, wait) as control:
+    with _control(_connection(at, ca, insecure), wait) as control:
         for path in files:
             if path in barred:
                 continue
@@ -201,7 +247,7 @@ def unregister(
     lists: dict[Path, list[Path]] = {}
     for path in files:
         lists.setdefault(_revoked_list(path, revoked), []).append(path)
-    with _control(at, ca, insecure, wait) as control:
+    with _control(_connection(at, ca, insecure), wait) as control:
         added = sum(revoke(place, paths) for place, paths in lists.items())
         count = sum(control.unregister(path) for path in files)
     out.print(f"{count} of {len(files)} keys unregistered, {len(files) - count} were unknown")
@@ -217,7 +263,7 @@ def stop(
     wait: Wait = 60.0,
 ) -> None:
     """Stop a run; without a number, list the active runs with their experiments."""
-    with _control(at, ca, insecure, wait) as control:
+    with _control(_connection(at, ca, insecure), wait) as control:
         running = control.running()
         if run in running:
             control.stop(run)
@@ -260,7 +306,8 @@ def submit(
         answer({"run": None, **result})
         return
     _print_notes(flat)
-    with _control(at, ca, insecure, wait) as control:
+    link = _connection(at, ca, insecure)
+    with _control(link, wait) as control:
         plain(f"app digest {(app_code := digest(flat))}")
         run = control.submit(app_folder(), flat, {})
         name = "resumes from its checkpoint" if flat["resume"] else flat["experiment"]
@@ -268,7 +315,7 @@ def submit(
             out.print(f"[bold]run {run}[/]: {name}", highlight=False)
             status = control.follow(run, sending.without_tracebacks(plain), patience=wait)
         except KeyboardInterrupt:
-            line = shlex.join(["fedmosaic", "stop", str(run), "--superlink", at, *_tls(ca)])
+            line = shlex.join(["fedmosaic", "stop", str(run), *link.options])
             red("detached", f": the run continues; stop it with: {line}")
             raise typer.Exit(INTERRUPTED) from None
     if status.failure:
@@ -276,7 +323,7 @@ def submit(
         for setting in settings or []:
             if setting.partition("=")[0].strip() not in ("out", "from-round"):
                 again += ["-s", setting]
-        again += ["--superlink", at, *_tls(ca)]
+        again += link.options
         raise RuntimeError(sending.stopped(status.failure, run, flat, again))
     sent, received = status.bytes_sent, status.bytes_received
     out.print(f"completed; {sent:,} bytes to the clients, {received:,} from them")
@@ -320,56 +367,20 @@ def app(
 
 
 def node(
-    superlink: Annotated[
-        str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Fleet API.")
-    ],
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients in the federation.")],
-    k: Annotated[
-        int | None,
-        typer.Option("--k", min=0, envvar="FEDMOSAIC_K", help="Number of this client."),
-    ] = None,
-    replicas: Annotated[
-        Path | None,
-        typer.Option(
-            "--replicas", "--seats", help="Use the lowest free client number in this folder."
-        ),
-    ] = None,
+    superlink: FleetApi,
+    clients: ClientCount,
+    k: ClientNumber = None,
+    replicas: Replicas = None,
     ca: Ca = None,
-    keys: Annotated[
-        Path | None, typer.Option(help="Folder with K.key; default: clients next to --ca.")
-    ] = None,
+    keys: KeyFolder = None,
     insecure: Insecure = False,
     more: NodeSettings = None,
-    home: Annotated[
-        Path | None, typer.Option(help="Flower's files; default: ~/.fedmosaic/nodes/K.")
-    ] = None,
-    health: Annotated[str, typer.Option(help="HOST:PORT for a gRPC health service.")] = "",
-    digest: Annotated[
-        str,
-        typer.Option(
-            "--app-digest",
-            metavar="HEX",
-            help="Run only the code with this digest (fedmosaic app-digest); `installed`: only "
-            "the code of this installation.",
-        ),
-    ] = "",
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What a run may do on this machine (docs/owner.md); needs --app-digest.",
-        ),
-    ] = None,
+    home: Home = None,
+    health: Health = "",
+    digest: AppDigest = "",
+    policy: PolicyFile = None,
     warm: WarmStart = None,
-    retry: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="After an error wait so long and try again, instead of ending; meanwhile --health "
-            "reports the error.",
-        ),
-    ] = 0,
+    retry: Retry = 0,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -384,48 +395,50 @@ def node(
         from deploy.flower.warm import hand_over
         from deploy.machines import node as serving
 
-        if (k is None) == (replicas is None):
-            raise ValueError(
-                "the client's number is missing: pass either --k K or --replicas FOLDER"
-            )
         if warm and sys.platform != "linux":
             raise ValueError(f"--warm-start needs Linux, not {sys.platform}")
         if health:
             address(health, "--health")
-        pin = serving.pin(digest)
-        authority = _trusted(ca, insecure)
+        pin, link = serving.pin(digest), _connection(superlink, ca, insecure)
         if home is not None:
             checked_folder(home, "--home")
-        if replicas is not None:
-            k, _ = serving.lowest_free(checked_folder(replicas, "--replicas"), clients)
-        assert k is not None
-        if k >= clients:
-            raise ValueError(
-                f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
-            )
+        k = _client_number(k, replicas, clients)
         trust = None
-        if authority is not None:
+        if link.ca is not None:
             folder = keys.expanduser().resolve() if keys else None
-            trust = Certificates(authority.parent, folder, authority)
+            trust = Certificates(link.ca.parent, folder, link.ca)
         own = serving.settings(more or [])
         guard = serving.guards(pin, policy, own, sealed=trust is not None)
         guard |= {"FLWR_LOG_LEVEL": "DEBUG"} if log_level == "debug" else {}
-        line = serving.command(address(superlink), trust, k, clients, own, health)
+        line = serving.command(link.address, trust, k, clients, own, health)
         place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
         serving.check_home(place)
         if REFUSED not in os.environ:  # the first start
             plain(f"client {k} of {clients} for {superlink}")
         if not pin:
-            plain(
-                "warning: this node runs any code that the SuperLink sends; --app-digest installed "
-                "allows only the code that is installed here"
-            )
-        check_tls(address(superlink), trust is not None)
+            plain(ANY_CODE)
+        check_tls(link.address, trust is not None)
         if trust is not None:
-            await_admission(address(superlink), trust, k, plain)
+            await_admission(link.address, trust, k, plain)
         if warm or (warm is None and sys.platform == "linux"):
             hand_over(line, place, guard)
         serving.become(line, place, guard)
+
+
+def _client_number(k: int | None, replicas: Path | None, clients: int) -> int:
+    """Return ``k``, or the lowest free number in ``replicas``; raise ``ValueError`` without any."""
+    from deploy.machines.node import lowest_free
+
+    if (k is None) == (replicas is None):
+        raise ValueError("the client's number is missing: pass either --k K or --replicas FOLDER")
+    if replicas is not None:
+        k, _ = lowest_free(checked_folder(replicas, "--replicas"), clients)
+    assert k is not None
+    if k >= clients:
+        raise ValueError(
+            f"--k {k} is not allowed; with --clients {clients} it is 0 to {clients - 1}"
+        )
+    return k
 
 
 def local(
@@ -439,7 +452,7 @@ def local(
     warm: WarmStart = None,
 ) -> None:
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
-    from deploy.flower.certificates import make
+    from deploy.flower.certificates import Connection, make
     from deploy.machines import submit as sending
     from deploy.run import progress
     from deploy.run.grpc import start_federation
@@ -468,9 +481,9 @@ def local(
         federation = stack.enter_context(start)
         plain(f"{count} clients are connected; logs are in {place / 'logs'}")
         if experiment is None:
-            trust = shlex.join(_tls(files and files.ca))
+            link = Connection(federation.control.address, files and files.ca)
             plain("submit runs from another terminal (Ctrl-C here stops the federation):")
-            plain(f"  fedmosaic submit --superlink {federation.control.address} {trust}")
+            plain(f"  {shlex.join(['fedmosaic', 'submit', *link.options])}")
             try:  # until Ctrl-C, SIGTERM or the death of the SuperLink
                 federation.processes.wait(lambda: False, "the end", float("inf"))
             except KeyboardInterrupt:
@@ -489,8 +502,12 @@ def _print_notes(flat: Mapping[str, Value]) -> None:
     from common.parse import parse
     from deploy.flower.bundle import plugin_notes
     from deploy.run.preflight import unused_fleet
+    from deploy.user_modules import UserModules
 
-    for line in (*plugin_notes(flat, bundled=True), *unused_fleet(parse(flat))):
+    for line in (
+        *plugin_notes(flat, UserModules.of(flat), bundled=True),
+        *unused_fleet(parse(flat)),
+    ):
         plain(line)
 
 
@@ -513,7 +530,7 @@ def _alone(place: Path) -> contextlib.ExitStack:
 
 
 @contextlib.contextmanager
-def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> Iterator[Control]:
+def _control(link: Connection, wait: float) -> Iterator[Control]:
     """Yield the SuperLink's Control API after its first response, within ``wait`` seconds.
 
     Raises ``RuntimeError`` without a response, or if the SuperLink refuses a request.
@@ -523,44 +540,27 @@ def _control(superlink: str, ca: Path | None, insecure: bool, wait: float) -> It
     import grpc
 
     from common.flower.rpc import details
-    from deploy.flower.certificates import address
     from deploy.flower.control import Control
 
     with (
         tempfile.TemporaryDirectory(prefix="fedmosaic-") as work,
-        Control(address(superlink), _trusted(ca, insecure), Path(work)) as control,
+        Control(link.address, link.ca, Path(work)) as control,
     ):
         control.await_answer(wait)
         try:
             yield control
         except grpc.RpcError as error:
-            raise RuntimeError(f"{superlink}: {details(error)}") from None
+            raise RuntimeError(f"{link.address}: {details(error)}") from None
 
 
-def _tls(ca: Path | None) -> list[str]:
-    """Return the options for TLS: ``--ca FILE`` or ``--insecure``."""
-    return ["--insecure"] if ca is None else ["--ca", str(ca)]
+def _connection(superlink: str, ca: Path | None, insecure: bool) -> Connection:
+    """Return the connection that these options describe, with warnings of what expires."""
+    from deploy.flower.certificates import Connection
 
-
-def _trusted(ca: Path | None, insecure: bool) -> Path | None:
-    """Return the path of the authority's certificate, None without TLS.
-
-    Raises ``ValueError`` if it is not a certificate, or if not exactly one option was passed.
-    """
-    from common.exchange.seal.files import read_certificate
-
-    if (ca is None) == (not insecure):
-        raise ValueError("pass either --ca FILE (TLS) or --insecure (no TLS)")
-    if ca is None:
-        return None
-    path = ca.expanduser().resolve()
-    try:
-        read_certificate(path)
-    except (ValueError, OSError) as error:
-        why = getattr(error, "strerror", "") or "it is not a certificate"
-        raise ValueError(f"--ca {ca}: {why}; it should be ca.crt of fedmosaic certs") from None
-    _warn_of_expiry(path)
-    return path
+    connection = Connection.of(superlink, ca, insecure=insecure)
+    if connection.ca is not None:
+        _warn_of_expiry(connection.ca)
+    return connection
 
 
 def _warn_of_expiry(ca: Path) -> None:

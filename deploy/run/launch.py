@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +18,13 @@ from common.extras import check_installed
 from common.journal import Entry, follow
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
-from deploy import user_modules
 from deploy.flower.bundle import plugin_notes
 from deploy.flower.certificates import address
 from deploy.run import preload
 from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
 from deploy.settings import app_folder
+from deploy.user_modules import COPIES, UserModules
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
 from server_app.storage.journal import Journal
@@ -65,8 +65,8 @@ def launch(
         if flat["runtime"] != "ray":
             raise ValueError(f"--ray-address is for --runtime ray, not {flat['runtime']}")
         address(ray_address, "--ray-address")
-    shipped = user_modules.carried(flat)
-    sent = {**flat, "plugins": str(folder / user_modules.COPIES)} if shipped else flat
+    modules, copies = UserModules.of(flat), folder / COPIES
+    sent = {**flat, "plugins": str(copies)} if modules else flat
     config, runtime = preflight(sent), flat["runtime"]
     if runtime == "ray":
         check_installed("ray")
@@ -76,7 +76,10 @@ def launch(
         check_incomplete(folder, config)
         past, later = Journal(folder).entries(), f", from round {start + 1} on"
     bundled = runtime != "loopback" and not ray_address
-    for line in (*plugin_notes(flat, bundled=bundled), *(unused_fleet(config) if notes else ())):
+    for line in (
+        *plugin_notes(flat, modules, bundled=bundled),
+        *(unused_fleet(config) if notes else ()),
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     title = f"[bold]{config.run.method}[/] on {config.data.name}{later}: results go to {folder}"
     console.print(title, soft_wrap=True)
@@ -86,7 +89,7 @@ def launch(
         raise ValueError(
             f"out = {str(folder)!r} cannot be a folder for results: {error.strerror}"
         ) from None
-    user_modules.copy(flat, folder / user_modules.COPIES)
+    modules.copy(copies)
     flat = sent
     started = time.time()
     display = Progress(config.run.rounds, console, past=past, start=start)
@@ -96,7 +99,7 @@ def launch(
         if runtime == "loopback":
             _loopback(flat, config, workers, learnt)
         elif ray_address:
-            _cluster(flat, config, folder, ray_address)
+            _cluster(flat, config, [folder] if modules else [], ray_address)
         else:
             failure = _flower(flat, config, folder, started, warm_start, display.on_step)
         summary = summary_since(folder, started)
@@ -152,10 +155,12 @@ def _loopback(
     _serve(flat, grid)
 
 
-def _cluster(flat: Mapping[str, Value], config: Config, folder: Path, address: str) -> None:
+def _cluster(
+    flat: Mapping[str, Value], config: Config, copies: Sequence[Path], address: str
+) -> None:
     from deploy.run.cluster import Cluster
 
-    shared = {Path(str(flat["state-dir"])), *([folder] if user_modules.carried(flat) else [])}
+    shared = {Path(str(flat["state-dir"])), *copies}
     gpu = config.run.device.startswith("cuda")
     _serve(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
 

@@ -9,6 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import final
 
 import grpc
 from flwr.app import Message, RecordDict
@@ -62,65 +63,105 @@ def exchange(
 
     Raises ``Stopped`` if the SuperLink fails while it receives the messages.
     """
-    store = store or ReplyStore()
-    replies: dict[int, Message] = {}
-    failures: list[Failure] = []
-    waiting: dict[str, int] = {}
-    unsent = deque(messages)
+    inbox, pause = Inbox(grid, messages, t, timeout, store or ReplyStore()), FIRST_POLL
+    while inbox.open:
+        inbox.send(window)
+        over = time.monotonic() >= inbox.deadline  # see ``receive`` for this last poll
+        inbox.receive()
+        report(len(inbox.replies))
+        pause = FIRST_POLL if inbox.any_reply else min(1.5 * pause, LAST_POLL)
+        if over:
+            inbox.give_up(window)
+        elif inbox.waiting:
+            time.sleep(pause)
+    failures = sorted(inbox.failures, key=lambda failure: failure.k)
+    return dict(sorted(inbox.replies.items())), failures
 
-    def lose(k: int, kind: FailureKind, reason: str) -> None:
-        failures.append(Failure(k=k, round=t, reason=reason, kind=kind))
 
-    no_reply = f"no reply within {timeout:g} s"
-    deadline, pause = time.monotonic() + timeout, FIRST_POLL
-    sizes = {id(content): count_bytes(content) for content in _contents(messages)}
-    most = portion(next(iter(sizes.values()), 0))  # replies are seldom larger than requests
-    least, any_reply = window // 10, False  # sending several together takes less time
-    over = False  # poll once more after the deadline: an incomplete reply may have delayed others
-    while (waiting or unsent) and not over:
-        free = min(window - len(waiting), len(unsent))
-        enough = free >= min(least, len(unsent)) or not any_reply
-        due = [unsent.popleft() for _ in range(free if enough else 0)]
+@final
+class Inbox:
+    """Messages of round t in flight, by client, and the replies that have arrived."""
+
+    def __init__(
+        self, grid: Grid, messages: dict[int, Message], t: int, timeout: float, store: ReplyStore
+    ) -> None:
+        self.grid, self.messages, self.t, self.store = grid, messages, t, store
+        self.timeout, self.deadline = timeout, time.monotonic() + timeout
+        self.replies: dict[int, Message] = {}  #: good replies by client
+        self.failures: list[Failure] = []
+        self.waiting: dict[str, int] = {}  #: clients without a reply, by message id
+        self.unsent = deque(messages)
+        self.any_reply = False  #: whether the last poll brought a reply
+        self._sizes = {id(content): count_bytes(content) for content in _contents(messages)}
+        # replies are seldom larger than requests
+        self._most = portion(next(iter(self._sizes.values()), 0))
+
+    @property
+    def open(self) -> bool:
+        """Whether a message has neither a reply nor a failure."""
+        return bool(self.waiting or self.unsent)
+
+    def lose(self, k: int, kind: FailureKind, reason: str) -> None:
+        """Record the failure of client k."""
+        self.failures.append(Failure(k=k, round=self.t, reason=reason, kind=kind))
+
+    def send(self, window: int) -> None:
+        """Send messages until ``window`` of them wait, several together, which takes less time."""
+        free = min(window - len(self.waiting), len(self.unsent))
+        enough = free >= min(window // 10, len(self.unsent)) or not self.any_reply
+        due = [self.unsent.popleft() for _ in range(free if enough else 0)]
         for k in due:
-            messages[k].metadata.ttl = timeout + LATE
-        names = push(grid, [messages[k] for k in due], t) if due else []
-        large = [k for k in due if sizes[id(messages[k].content)] > LEAST]
-        messages.update((k, _without_content(messages[k])) for k in large)
+            self.messages[k].metadata.ttl = self.timeout + LATE
+        names = push(self.grid, [self.messages[k] for k in due], self.t) if due else []
+        large = [k for k in due if self._sizes[id(self.messages[k].content)] > LEAST]
+        self.messages.update((k, _without_content(self.messages[k])) for k in large)
         for k, name in zip(due, names, strict=True):
             if name:
-                waiting[name] = k
+                self.waiting[name] = k
             else:
-                lose(k, "unreachable", "the message could not be delivered")
-        over = time.monotonic() >= deadline
-        names, any_reply = list(waiting), False
+                self.lose(k, "unreachable", "the message could not be delivered")
+
+    def receive(self) -> None:
+        """Fetch the replies that have arrived, in portions.
+
+        Call it once more after the deadline: an incomplete reply may have delayed others.
+        """
+        names, self.any_reply = list(self.waiting), False
         while names:
-            some, names = names[:most], names[most:]
-            arrived, unreadable = pull(grid, some, deadline, store)
-            any_reply = any_reply or bool(arrived)
+            some, names = names[: self._most], names[self._most :]
+            arrived, unreadable = pull(self.grid, some, self.deadline, self.store)
+            self.any_reply = self.any_reply or bool(arrived)
             for name, reason in unreadable.items():
-                lose(waiting.pop(name), "refused", reason)
+                self.lose(self.waiting.pop(name), "refused", reason)
             for reply in arrived:
-                k = waiting.pop(reply.metadata.reply_to_message_id, -1)
-                if k < 0:  # a second reply to the same message, or a reply to an unknown message
-                    continue
-                if reply.has_error():
-                    why = no_reply if _late(reply) else _reason(reply)
-                    lose(k, "late" if _late(reply) else kind_of(why), why)
-                elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                    lose(k, "not authentic", "another node answered in its place")
-                else:
-                    size = count_bytes(reply.content)
-                    most = min(most, portion(size))
-                    store.keep(reply.content, size)
-                    replies[k] = reply
-        report(len(replies))
-        pause = FIRST_POLL if any_reply else min(1.5 * pause, LAST_POLL)
-        if waiting and not over:
-            time.sleep(pause)
-    late = f"not asked within {timeout:g} s, window = {window} others were waited for"
-    for k, reason in (*((k, late) for k in unsent), *((k, no_reply) for k in waiting.values())):
-        lose(k, "late", reason)
-    return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
+                k = self.waiting.pop(reply.metadata.reply_to_message_id, -1)
+                if k >= 0:  # not a second reply to one message, nor one to an unknown message
+                    self._keep(k, reply)
+
+    def _keep(self, k: int, reply: Message) -> None:
+        if reply.has_error():
+            late, why = _late(reply), _reason(reply)
+            self.lose(k, "late" if late else kind_of(why), self._no_reply if late else why)
+        elif reply.metadata.src_node_id != self.messages[k].metadata.dst_node_id:
+            self.lose(k, "not authentic", "another node answered in its place")
+        else:
+            size = count_bytes(reply.content)
+            self._most = min(self._most, portion(size))
+            self.store.keep(reply.content, size)
+            self.replies[k] = reply
+
+    def give_up(self, window: int) -> None:
+        """Record a failure of every client without a reply."""
+        late = f"not asked within {self.timeout:g} s, window = {window} others were waited for"
+        lost = [(k, late) for k in self.unsent]
+        for k, reason in (*lost, *((k, self._no_reply) for k in self.waiting.values())):
+            self.lose(k, "late", reason)
+        self.unsent.clear()
+        self.waiting.clear()
+
+    @property
+    def _no_reply(self) -> str:
+        return f"no reply within {self.timeout:g} s"
 
 
 def _contents(messages: Mapping[int, Message]) -> Iterable[RecordDict]:

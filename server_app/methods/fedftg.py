@@ -1,6 +1,6 @@
 """FedFTG, server half: average, then fine-tune on the images of a generator of hard samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import final
 
@@ -14,9 +14,11 @@ from common.exchange.records import StateDict
 from common.losses import generation
 from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
+from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.training import optimise
 from common.training.fit import fit
+from common.training.task import Task
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Replies
 
@@ -51,13 +53,9 @@ class FedFTG(Averaged[Options, Reply]):
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         """Fine-tune w (the server's iterations of Algorithm 1); return scalars for the journal."""
-        o, g, task = self.options, self.config.generator, self.task
+        o, task = self.options, self.task
         if not o.iterations:
             return {}
-        counts = torch.tensor(
-            [client.info.counts for client in replies.clients], dtype=torch.float64
-        )
-        p, alpha = (x.to(task.device) for x in label_weights(counts))
         teachers = [self.build(self.global_spec, reply.w).eval() for _, reply in replies]
         for teacher in teachers:
             teacher.requires_grad_(False)
@@ -65,69 +63,100 @@ class FedFTG(Averaged[Options, Reply]):
         self.generator.load_state_dict(self.theta)
         adam = task.generator_optimizer(t, self.generator.parameters())
         sgd = optimise.make(student.parameters(), "sgd", o.server_lr, momentum=o.server_momentum)
-        draw = seeds.stream(task.seed, "fakes", t, device=task.device)
-
-        def drawn() -> Iterator[tuple[Tensor, Tensor]]:
-            """Yield z [Q, latent] and y [Q], endlessly."""
-            batches = 1 if o.draw == "iteration" else len(teachers) + o.student_steps
-            while True:
-                if o.labels == "apportioned":
-                    labels = apportioned(p, o.iterations * batches * o.generated, draw)
-                else:
-                    labels = torch.multinomial(p, o.generated, replacement=True, generator=draw)
-                for y in labels.split(o.generated):
-                    z = torch.randn(o.generated, g.latent, generator=draw, device=task.device)
-                    yield z, y
-
-        def latents(count: int, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """Yield z, y and the number of the batch; ``name``: name of the steps in reports."""
-            for i in progress.steps(range(count), name):
-                z, y = fixed or next(noise)
-                yield z, y, torch.tensor(i)
-
-        def generate(z: Tensor, y: Tensor) -> Tensor:
-            one_hot = F.one_hot(y, task.num_classes).to(z.dtype)
-            x: Tensor = self.generator(torch.cat([z, one_hot], dim=1))
-            return x
-
-        def generator_loss(z: Tensor, y: Tensor, i: Tensor) -> Tensor:
-            x, weights = generate(z, y), alpha[int(i), y]
-            logits = teachers[int(i)](x)
-            value = o.lambda_cls * generation.weighted_cross_entropy(logits, y, weights)
-            value = value + o.lambda_dis * generation.diversity(z, x) / len(teachers)
-            logits = logits.detach() if o.detach_teacher else logits
-            return value - generation.disagreement(logits, student(x), weights)
-
-        def student_loss(z: Tensor, y: Tensor, _: Tensor) -> Tensor:
-            with torch.no_grad():
-                x = generate(z, y)
-                targets = [teacher(x) for teacher in teachers]
-            s = student(x)
-            losses = [
-                generation.weighted_soft_cross_entropy(logits, s, alpha[k, y])
-                for k, logits in enumerate(targets)
-            ]
-            return torch.stack(losses).sum()
-
-        generated, distilled, noise, precision = 0.0, 0.0, drawn(), self.config.run.precision
-        fixed: tuple[Tensor, Tensor] | None = None
+        counts = torch.tensor([c.info.counts for c in replies.clients], dtype=torch.float64)
+        game = Game(task, o, self.generator, student, teachers, counts, t)
+        generated, distilled, precision = 0.0, 0.0, self.config.run.precision
         with ExitStack() as stack:
             stack.enter_context(seeds.scope(task.seed, "fine-tune", t))
             for net in [student, *(teachers if o.kd_teacher_bn == "batch" else [])]:
                 stack.enter_context(batch_statistics(net))
             for _ in progress.steps(range(o.iterations), "iteration"):
-                fixed = next(noise) if o.draw == "iteration" else None
+                game.begin()
                 student.requires_grad_(False)
-                for_generator = latents(len(teachers), "generator step")
-                generated += fit(adam, for_generator, generator_loss, precision=precision)["loss"]
+                steps = game.latents(len(teachers), "generator step")
+                generated += fit(adam, steps, game.generator_loss, precision=precision)["loss"]
                 student.requires_grad_(True)
-                for_student = latents(o.student_steps, "student step")
-                distilled += fit(sgd, for_student, student_loss, precision=precision)["loss"]
+                steps = game.latents(o.student_steps, "student step")
+                distilled += fit(sgd, steps, game.student_loss, precision=precision)["loss"]
         self.w, self.theta = tree.snapshot(student), tree.snapshot(self.generator)
         return {
             "generator_loss": generated / o.iterations,
             "distill_loss": distilled / o.iterations,
         }
+
+
+@final
+class Game:
+    """The losses of round t's generator and student, and the noise for both.
+
+    ``counts``: samples by teacher and class, n_k^y [K, C].
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        options: Options,
+        generator: Generator,
+        student: Classifier,
+        teachers: Sequence[Classifier],
+        counts: Tensor,
+        t: int,
+    ) -> None:
+        self.task, self.options = task, options
+        self.generator, self.student, self.teachers = generator, student, teachers
+        self.p, self.alpha = (x.to(task.device) for x in label_weights(counts))
+        self.draw = seeds.stream(task.seed, "fakes", t, device=task.device)
+        self.noise = self._drawn()
+        self.fixed: tuple[Tensor, Tensor] | None = None  #: the noise of this iteration
+
+    def begin(self) -> None:
+        """Begin an iteration, which has one batch of noise if ``draw = "iteration"``."""
+        self.fixed = next(self.noise) if self.options.draw == "iteration" else None
+
+    def _drawn(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield z [Q, latent] and y [Q], endlessly."""
+        o, latent, p = self.options, self.task.config.generator.latent, self.p
+        batches = 1 if o.draw == "iteration" else len(self.teachers) + o.student_steps
+        while True:
+            if o.labels == "apportioned":
+                labels = apportioned(p, o.iterations * batches * o.generated, self.draw)
+            else:
+                labels = torch.multinomial(p, o.generated, replacement=True, generator=self.draw)
+            for y in labels.split(o.generated):
+                shape, device = (o.generated, latent), self.task.device
+                yield torch.randn(shape, generator=self.draw, device=device), y
+
+    def latents(self, count: int, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield z, y and the number of the batch; ``name``: name of the steps in reports."""
+        for i in progress.steps(range(count), name):
+            z, y = self.fixed or next(self.noise)
+            yield z, y, torch.tensor(i)
+
+    def _generate(self, z: Tensor, y: Tensor) -> Tensor:
+        one_hot = F.one_hot(y, self.task.num_classes).to(z.dtype)
+        x: Tensor = self.generator(torch.cat([z, one_hot], dim=1))
+        return x
+
+    def generator_loss(self, z: Tensor, y: Tensor, i: Tensor) -> Tensor:
+        """Return the generator's loss for the teacher with number i."""
+        o, x, weights = self.options, self._generate(z, y), self.alpha[int(i), y]
+        logits = self.teachers[int(i)](x)
+        value = o.lambda_cls * generation.weighted_cross_entropy(logits, y, weights)
+        value = value + o.lambda_dis * generation.diversity(z, x) / len(self.teachers)
+        logits = logits.detach() if o.detach_teacher else logits
+        return value - generation.disagreement(logits, self.student(x), weights)
+
+    def student_loss(self, z: Tensor, y: Tensor, _: Tensor) -> Tensor:
+        """Return the student's loss, the sum over all teachers."""
+        with torch.no_grad():
+            x = self._generate(z, y)
+            targets = [teacher(x) for teacher in self.teachers]
+        s = self.student(x)
+        losses = [
+            generation.weighted_soft_cross_entropy(logits, s, self.alpha[k, y])
+            for k, logits in enumerate(targets)
+        ]
+        return torch.stack(losses).sum()
 
 
 def apportioned(p: Tensor, number: int, draw: torch.Generator) -> Tensor:

@@ -197,7 +197,7 @@ def test_a_node_whose_checks_are_gone_refuses_each_message_and_does_not_start_ag
 
     monkeypatch.setattr(f"{__name__}.command_line", line)
     digest = pinned.digest(built(app))
-    checks = copy / "deploy" / "flower" / "pinned.py"
+    checks = copy / "deploy" / "flower" / "owner" / "pinned.py"
     with site.node("--app-digest", digest, "--cold-start") as process:
         site.connected(process)
         checks.rename(checks.with_suffix(".away"))
@@ -303,7 +303,7 @@ def test_a_node_starts_its_checks_cold_or_through_the_warm_process_and_nothing_e
 ) -> None:
     monkeypatch.delenv(warm_client.ADDRESS, raising=False)
     cold = supernode.client_app()
-    assert cold == [*own_program("pinned", "program()"), "flwr-clientapp"]
+    assert cold == [*own_program("owner.pinned", "program()"), "flwr-clientapp"]
     home = tmp_path / ("long" * 30)  # longer than the name of a socket
     home.mkdir()
     with warm._listening(home) as (listener, address):

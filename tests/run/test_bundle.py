@@ -15,6 +15,7 @@ from common.settings.section import Value
 from common.settings.version import ROOT, VERSION
 from deploy.flower.bundle import built, plugin_notes
 from deploy.settings import flatten, resolve
+from deploy.user_modules import UserModules
 from tests.support.battery import EXAMPLE, PLUGIN
 from tests.support.commandline import completed, error_of
 from tests.support.own_modules import module, package
@@ -29,19 +30,20 @@ def path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
 
 
-def carrying(folder: Path, name: str) -> dict[str, Value]:
-    return {"plugins": str(folder), "data.name": f"{name}:x"}
+def notes(folder: Path, name: str, *, bundled: bool = True) -> list[str]:
+    flat: dict[str, Value] = {"plugins": str(folder), "data.name": f"{name}:x"}
+    return plugin_notes(flat, UserModules.of(flat), bundled=bundled)
 
 
 def test_what_the_bundle_does_not_take_is_told(tmp_path: Path) -> None:
     name = package(tmp_path, TWO_FILES)
-    assert plugin_notes(carrying(tmp_path, name), bundled=True) == []
+    assert notes(tmp_path, name) == []
     for file in ("images.npz", "test_data.py", "notes.md", "words.csv"):
         (tmp_path / name / file).write_text("1\n")
-    (line,) = plugin_notes(carrying(tmp_path, name), bundled=True)
+    (line,) = notes(tmp_path, name)
     left = ", ".join(f"{name}/{file}" for file in ("images.npz", "test_data.py", "words.csv"))
     assert line.startswith(f"not in the bundle, so not at the clients: {left}; Flower takes .json")
-    here = plugin_notes(carrying(tmp_path, name), bundled=False)
+    here = notes(tmp_path, name, bundled=False)
     assert here == [], "on loopback nothing travels"
 
 
@@ -51,11 +53,11 @@ def test_a_bundle_that_is_too_large_or_leaves_the_module_out_is_refused_in_one_l
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "data.py").write_text("def x(): ...\n")
     with pytest.raises(ValueError, match=r"module 'parts' cannot be sent .* nothing of parts"):
-        plugin_notes(carrying(tmp_path, "parts.data"), bundled=True)
+        notes(tmp_path, "parts.data")
     name = module(tmp_path, "def x(): ...\n")
     monkeypatch.setattr("flwr.cli.build.FAB_MAX_SIZE", 1000)
     with pytest.raises(ValueError, match="modules cannot be sent .* exceeds .* 1,000 bytes"):
-        plugin_notes(carrying(tmp_path, name), bundled=True)
+        notes(tmp_path, name)
 
 
 def test_the_written_app_is_a_flower_app_with_the_files_settings(tmp_path: Path) -> None:

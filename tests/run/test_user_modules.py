@@ -73,7 +73,9 @@ def test_the_folder_can_be_named_and_one_called_plugins_is_in_nobodys_way(tmp_pa
     (tmp_path / "plugins").mkdir()
     named = resolve(None, [f"method={name}:factor", f"plugins={tmp_path}"])
     for given in (named, resolve(experiment(tmp_path, f"{name}:factor"))):
-        assert given["plugins"] == str(tmp_path) and list(user_modules.carried(given)) == [name]
+        assert given["plugins"] == str(tmp_path) and list(
+            user_modules.UserModules.of(given).places
+        ) == [name]
 
 
 def test_a_file_with_a_plugins_table_runs_with_another_method_too(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_module_named_as_an_installed_one_is_refused(name: str, tmp_path: Path
     user = module(tmp_path, f"import {name}\nx = 3\n")
     given = {"plugins": str(tmp_path), "data.name": f"{user}:x"}
     with pytest.raises(ValueError, match=rf"/{name}\.py has the name of"):
-        user_modules.carried(given)
+        user_modules.UserModules.of(given)
 
 
 def test_an_imported_module_of_another_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
