@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from common.losses import generation
-from common.losses.distillation import kl, kl_from, max_ensemble, opinion
+from common.losses.distillation import (
+    kl,
+    kl_divergence,
+    kl_from,
+    max_ensemble,
+    opinion,
+    soft_cross_entropy,
+)
 from common.losses.generation import activation, diversity, information_entropy, one_hot
 from common.losses.gradients import alleviated, slope
 
@@ -98,16 +106,24 @@ def test_a_value_gets_the_gradient_it_is_given() -> None:
 
 def test_disagreement_is_the_weighted_mean_distance_of_logits() -> None:
     # rows: mean(1, 0) = .5 and mean(0, 4) = 2; (.5 · .5 + .25 · 2) / 2 = .375
-    assert generation.disagreement(TEACHER, STUDENT, WEIGHTS).item() == pytest.approx(0.375)
+    assert (WEIGHTS * generation.disagreement(TEACHER, STUDENT)).mean().item() == pytest.approx(
+        0.375
+    )
 
 
-def test_cross_entropies_weigh_each_sample() -> None:
-    # CE((1, 1), 0) = log 2 and CE((0, 0), 1) = log 2: (.5 + .25) log 2 / 2
-    logits = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    hard = generation.weighted_cross_entropy(logits, torch.tensor([0, 1]), WEIGHTS)
+def test_soft_cross_entropy_is_of_each_sample() -> None:
     # a uniform student is log 2 away from every teacher
-    soft = generation.weighted_soft_cross_entropy(TEACHER, torch.zeros(2, 2), WEIGHTS)
-    assert [hard.item(), soft.item()] == pytest.approx([0.375 * math.log(2)] * 2)
+    assert_close(soft_cross_entropy(TEACHER, torch.zeros(2, 2)), torch.full((2,), math.log(2)))
+
+
+def test_divergences_are_sums_of_terms_by_sample_and_class() -> None:
+    terms = kl_divergence(TEACHER, STUDENT, 2.0)
+    p, q = torch.softmax(TEACHER / 2, 1), torch.softmax(STUDENT / 2, 1)
+    assert_close(terms, p * (p / q).log())
+    assert_close(kl_divergence(p.log(), q.log(), given="logs"), terms)
+    assert_close(kl_divergence(p, STUDENT, 2.0, "shares"), terms)
+    assert_close(kl(TEACHER, STUDENT, 2.0), terms.sum(1).mean())
+    assert_close(kl(p.log(), q.log(), given="logs", reduction="mean"), terms.mean())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +183,7 @@ def test_the_largest_opinion_is_that_of_distillation_on_noise_and_one_alone_its_
     assert torch.equal(opinion(teachers, "max", 2.0), max_ensemble(teachers, "sum", 2.0))
     z = torch.tensor([[0.3, -1.0, 2.0]])
     for how in ("logits", "mean", "max"):
-        torch.testing.assert_close(opinion([z], how), F.softmax(z, 1))  # type: ignore[arg-type]
+        assert_close(opinion([z], how), F.softmax(z, 1))  # type: ignore[arg-type]
     assert opinion([z], "vote").tolist() == [[0, 0, 1]]
 
 
@@ -177,4 +193,4 @@ def test_the_mean_of_the_losses_has_the_gradient_of_the_mean_of_the_softmaxes() 
     z = torch.randn(5, 4, generator=draw, requires_grad=True)
     losses = torch.stack([kl(y, z, 2.0) for y in teachers]).mean()
     ours = kl_from(opinion(teachers, "mean", 2.0), z, 2.0)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, z)[0] for loss in (losses, ours)))
+    assert_close(*(torch.autograd.grad(loss, z)[0] for loss in (losses, ours)))

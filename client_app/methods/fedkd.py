@@ -9,7 +9,7 @@ from client_app.bases.own_model import OwnModel
 from client_app.participant import upload
 from common import seeds
 from common.exchange.records import Records, StateDict
-from common.losses.distillation import kl_of_logs
+from common.losses.distillation import kl
 from common.methods.fedkd import Options, Reply, Request
 from common.models.classifier import Classifier
 from common.techniques import low_rank
@@ -60,8 +60,12 @@ class FedKD(OwnModel[Options, Request]):
             mapped = projection(f)
             labels = F.nll_loss(log_k, y) + F.nll_loss(log, y)
             q = fixed(labels)
-            of_mentor = kl_of_logs(fixed(log), log_k, o.kl) + F.mse_loss(f_k, fixed(mapped))
-            of_mentee = kl_of_logs(fixed(log_k), log, o.kl) + F.mse_loss(mapped, fixed(f_k))
+            of_mentor = kl(fixed(log), log_k, given="logs", reduction=o.kl) + F.mse_loss(
+                f_k, fixed(mapped)
+            )
+            of_mentee = kl(fixed(log_k), log, given="logs", reduction=o.kl) + F.mse_loss(
+                mapped, fixed(f_k)
+            )
             return labels + o.weight * (of_mentor + of_mentee) / q
 
         def fixed(x: Tensor) -> Tensor:

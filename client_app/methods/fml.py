@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from client_app.bases.own_model import Mutual
-from common.losses.distillation import kl_of_logs
+from common.losses.distillation import kl
 from common.methods.fml import Options, Request
 from common.models.classifier import Classifier
 
@@ -25,7 +25,7 @@ class FML(Mutual[Options, Request]):
 
         def mixed(student: Tensor, teacher: Tensor, weight: float) -> Tensor:
             target = teacher.detach() if o.detach else teacher
-            divergence = kl_of_logs(target, student, o.kl)
+            divergence = kl(target, student, given="logs", reduction=o.kl)
             return weight * F.nll_loss(student, y) + (1 - weight) * divergence
 
         return mixed(log_own, log_shared, o.alpha), mixed(log_shared, log_own, o.beta)

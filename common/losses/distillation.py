@@ -1,47 +1,70 @@
 """Distillation losses between a student and a teacher, and targets from several teachers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def kl(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """Return KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch, without factor T².
-
-    ``teacher``, ``student``: logits [n, C]; T > 0. Hinton et al. 2015; FedORION eq. 1-3.
-    """
-    return F.kl_div(
-        F.log_softmax(student / T, dim=1),
-        F.log_softmax(teacher / T, dim=1),
-        reduction="batchmean",
-        log_target=True,
-    )
-
-
+Given = Literal["logits", "logs", "shares"]
 Reduction = Literal["batchmean", "mean"]
 
 
-def kl_of_logs(teacher: Tensor, student: Tensor, reduction: Reduction = "batchmean") -> Tensor:
-    """Return KL(p ‖ q) from ``teacher`` log p and ``student`` log q [n, C], mean over the batch.
+def kl_divergence(
+    teacher: Tensor, student: Tensor, T: float = 1.0, given: Given = "logits"
+) -> Tensor:
+    """Return the terms p log(p / q) of KL(p ‖ q) by sample and class, [n, C], without factor T².
+
+    ``logits``: p is softmax(teacher/T), q softmax(student/T); T > 0 (Hinton et al. 2015; FedORION
+    eq. 1-3). ``logs``: ``teacher`` is log p and ``student`` log q. ``shares``: ``teacher`` is p,
+    non-negative, of any sum. The gradient for the student's logits is then (Σ_c p_c · q − p) / T.
+    """
+    log_q = student if given == "logs" else F.log_softmax(student / T, dim=1)
+    if given == "shares":
+        return F.kl_div(log_q, teacher, reduction="none")
+    log_p = teacher if given == "logs" else F.log_softmax(teacher / T, dim=1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True)
+
+
+def kl(
+    teacher: Tensor,
+    student: Tensor,
+    T: float = 1.0,
+    given: Given = "logits",
+    reduction: Reduction = "batchmean",
+) -> Tensor:
+    """Return KL(p ‖ q), mean over the batch; for the arguments see ``kl_divergence``.
 
     ``reduction``: ``batchmean``; ``mean`` also divides by C, as ``torch.nn.KLDivLoss()`` does.
     """
-    value = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    value = kl_divergence(teacher, student, T, given).sum() / len(student)
     return value / student.shape[1] if reduction == "mean" else value
 
 
 def soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """Return −Σ_c softmax(teacher/T)_c log softmax(student/T)_c, mean over the batch.
+    """Return −Σ_c softmax(teacher/T)_c log softmax(student/T)_c of each sample, [n].
 
-    Logits [n, C]. It equals ``kl`` plus the teacher's entropy; the student's gradient is the same.
+    Logits [n, C]. The mean over the batch equals ``kl`` plus the teacher's entropy, which does not
+    depend on the student.
     """
-    return -(F.softmax(teacher / T, dim=1) * F.log_softmax(student / T, dim=1)).sum(1).mean()
+    return -(F.softmax(teacher / T, dim=1) * F.log_softmax(student / T, dim=1)).sum(1)
 
 
-KD_LOSSES = {"kl": kl, "ce": soft_cross_entropy}
+def kl_from(targets: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
+    """Return ``kl`` of ``targets`` [n, C], shares of any sum, from the student's logits [n, C]."""
+    return kl(targets, student, T, "shares")
+
+
+def mean_soft_cross_entropy(teacher: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
+    """Return the mean of ``soft_cross_entropy`` over the batch."""
+    return soft_cross_entropy(teacher, student, T).mean()
+
+
+KD_LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "kl": kl,
+    "ce": mean_soft_cross_entropy,
+}
 
 
 def not_true(teacher: Tensor, student: Tensor, y: Tensor, T: float = 1.0) -> Tensor:
@@ -97,12 +120,3 @@ def opinion(
     if how == "logits":
         return F.softmax(total / count / T, dim=1)
     return total / total.sum(1, keepdim=True)
-
-
-def kl_from(targets: Tensor, student: Tensor, T: float = 1.0) -> Tensor:
-    """Return Σ_c m_c log(m_c / softmax(student/T)_c), mean over the batch.
-
-    ``targets``: m [n, C], non-negative; ``student``: logits [n, C]. Its gradient for the student's
-    logits is (Σ_c m_c · softmax(student/T) − m) / (n T).
-    """
-    return F.kl_div(F.log_softmax(student / T, dim=1), targets, reduction="batchmean")

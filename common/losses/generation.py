@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.losses.distillation import kl_divergence
+
 
 def one_hot(logits: Tensor) -> Tensor:
     """Return L_OH = CE(p̂, argmax p̂), mean over the batch; small for confident predictions.
@@ -45,23 +47,13 @@ def activation(features: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
     return -(sizes.mean() if reduction == "mean" else sizes.sum(1).mean())
 
 
-def disagreement(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_j weights_j · mean_c |teacher_jc − student_jc| / n on logits [n, C]; weights [n].
+def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return mean_c |teacher_jc − student_jc| of each sample j, [n], for logits [n, C].
 
-    The released code's form of the model discrepancy loss L_md: the generator maximises it.
+    The released code's form of the model discrepancy loss L_md: the generator maximises its
+    weighted mean.
     """
-    return (weights * (teacher - student).abs().mean(1)).mean()
-
-
-def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Return L_cls = Σ_j weights_j · CE(logits_j, y_j) / n; logits [n, C], y, weights [n]."""
-    return (weights * F.cross_entropy(logits, y, reduction="none")).mean()
-
-
-def weighted_soft_cross_entropy(teacher: Tensor, student: Tensor, weights: Tensor) -> Tensor:
-    """Return −Σ_j weights_j Σ_c softmax(teacher)_jc log softmax(student)_jc / n; logits [n, C]."""
-    per_sample = -(F.softmax(teacher, dim=1) * F.log_softmax(student, dim=1)).sum(1)
-    return (weights * per_sample).mean()
+    return (teacher - student).abs().mean(1)
 
 
 def diversity(z: Tensor, x: Tensor) -> Tensor:
@@ -93,7 +85,6 @@ def divergence(teacher: Tensor, student: Tensor, T: float, *, everywhere: bool) 
     Logits [n, C]; T > 0. ``everywhere``: all samples count. The generators of DENSE and Co-Boosting
     maximise it.
     """
-    log_p, log_q = F.log_softmax(teacher / T, dim=1), F.log_softmax(student / T, dim=1)
-    losses = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+    losses = kl_divergence(teacher, student, T).sum(1)
     counted = losses if everywhere else losses * (teacher.argmax(1) != student.argmax(1))
     return T**2 * counted.mean()

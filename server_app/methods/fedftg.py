@@ -12,6 +12,7 @@ from common import progress, seeds
 from common.exchange import tree
 from common.exchange.records import StateDict
 from common.losses import generation
+from common.losses.distillation import soft_cross_entropy
 from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
@@ -141,10 +142,10 @@ class Game:
         """Return the generator's loss for the teacher with number i."""
         o, x, weights = self.options, self._generate(z, y), self.alpha[int(i), y]
         logits = self.teachers[int(i)](x)
-        value = o.lambda_cls * generation.weighted_cross_entropy(logits, y, weights)
+        value = o.lambda_cls * (weights * F.cross_entropy(logits, y, reduction="none")).mean()
         value = value + o.lambda_dis * generation.diversity(z, x) / len(self.teachers)
         logits = logits.detach() if o.detach_teacher else logits
-        return value - generation.disagreement(logits, self.student(x), weights)
+        return value - (weights * generation.disagreement(logits, self.student(x))).mean()
 
     def student_loss(self, z: Tensor, y: Tensor, _: Tensor) -> Tensor:
         """Return the student's loss, the sum over all teachers."""
@@ -153,7 +154,7 @@ class Game:
             targets = [teacher(x) for teacher in self.teachers]
         s = self.student(x)
         losses = [
-            generation.weighted_soft_cross_entropy(logits, s, self.alpha[k, y])
+            (self.alpha[k, y] * soft_cross_entropy(logits, s)).mean()
             for k, logits in enumerate(targets)
         ]
         return torch.stack(losses).sum()

@@ -8,7 +8,7 @@ import torch
 
 import client_app.methods
 from client_app.participant import Participant
-from common.losses.distillation import kl, soft_cross_entropy
+from common.losses.distillation import kl, mean_soft_cross_entropy
 from common.parse import parse
 from server_app.methods.fedftg_noise import towards
 from tests.support.tiny import Run, flat
@@ -25,7 +25,7 @@ def test_kl_by_hand_has_the_gradient_of_soft_cross_entropy() -> None:
     generator = torch.Generator().manual_seed(1)
     teacher = torch.randn(4, 3, generator=generator)
     gradients = []
-    for loss in (kl, soft_cross_entropy):
+    for loss in (kl, mean_soft_cross_entropy):
         student = torch.ones(4, 3).mul_(torch.arange(3)).requires_grad_()
         loss(teacher, student, T=2.0).backward()
         gradients.append(student.grad)
