@@ -37,10 +37,12 @@ KEEPING: dict[str, dict[str, Any]] = {
     | {"generator__latent": 8, "generator__width": 4},
 }
 """Runs whose server keeps more than one mean of weights, by what it keeps."""
-ARCHIVE = Path(__file__).with_name("runs_with_old_names.tar.xz")
-"""Runs of two rounds of the code before its classes and modules were renamed: each client's state,
-the server's state, and kinds of payloads named after classes that have other names today."""
+ARCHIVE = Path(__file__).with_name("earlier_runs.tar.xz")
+"""Runs of two rounds of earlier code. ``METHODS``: before classes and modules were renamed, with
+kinds of payloads named after classes that have other names today. ``CONTINUED``: before a setting's
+nature, aggregation and rounds had one mechanism each, with the third round of that code."""
 METHODS = ("fedkf", "fedmd", "i-dl-mh", "scaffold")
+CONTINUED = ("same", "depth", "width", "oca", "central", "local", "fedgen", "fedproto")
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +187,27 @@ def losses(folder: Path) -> list[Any]:
     return [json.loads(line)["metrics"] for line in lines[1:]]
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors(folder: Path) -> Tensors:
     """Return every tensor of the clients' states after round 3, and of the model."""
     files = sorted([*folder.rglob("state/*/*/3/*.safetensors"), *folder.glob("model.safetensors")])
     found = {path.relative_to(folder): load_file(path) for path in files}
     return {f"{path}/{name}": w for path, state in found.items() for name, w in state.items()}
+
+
+@pytest.mark.parametrize("name", tiers(CONTINUED, ("width", "oca", "central")))
+def test_a_run_of_earlier_code_goes_on_as_that_code_went_on(
+    name: str, old: Path, tmp_path: Path
+) -> None:
+    run = old / name / "run"
+    continued = resumed(run, {"rounds": 3}, "")[0]
+    first = {"out": str(tmp_path), "state-dir": str(tmp_path / "state"), "resume": False}
+    play(continued | first | {"rounds": 1})
+    alike = losses(tmp_path) == losses(run)[:1]
+    play(continued)
+    _check_same(tensors(run), tensors(old / name / "continued"), alike=alike)
 
 
 @pytest.mark.parametrize("method", tiers(METHODS, ("i-dl-mh", "scaffold")))
@@ -200,9 +218,12 @@ def test_a_run_of_code_with_old_names_is_resumed(method: str, old: Path, tmp_pat
     play(continued)
     fresh = continued | {"out": str(whole), "state-dir": str(whole / "state"), "resume": False}
     play(fresh)
-    ours, theirs = tensors(whole), tensors(run)
+    _check_same(tensors(whole), tensors(run), alike=losses(whole)[:2] == before)
+
+
+def _check_same(ours: Tensors, theirs: Tensors, *, alike: bool) -> None:
+    """Compare tensors by name; ``alike``: whether this CPU rounds as the archive's did."""
     assert ours.keys() == theirs.keys() and ours
-    alike = losses(whole)[:2] == before
     for name, value in ours.items():
         if alike:
             assert torch.equal(value, theirs[name]), name
