@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import fedmosaic
 import psutil
 import pytest
+from matplotlib.image import imread
 
 from common.settings.version import ROOT, VERSION
 from deploy.study import paper_table, records, sweep
@@ -45,6 +46,17 @@ def content(**changes: object) -> dict[str, object]:
 
 def file(**changes: object) -> sweep.SweepFile:
     return sweep.read(content(**changes))
+
+
+def test_a_picture_has_room_for_every_panel(tmp_path: Path) -> None:
+    keys = ("train.lr", "train.epochs", "seed", "rounds")
+    one = Mock(configurations={"a": dict.fromkeys(keys, 1)}, best="a")
+    one.filled.title, one.filled.cell.return_value.mean = "t", 50.0
+    heights = []
+    for count in (3, 4):  # one row of panels, and two
+        sweep.picture(one, keys[:count], tmp_path / "p.png")
+        heights.append(len(imread(tmp_path / "p.png")))
+    assert 1.6 < heights[1] / heights[0] < 2
 
 
 def without(key: str) -> dict[str, object]:
