@@ -27,10 +27,10 @@ from common.journal import (
     Primary,
     Privacy,
     members,
-    read_lines,
 )
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
+from server_app.storage.journal import read_lines
 
 JOURNAL = "journal.jsonl"
 FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.errors import LOG, logged_to
-from common.journal import Entry, follow
+from common.journal import Entry
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from common.settings.extras import check_installed
@@ -26,7 +26,7 @@ from deploy.run.progress import Progress, summary_since
 from deploy.run.settings import app_folder
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
-from server_app.storage.journal import Journal
+from server_app.storage.journal import Journal, follow
 from server_app.storage.lock import held
 from server_app.storage.summary import check_incomplete
 

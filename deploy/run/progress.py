@@ -1,8 +1,8 @@
 """Display of a running run, on a terminal or in a log, and of its result.
 
-Rounds come from the journal: ``common.journal.follow`` tails the file that the server writes and
-hands each entry to ``Progress``. Reasons of failure come from clients and are cleaned before they
-reach a terminal.
+Rounds come from the journal: ``follow`` (``server_app/storage/journal.py``) tails the file that the
+server writes and hands each entry to ``Progress``. Reasons of failure come from clients and are
+cleaned before they reach a terminal.
 """
 
 from __future__ import annotations
