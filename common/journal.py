@@ -221,12 +221,17 @@ session. ``client error``: any other error of the client. ``unknown``: of an ear
 
 @final
 class Failure(Part):
-    """Failure of client k in a round; ``reason`` is one line."""
+    """Failure of client k in a round; ``reason`` is one line.
+
+    ``released``: reason that may leave the server under [privacy], without the client and without
+    numbers of its update; empty: none may. The journal does not have it.
+    """
 
     k: int
     round: int
     reason: str
     kind: FailureKind = "unknown"
+    released: Annotated[str, Field(exclude=True)] = ""
 
 
 @final
@@ -323,14 +328,16 @@ class Entry(Part):
     @property
     def primary_accuracy(self) -> float | None:
         """Accuracy in [0, 1] that counts for the run; None in a round without that score."""
-        if self.primary == "global":
-            return self.accuracy
-        return self.personal.accuracy if self.personal else None
+        return self.score(self.primary)
 
     @property
     def other_accuracy(self) -> float | None:
         """Accuracy in [0, 1] of the score that is not primary; None in a round without it."""
-        if self.primary == "personal":
+        return self.score("personal" if self.primary == "global" else "global")
+
+    def score(self, kind: Primary) -> float | None:
+        """Return the global or the personal accuracy in [0, 1]; None in a round without it."""
+        if kind == "global":
             return self.accuracy
         return self.personal.accuracy if self.personal else None
 
@@ -398,7 +405,7 @@ def events(entries: Sequence[Entry]) -> list[Event]:
     return [event for entry in entries for event in entry.events]
 
 
-def scored(entries: Sequence[Entry]) -> list[tuple[int, float]]:
+def primary_course(entries: Sequence[Entry]) -> list[tuple[int, float]]:
     """Return (round, primary accuracy) of every round with the primary score."""
     accuracies = ((entry.round, entry.primary_accuracy) for entry in entries)
     return [(t, accuracy) for t, accuracy in accuracies if accuracy is not None]

@@ -50,6 +50,9 @@ MARKS = 60  # most points of a line with a hover text
 DRAWS = 2000  #: random mixtures of the clients' distributions
 CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few dominant clients
 
+OTHER = {"global": "personal", "personal": "global model"}
+"""Name of the score that is not primary."""
+
 Point = tuple[float, float, str]
 """x, y and the hover text."""
 Course = dict[int, tuple[float, float]]
@@ -84,13 +87,10 @@ def accuracy(groups: Groups) -> Figure:
 
 def _further(entry: Entry) -> dict[str, float]:
     """Return the accuracies of a round beside the primary one, by name."""
-    personal, accuracies = entry.personal, dict[str, float]()
-    if entry.primary == "personal":
-        accuracies |= {"worst tenth of clients": personal.worst_tenth} if personal else {}
-        accuracies |= {"global model": entry.accuracy} if entry.accuracy is not None else {}
-    elif personal:
-        accuracies["personal"] = personal.accuracy
-    return accuracies | entry.accuracies
+    accuracies = {OTHER[entry.primary]: entry.other_accuracy}
+    if entry.primary == "personal" and entry.personal:
+        accuracies = {"worst tenth of clients": entry.personal.worst_tenth, **accuracies}
+    return {n: a for n, a in accuracies.items() if a is not None} | entry.accuracies
 
 
 def loss(groups: Groups) -> Figure:

@@ -64,7 +64,7 @@ def clients(run: Run) -> Section | None:
         figure = plots.clients(run)
     alt = f"{caption}; {result}."
     lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
-    if personal := run.last_of("personal"):
+    if personal := run.newest("personal"):
         tenth, worst = percent(personal.worst_tenth), percent(personal.worst)
         lead += (
             f" Unweighted mean {percent(personal.unweighted)}, standard deviation "
@@ -166,12 +166,13 @@ def cost(run: Run) -> Section | None:
         alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
         cards.append(Card("Time", plots.seconds_by_round(run), alt))
     lead = "Bytes and time of each round; round 0 is the census."
-    if run.flops("clients") or run.flops("server"):
-        clients, server = (operations(run.flops(side)) for side in ("clients", "server"))
+    flops, memory = run.over("flops"), run.over("memory")
+    if flops.get("clients") or flops.get("server"):
+        clients, server = (operations(flops.get(side, 0)) for side in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
-    if tuning := run.flops("finetune"):
+    if tuning := flops.get("finetune"):
         lead += f" Fine-tuning before scores took another {operations(tuning)}."
-    if (memory := run.memory()).clients:
+    if memory and memory.clients:
         largest, server = (size(memory.as_dict()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
@@ -184,11 +185,10 @@ def formula_cost(groups: Groups) -> Section | None:
     """
     rows = []
     for label, run in named(groups):
-        costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
-        if costs:
-            numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
-            counted = (number(len(costs)), number(numbers), number(sent))
-            rows.append((label, *counted, f"{sent / numbers:.3f}"))
+        rounds = sum(e.cost is not None for e in run.entries)
+        if (cost := run.over("cost")) and cost.numbers:
+            counted = (number(rounds), number(cost.numbers), number(cost.bytes))
+            rows.append((label, *counted, f"{cost.bytes / cost.numbers:.3f}"))
     if not rows:
         return None
     header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
@@ -217,7 +217,7 @@ def membership(run: Run) -> Section | None:
 
 def normalised(groups: Groups) -> Section | None:
     """Return accuracy by the statistics of BatchNorm, a row for each run with such layers."""
-    scored = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
+    scored = [(label, run.newest("accuracy_bn") or {}) for label, run in named(groups)]
     meanings = {
         "running": "its running statistics",
         "batch": "those of each test batch",
@@ -237,7 +237,7 @@ def incentive(run: Run) -> Section | None:
 
     None without an incentive.
     """
-    last = run.last_of("incentive")
+    last = run.newest("incentive")
     if last is None:
         return None
     models = {member.k: member.model for member in run.members}
@@ -292,7 +292,7 @@ def metrics(groups: Groups) -> Section | None:
 
 def privacy(run: Run) -> Section | None:
     """Return (ε, δ) by round; None for a run without differential privacy."""
-    spent = run.spent()
+    spent = run.over("privacy")
     if spent is None:
         return None
     rounds = [(e.round, e.privacy) for e in run.entries if e.privacy]
@@ -309,7 +309,7 @@ def failures(groups: Groups) -> Section:
     """Return every missing, broken or rejected reply with its reason."""
     runs = named(groups)
     several = len(runs) > 1
-    failed = [(label, f) for label, run in runs for f in run.failures()]
+    failed = [(label, f) for label, run in runs for f in run.over("failures")]
     more = len(failed) - MANY
     rows = [
         (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in failed[:MANY]

@@ -28,16 +28,18 @@ LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a
 WRAPPED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", re.DOTALL)
 """Flower's text of an exception that a ClientApp raised, with its class and message."""
 LEFT = "Node Unavailable"  #: Flower's text for a node that is not connected
+UNDELIVERED = "the message could not be delivered"
 UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
-KINDS: Mapping[str, FailureKind] = {
-    rf".*{LEFT}|Error: (Reply )?Message Unavailable": "unreachable",
-    HALFWAY: "late",
-    "FloatingPointError: training diverged": "diverged",
-    "NoSession: ": "no session",
+KINDS: Mapping[str, tuple[FailureKind, str]] = {
+    "Error: (Node|Message|Reply Message) Unavailable": ("unreachable", "a node is not connected"),
+    f".*{LEFT}": ("unreachable", ""),
+    HALFWAY: ("late", HALFWAY),
+    "FloatingPointError: training diverged": ("diverged", ""),
+    "NoSession: ": ("no session", ""),
 }
-"""Kinds of failures by the beginning of an error reply's text, as regular expressions. The texts
-are Flower's, and those of clients (``client_app/app.py``), which begin with the exception's class.
-"""
+"""Kind and released reason of a failure by the beginning of an error reply's text, as regular
+expressions. The texts are Flower's, and those of clients (``client_app/app.py``), which begin with
+the exception's class."""
 LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -68,8 +70,8 @@ def exchange(
     waiting: dict[str, int] = {}
     unsent = deque(messages)
 
-    def lose(k: int, kind: FailureKind, reason: str) -> None:
-        failures.append(Failure(k=k, round=t, reason=reason, kind=kind))
+    def lose(k: int, reason: str, kind: FailureKind, released: str = "") -> None:
+        failures.append(Failure(k=k, round=t, reason=reason, kind=kind, released=released))
 
     no_reply = f"no reply within {timeout:g} s"
     deadline, pause = time.monotonic() + timeout, FIRST_POLL
@@ -90,7 +92,7 @@ def exchange(
             if name:
                 waiting[name] = k
             else:
-                lose(k, "unreachable", "the message could not be delivered")
+                lose(k, UNDELIVERED, "unreachable", UNDELIVERED)
         over = time.monotonic() >= deadline
         names, any_reply = list(waiting), False
         while names:
@@ -98,16 +100,19 @@ def exchange(
             arrived, unreadable = pull(grid, some, deadline, store)
             any_reply = any_reply or bool(arrived)
             for name, reason in unreadable.items():
-                lose(waiting.pop(name), "refused", reason)
+                lose(waiting.pop(name), reason, "refused")
             for reply in arrived:
                 k = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k < 0:  # a second reply to the same message, or a reply to an unknown message
                     continue
-                if reply.has_error():
-                    why = no_reply if _late(reply) else _reason(reply)
-                    lose(k, "late" if _late(reply) else kind_of(why), why)
+                if reply.has_error() and _late(reply):
+                    lose(k, no_reply, "late", no_reply)
+                elif reply.has_error():
+                    why = _reason(reply)
+                    lose(k, why, *kind_of(why))
                 elif reply.metadata.src_node_id != messages[k].metadata.dst_node_id:
-                    lose(k, "not authentic", "another node answered in its place")
+                    why = "another node answered in its place"
+                    lose(k, why, "not authentic", why.replace("its", "a client's"))
                 else:
                     size = count_bytes(reply.content)
                     most = min(most, portion(size))
@@ -117,9 +122,11 @@ def exchange(
         pause = FIRST_POLL if any_reply else min(1.5 * pause, LAST_POLL)
         if waiting and not over:
             time.sleep(pause)
-    late = f"not asked within {timeout:g} s, window = {window} others were waited for"
-    for k, reason in (*((k, late) for k in unsent), *((k, no_reply) for k in waiting.values())):
-        lose(k, "late", reason)
+    late = f"not asked within {timeout:g} s"
+    for k in unsent:
+        lose(k, f"{late}, window = {window} others were waited for", "late", late)
+    for k in waiting.values():
+        lose(k, no_reply, "late", no_reply)
     return dict(sorted(replies.items())), sorted(failures, key=lambda failure: failure.k)
 
 
@@ -188,10 +195,10 @@ def pull(
     return arrived, lost
 
 
-def kind_of(reason: str) -> FailureKind:
-    """Return the kind of a failure with the text of an error reply."""
-    matching = (kind for text, kind in KINDS.items() if re.match(text, reason))
-    return next(matching, "client error")
+def kind_of(reason: str) -> tuple[FailureKind, str]:
+    """Return kind and released reason of a failure with the text of an error reply."""
+    matching = (row for text, row in KINDS.items() if re.match(text, reason))
+    return next(matching, ("client error", ""))
 
 
 def _late(reply: Message) -> bool:

@@ -12,7 +12,7 @@ import torch
 from common import model_file
 from common.exchange.records import StateDict
 from common.files import write_atomically
-from common.journal import OVER, ClientScore, Entry, Part, members, over, scored
+from common.journal import OVER, ClientScore, Entry, Part, members, over, primary_course
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.settings.config import Config
 from common.settings.version import VERSION
@@ -171,7 +171,7 @@ def _primary(rounds: Sequence[Entry]) -> dict[str, object] | None:
 
     None if no round has the score.
     """
-    if not (accuracies := scored(rounds)):
+    if not (accuracies := primary_course(rounds)):
         return None
     last = next(entry for entry in rounds if entry.round == accuracies[-1][0])
     metrics = last.by_class.model_dump() if last.by_class else {}
@@ -186,7 +186,7 @@ def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | N
     """
     if not target:
         return None
-    course = scored(rounds)
+    course = primary_course(rounds)
     accuracies = [accuracy for _, accuracy in course]
     hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
     reached = {name: course[i - 1][0] if i else None for name, i in hits.items()}
