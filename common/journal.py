@@ -8,15 +8,17 @@ marks of a field say where it is shown and how its values in several rounds comb
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from itertools import chain
+from operator import itemgetter
 from statistics import fmean
 from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
-from common.metrics import over_rounds
+from common.metrics import over_rounds, sums
 
 Primary = Literal["global", "personal"]
 """Score that counts for a run: the server's model on the server's test set, or the clients' models
@@ -270,7 +272,7 @@ class Entry(Part):
 
     # Only in rounds.
     #: clients that joined, left, returned or were replaced before it
-    events: Annotated[list[Event], Use.RELEASED] = []
+    events: Annotated[list[Event], Use.RELEASED, Over.ALL] = []
     selected: Annotated[list[int], Use.RELEASED] = []
     replied: list[int] = []
     metrics: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.LAST] = {}
@@ -386,7 +388,7 @@ class OtherVersion(ValueError):
 def members(entries: Sequence[Entry]) -> list[Member]:
     """Return every client that has taken part in these rounds, in order of k."""
     known = {member.k: member for entry in entries[:1] for member in entry.clients}
-    for event in events(entries):
+    for event in over(entries, "events"):
         if event.member is not None:
             known[event.k] = event.member
     return [known[k] for k in sorted(known)]
@@ -395,14 +397,9 @@ def members(entries: Sequence[Entry]) -> list[Member]:
 def present(entries: Sequence[Entry]) -> set[int]:
     """Return the clients that take part after the last of these rounds."""
     clients = {member.k for entry in entries[:1] for member in entry.clients}
-    for event in events(entries):
+    for event in over(entries, "events"):
         (clients.discard if event.kind == "left" else clients.add)(event.k)
     return clients
-
-
-def events(entries: Sequence[Entry]) -> list[Event]:
-    """Return all changes of the membership, in their order."""
-    return [event for entry in entries for event in entry.events]
 
 
 def primary_course(entries: Sequence[Entry]) -> list[tuple[int, float]]:
@@ -421,27 +418,12 @@ def over(entries: Sequence[Entry], field: str) -> Any:
 
     The value of a field that no round has is that of an entry without it.
     """
-    rounds = [entry for entry in entries if entry.round > 0]
-    every, some = (
-        [value for entry in part if (value := getattr(entry, field)) not in EMPTY]
-        for part in (entries, rounds)
-    )
-    match OVER[field]:
-        case Over.LAST if rounds:
-            return getattr(rounds[-1], field)
-        case Over.NEWEST if some:
-            return some[-1]
-        case Over.MEAN if some:
-            return fmean(some)
-        case Over.COURSE if some:
-            return _course(some)
-        case Over.SUM if every:
-            return _sum(every)
-        case Over.MOST if every:
-            return PeakMemory.most(every)
-        case Over.ALL:
-            return [item for value in every for item in value]
-    return Entry.model_fields[field].get_default(call_default_factory=True)
+    how = OVER[field]
+    if how is Over.LAST:
+        return getattr(entries[-1] if entries and entries[-1].round else Entry(round=0), field)
+    counted = entries if how in WITH_CENSUS else [entry for entry in entries if entry.round]
+    values = [value for entry in counted if (value := getattr(entry, field)) not in EMPTY]
+    return COMBINED[how](values) if values else getattr(Entry(round=0), field)
 
 
 def _course(values: Sequence[Any]) -> dict[str, Any]:
@@ -455,9 +437,13 @@ def _course(values: Sequence[Any]) -> dict[str, Any]:
     return over_rounds(values)
 
 
-def _sum(values: Sequence[Any]) -> Any:
-    """Return the sum by name of mappings or of parts."""
-    total: dict[str, Any] = {}
-    for name, number in (pair for value in values for pair in dict(value).items()):
-        total[name] = total.get(name, 0) + number
-    return type(values[0])(**total)
+WITH_CENSUS = {Over.SUM, Over.MOST, Over.ALL}  #: ways in which the census counts
+COMBINED: Mapping[Over, Callable[[list[Any]], Any]] = {
+    Over.NEWEST: itemgetter(-1),
+    Over.MEAN: fmean,
+    Over.COURSE: _course,
+    Over.SUM: lambda values: type(values[0])(**sums(map(dict, values))),
+    Over.MOST: PeakMemory.most,
+    Over.ALL: lambda values: list(chain.from_iterable(values)),
+}
+"""Functions that combine the values of the rounds that have the field."""

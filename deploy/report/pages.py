@@ -9,7 +9,7 @@ from deploy.report import plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width, named
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read_several
-from deploy.report.style import Card, Page, Section, render, render_sortable, single
+from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabular
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
 
@@ -208,11 +208,9 @@ def _client_spread(groups: Groups) -> Section | None:
 
 def _different_settings(groups: Groups) -> Section | None:
     different = differences([group.runs for group in groups])
-    if not different:
-        return None
     rows = [
         (name, *(NONE if value is None else clean(value, 80) for value in values))
         for name, values in different.items()
     ]
-    table = Table(("setting", *(group.label for group in groups)), rows, "l")
-    return single("Settings that differ", table=table)
+    header = ("setting", *(group.label for group in groups))
+    return tabular("Settings that differ", header, rows, align="l")

@@ -261,20 +261,19 @@ def partition(run: Run) -> Figure | None:
 
 
 @style()
-def coefficients(c: Sequence[Sequence[float]], ks: Sequence[int]) -> Figure:
-    """Plot a square for each pair of clients ``ks``: more opaque for a larger coefficient.
+def coefficients(c: Sequence[Sequence[float]]) -> Figure:
+    """Plot a square for each pair of clients: more opaque for a larger coefficient.
 
     ``c`` [n, n]: row k has the coefficients with which client k learns from the clients j.
     """
     values, n = np.array(c), len(c)
     k, j = np.divmod(np.arange(n * n), n)
-    pairs = zip(k, j, strict=True)
-    texts = [f"client {ks[a]} from client {ks[b]}: {values[a, b]:.3f}" for a, b in pairs]
+    texts = [f"client {a} from client {b}: {c[a][b]:.3f}" for a, b in zip(k, j, strict=True)]
     alpha = values[k, j] / max(values.max(), 1e-9)
     figure, axes = _squares((k, j), alpha, n, 0.3, texts)
     for axis, label in ((axes.xaxis, "from client"), (axes.yaxis, "client")):
         axis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{ks[int(x)]}" if 0 <= x < n else ""))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{int(x)}" if 0 <= x < n else ""))
         axis.set_label_text(label, color=MUTED)
     return figure
 

@@ -154,10 +154,8 @@ class Run:
 
     def headline(self) -> dict[str, float | None]:
         """Return final, best and last-10-mean accuracy so far; before round 1 the census's."""
-        if not (trained := self._trained()):
-            return {"final": None, "best": None, "last10": None}
-        statistics = over_rounds(trained)
-        return {name: statistics[name] for name in ("final", "best", "last10")}
+        trained = self._trained()
+        return {**over_rounds(trained)} if trained else dict.fromkeys(("final", "best", "last10"))
 
     def last(self) -> int:
         """Return how many accuracies ``last10`` averages: ten, or all if there are fewer."""
@@ -191,10 +189,7 @@ class Run:
     @property
     def own_models(self) -> bool:
         """Whether clients scored own models that differ from the global one."""
-        pairs = [
-            (s.accuracy, s.accuracy_global) for _, s in self.scores() if s.accuracy is not None
-        ]
-        return any(own != shared for own, shared in pairs)
+        return any(s.accuracy not in (None, s.accuracy_global) for _, s in self.scores())
 
     def on_clients(self) -> dict[str, tuple[list[float], list[int]]]:
         """Return the clients' accuracies and test samples, for each model that all of them scored.

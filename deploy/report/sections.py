@@ -13,7 +13,7 @@ from deploy.report import plots
 from deploy.report.groups import Group, named
 from deploy.report.plots import Groups
 from deploy.report.read import Run, of_clients, scalars, total
-from deploy.report.style import Card, Section, single
+from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
     Cell,
@@ -189,15 +189,13 @@ def formula_cost(groups: Groups) -> Section | None:
         if (cost := run.over("cost")) and cost.numbers:
             counted = (number(rounds), number(cost.numbers), number(cost.bytes))
             rows.append((label, *counted, f"{cost.bytes / cost.numbers:.3f}"))
-    if not rows:
-        return None
     header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
     lead = (
         "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
         "the training messages in both directions, names and headers included. A float32 has 4 "
         "bytes."
     )
-    return single("Communication", lead, table=Table(header, rows))
+    return tabular("Communication", header, rows, lead)
 
 
 def membership(run: Run) -> Section | None:
@@ -207,12 +205,10 @@ def membership(run: Run) -> Section | None:
         for entry in run.entries
         for event in entry.events
     ]
-    if not rows:
-        return None
-    table = Table(("before round", "client", "event", "cause"), rows, align="rrl")
+    header = ("before round", "client", "event", "cause")
     now = len(present(run.entries))
     lead = f"{now} of {len(run.members)} known clients take part after the last round."
-    return single("Membership", lead, table=table)
+    return tabular("Membership", header, rows, lead, align="rrl")
 
 
 def normalised(groups: Groups) -> Section | None:
@@ -225,11 +221,9 @@ def normalised(groups: Groups) -> Section | None:
     }
     kinds = [bn for bn in meanings if any(bn in a for _, a in scored)]
     rows = [(label, *(percent(a.get(bn), 2) for bn in kinds)) for label, a in scored if a]
-    if not rows:
-        return None
     with_each = ", ".join(f"with {meanings[bn]} ({bn})" for bn in kinds)
     lead = f"The server's model when it was last scored: {with_each}."
-    return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
+    return tabular("BatchNorm's statistics", ("run", *kinds), rows, lead)
 
 
 def incentive(run: Run) -> Section | None:
@@ -238,18 +232,16 @@ def incentive(run: Run) -> Section | None:
     None without an incentive.
     """
     last = run.newest("incentive")
-    if last is None:
-        return None
     models = {member.k: member.model for member in run.members}
     rows = []
-    for k, gain in last.clients.items():
+    for k, gain in last.clients.items() if last else ():
         change = gain.after / gain.before - 1 if gain.before else None
         relative = NONE if change is None else f"{100 * change:+.0f} %"
         cells = (percent(gain.before), percent(gain.after), relative)
         rows.append((number(k), models.get(k, "?"), *cells))
-    table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
+    header = ("client", "model", "before", "after", "gain")
     lead = "Accuracy of the clients' own models on the whole test set, before and after."
-    return single("Incentive", lead, table=table)
+    return tabular("Incentive", header, rows, lead, align="rlr")
 
 
 def coefficients(run: Run) -> Section | None:
@@ -258,11 +250,10 @@ def coefficients(run: Run) -> Section | None:
     if last is None or len(last.coefficients) > MOST_CLIENTS:
         return None
     c = last.coefficients
-    ks = list(range(len(c)))
     if not all(len(row) == len(c) and min(row) >= 0 for row in c):
         return None
-    rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in zip(ks, c, strict=True)]
-    behind = Table(("client", *(f"from {k}" for k in ks)), rows)
+    rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in enumerate(c)]
+    behind = Table(("client", *(f"from {k}" for k in range(len(c)))), rows)
     most = max(max(row) for row in c)
     lead = (
         f"How much each client (row) learns from the predictions of each client (column) in round "
@@ -270,7 +261,7 @@ def coefficients(run: Run) -> Section | None:
         f"{1 / len(c):.3f}."
     )
     alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
-    card = Card("", plots.coefficients(c, ks), alt, behind=behind)
+    card = Card("", plots.coefficients(c), alt, behind=behind)
     return Section("Knowledge coefficients", [card], lead)
 
 

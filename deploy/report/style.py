@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deploy.report.serve import LOCKED
-from deploy.report.table import HERE, TEMPLATES, Table, html
+from deploy.report.table import HERE, TEMPLATES, Cell, Table, html
 
 LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
 
@@ -299,6 +299,17 @@ class Section:
 def single(title: str, lead: str = "", **card: Any) -> Section:
     """Return a section with one untitled card as wide as the page."""
     return Section(title, [Card("", span=12, **card)], lead)
+
+
+def tabular(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    lead: str = "",
+    **table: Any,
+) -> Section | None:
+    """Return a section with one table; None without rows."""
+    return single(title, lead, table=Table(header, rows, **table)) if rows else None
 
 
 @final
