@@ -249,10 +249,9 @@ def scalars(entry: Entry) -> dict[str, float]:
     numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
     if entry.fairness is not None:
         main = entry.fairness.main
-        further = {m: spread for m, spread in entry.fairness.models.items() if spread != main}
-        numbers |= main.model_dump()
-        for model, spread in further.items():
-            numbers |= {f"{model} {name}": v for name, v in spread.model_dump().items()}
+        further = {f"{m} ": spread for m, spread in entry.fairness.models.items() if spread != main}
+        for model, spread in {"": main, **further}.items():
+            numbers |= {f"{model}{name}": v for name, v in spread.model_dump().items()}
     return numbers
 
 
