@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import Entry, FailureKind, present
+from common.journal import Entry, FailureKind, Primary, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -67,8 +67,8 @@ def of_run(run: Run) -> Iterator[Metric]:
 def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     """Yield the metrics of the last round, and the newest scores."""
     yield from metric("round_seconds", "Duration of the last finished round.", total(last))
-    personal, spent = run.newest("personal"), run.newest("privacy")
-    scores = {"global": run.newest("accuracy"), "personal": personal and personal.accuracy}
+    kinds, spent = get_args(Primary), run.newest("privacy")
+    scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy, 0 to 1.", scores, "score")
     best = run.best()[1] if run.accuracies() else None
     yield from metric("best_accuracy", "Best primary accuracy, 0 to 1.", best)

@@ -6,8 +6,7 @@ from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped, half_width, named
-from deploy.report.plots import Groups
+from deploy.report.groups import Group, Groups, differences, grouped, half_width, named
 from deploy.report.read import Run, read_several
 from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabular
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size

@@ -10,8 +10,7 @@ from common.metrics import fairness as measures
 from common.settings.config import SECTIONS
 from common.settings.parse import auto_of, usual
 from deploy.report import plots
-from deploy.report.groups import Group, named
-from deploy.report.plots import Groups
+from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, of_clients, scalars, total
 from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (

@@ -64,6 +64,14 @@ _COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
 _INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
 
 
+SORTABLE = """\
+// The tables of results; those behind plots stay in the order of the plot.
+for (const table of document.querySelectorAll(".card > .scroll > table")) {
+  if (table.tBodies[0].rows.length > 1) sortable(table, cellValue);
+}
+"""
+
+
 def series(i: int) -> str:
     """Return the colour of series i; colours repeat after eight."""
     return PALETTE[f"c{i % 8}"][0]
@@ -330,8 +338,7 @@ def render_sortable(page: Page, script: str = "") -> str:
     ``script``: our own JavaScript, which calls ``sortable``; empty: tables are sorted by the
     numbers that their cells show.
     """
-    ours = script or (HERE / "sortable.js").read_text(encoding="utf-8")
-    whole = (HERE / "sort.js").read_text(encoding="utf-8") + ours
+    whole = (HERE / "sort.js").read_text(encoding="utf-8") + (script or SORTABLE)
     digest = base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()
     return render(page, whole, f"{LOCKED}; script-src 'sha256-{digest}'")
 
