@@ -1,33 +1,24 @@
-"""Journal of a run: the server writes it, the report reads it, displays and trackers follow it.
+"""Entries of a run's journal: one for the census (round 0), then one for every counted round.
 
-``journal.jsonl`` has one JSON object in each line: the census (round 0), then every counted round.
-A line omits the keys that its entry does not have. All values except ``seconds`` are a function of
-configuration and seed.
-
-Each line ends with ``"digest"``: the SHA-256, in hexadecimal, of the line's bytes without
-``, "digest": "…"``. Lines of earlier releases may lack it, or also have ``"follows"``, the digest
-of the line before, which is not read.
+The server writes them (``server_app/storage/journal.py``), the report reads them, displays and
+trackers follow them. All values except ``seconds`` are a function of configuration and seed. The
+marks of a field say where it is shown and how its values in several rounds combine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from itertools import chain
+from operator import itemgetter
 from statistics import fmean
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import first_line, invalid
-
-_DIGEST = re.compile(rb', "digest": "([0-9a-f]{64})"\}\Z')
+from common.errors import invalid
+from common.metrics import over_rounds, sums
 
 Primary = Literal["global", "personal"]
 """Score that counts for a run: the server's model on the server's test set, or the clients' models
@@ -43,6 +34,18 @@ class Use(Enum):
 
     RELEASED = "It may leave the server under [privacy]: it tells nothing of single clients."
     TRACKED = "Trackers get its numbers, with their paths."
+
+
+class Over(Enum):
+    """Mark of a field: how its values in the rounds combine into the value of a run (``over``)."""
+
+    LAST = "value of the last round, which may be empty"
+    NEWEST = "newest value that is not empty"
+    MEAN = "mean of the rounds that have it"
+    COURSE = "final, best and last-10 mean of the rounds that have it, without the census"
+    SUM = "sum by name, with the census"
+    MOST = "maximum of each client and of the server, with the census"
+    ALL = "all items, with the census"
 
 
 class Part(BaseModel):
@@ -147,6 +150,10 @@ class Cost(Part):
     numbers: int
     bytes: int
 
+    def as_dict(self) -> Mapping[str, float]:
+        """Return both fields and the bytes of a number."""
+        return {**self.model_dump(), "bytes_per_number": round(self.bytes / self.numbers, 4)}
+
 
 @final
 class Privacy(Part):
@@ -216,12 +223,17 @@ session. ``client error``: any other error of the client. ``unknown``: of an ear
 
 @final
 class Failure(Part):
-    """Failure of client k in a round; ``reason`` is one line."""
+    """Failure of client k in a round; ``reason`` is one line.
+
+    ``released``: reason that may leave the server under [privacy], without the client and without
+    numbers of its update; empty: none may. The journal does not have it.
+    """
 
     k: int
     round: int
     reason: str
     kind: FailureKind = "unknown"
+    released: Annotated[str, Field(exclude=True)] = ""
 
 
 @final
@@ -256,55 +268,57 @@ class Entry(Part):
     # Only in the census.
     clients: Annotated[list[Member], Use.RELEASED] = []
     classes: Annotated[list[str], Use.RELEASED] = []
-    uncovered: list[int] = []  #: classes without a sample at any client
+    uncovered: Annotated[list[int], Over.ALL] = []  #: classes without a sample at any client
 
     # Only in rounds.
     #: clients that joined, left, returned or were replaced before it
-    events: Annotated[list[Event], Use.RELEASED] = []
+    events: Annotated[list[Event], Use.RELEASED, Over.ALL] = []
     selected: Annotated[list[int], Use.RELEASED] = []
     replied: list[int] = []
-    metrics: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
+    metrics: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.LAST] = {}
     client_metrics: dict[int, dict[str, float]] = {}
     magnitudes: dict[int, Magnitude] = {}  #: sizes of the received replies, by client
     #: difference of the clients' updates, in [0, 1] (``score.drift``)
-    drift: Annotated[float | None, Use.TRACKED] = None
+    drift: Annotated[float | None, Use.TRACKED, Over.MEAN] = None
     undone: list[Undone] = []  #: earlier attempts at this round
-    cost: Cost | None = None
-    privacy: Annotated[Privacy | None, Use.RELEASED] = None
-    incentive: Annotated[Incentive | None, Use.TRACKED] = None
-    coefficients: list[list[float]] = []  #: c [N, N] of ``kt-pfl``, for N ≤ 100
+    cost: Annotated[Cost | None, Over.SUM] = None
+    privacy: Annotated[Privacy | None, Use.RELEASED, Over.LAST] = None
+    incentive: Annotated[Incentive | None, Use.TRACKED, Over.LAST] = None
+    #: c [N, N] of ``kt-pfl``, for N ≤ 100
+    coefficients: Annotated[list[list[float]], Over.LAST] = []
 
     # The server's model on the server's test set, in rounds with scores.
-    accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED] = None
-    loss: Annotated[float | None, Use.RELEASED, Use.TRACKED] = None
+    accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.COURSE] = None
+    loss: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.NEWEST] = None
     #: on the classes that at least one client has
-    accuracy_covered: Annotated[float | None, Use.TRACKED] = None
+    accuracy_covered: Annotated[float | None, Use.TRACKED, Over.LAST] = None
     #: accuracies of all models by name, if several
-    accuracies: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
+    accuracies: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE] = {}
     #: accuracies by BatchNorm statistics (running, batch, recalibrated)
-    accuracy_bn: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}
+    accuracy_bn: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE] = {}
     #: the target that ends the run (``score.stop``)
     reached: Annotated[float | None, Use.RELEASED] = None
     #: rounds without a new best score that end it (``score.patience``)
-    stalled: Annotated[int | None, Use.RELEASED] = None
+    stalled: Annotated[int | None, Use.RELEASED, Over.LAST] = None
 
     # The clients' scores, in rounds with scores.
-    scores: list[ClientScore] = []
-    fairness: Annotated[Fairness | None, Use.TRACKED] = None
-    personal: Annotated[Personal | None, Use.TRACKED] = None
+    scores: Annotated[list[ClientScore], Over.NEWEST] = []
+    fairness: Annotated[Fairness | None, Use.TRACKED, Over.NEWEST] = None
+    personal: Annotated[Personal | None, Use.TRACKED, Over.COURSE] = None
 
     # The run's primary score.
     primary: Primary = "global"  #: ``personal``: ``personal.accuracy``, else ``accuracy``
-    by_class: Annotated[ByClass | None, Use.RELEASED, Use.TRACKED] = None
+    by_class: Annotated[ByClass | None, Use.RELEASED, Use.TRACKED, Over.NEWEST] = None
 
-    failures: list[Failure] = []
+    failures: Annotated[list[Failure], Over.ALL] = []
     notes: Annotated[list[str], Use.RELEASED] = []  #: remarks for the reader of the run
     #: down, up, and of the numbers only: arrays_down, arrays_up
-    bytes: Annotated[dict[str, int], Use.TRACKED] = {}
-    seconds: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED] = {}  #: wall clock by phase
+    bytes: Annotated[dict[str, int], Use.TRACKED, Over.SUM] = {}
+    #: wall clock by phase
+    seconds: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.SUM] = {}
     #: operations in training: clients, server; if counted
-    flops: Annotated[dict[str, int], Use.TRACKED] = {}
-    memory: Annotated[PeakMemory | None, Use.TRACKED] = None  #: if measured
+    flops: Annotated[dict[str, int], Use.TRACKED, Over.SUM] = {}
+    memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST] = None  #: if measured
 
     @property
     def end(self) -> str:
@@ -316,14 +330,16 @@ class Entry(Part):
     @property
     def primary_accuracy(self) -> float | None:
         """Accuracy in [0, 1] that counts for the run; None in a round without that score."""
-        if self.primary == "global":
-            return self.accuracy
-        return self.personal.accuracy if self.personal else None
+        return self.score(self.primary)
 
     @property
     def other_accuracy(self) -> float | None:
         """Accuracy in [0, 1] of the score that is not primary; None in a round without it."""
-        if self.primary == "personal":
+        return self.score("personal" if self.primary == "global" else "global")
+
+    def score(self, kind: Primary) -> float | None:
+        """Return the global or the personal accuracy in [0, 1]; None in a round without it."""
+        if kind == "global":
             return self.accuracy
         return self.personal.accuracy if self.personal else None
 
@@ -354,31 +370,25 @@ class Entry(Part):
             raise ValueError(f"it is no entry: {invalid(error)}") from None
 
 
+EMPTY: tuple[object, ...] = (None, {}, [])
+"""Values of fields that an entry does not have."""
+OVER = {
+    name: mark
+    for name, field in Entry.model_fields.items()
+    for mark in field.metadata
+    if isinstance(mark, Over)
+}
+"""Marks ``Over`` by field."""
+
+
 class OtherVersion(ValueError):
     """Error for a journal that another release wrote."""
-
-
-@final
-@dataclass(frozen=True)
-class Line:
-    """One line of a journal's file.
-
-    ``entry``: None if the line cannot be read; ``why``: the error in the line, empty if there is
-    none; ``proven``: whether it has a digest; ``cut``: whether it is the last line, cut by a crash.
-    """
-
-    number: int
-    raw: bytes
-    entry: Entry | None
-    why: str
-    proven: bool
-    cut: bool
 
 
 def members(entries: Sequence[Entry]) -> list[Member]:
     """Return every client that has taken part in these rounds, in order of k."""
     known = {member.k: member for entry in entries[:1] for member in entry.clients}
-    for event in events(entries):
+    for event in over(entries, "events"):
         if event.member is not None:
             known[event.k] = event.member
     return [known[k] for k in sorted(known)]
@@ -387,96 +397,53 @@ def members(entries: Sequence[Entry]) -> list[Member]:
 def present(entries: Sequence[Entry]) -> set[int]:
     """Return the clients that take part after the last of these rounds."""
     clients = {member.k for entry in entries[:1] for member in entry.clients}
-    for event in events(entries):
+    for event in over(entries, "events"):
         (clients.discard if event.kind == "left" else clients.add)(event.k)
     return clients
 
 
-def events(entries: Sequence[Entry]) -> list[Event]:
-    """Return all changes of the membership, in their order."""
-    return [event for entry in entries for event in entry.events]
+def primary_course(entries: Sequence[Entry]) -> list[tuple[int, float]]:
+    """Return (round, primary accuracy) of every round with the primary score."""
+    accuracies = ((entry.round, entry.primary_accuracy) for entry in entries)
+    return [(t, accuracy) for t, accuracy in accuracies if accuracy is not None]
 
 
-def sealed(entry: Entry) -> bytes:
-    """Return the line of an entry with its digest and the line end."""
-    text = entry.line().encode()
-    digest = hashlib.sha256(text).hexdigest()
-    return text[:-1] + f', "digest": "{digest}"}}\n'.encode()
+def newest(entries: Sequence[Entry], field: str) -> Any:
+    """Return the newest value of a field that some entries leave empty; None if all do."""
+    return next((v for e in reversed(entries) if (v := getattr(e, field)) not in EMPTY), None)
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Return every line of a journal, with its error if there is one.
+def over(entries: Sequence[Entry], field: str) -> Any:
+    """Return the value of a field over these rounds, as its mark ``Over`` says.
 
-    Raises ``OtherVersion``, with the path, for a journal that another release wrote.
+    The value of a field that no round has is that of an entry without it.
     """
-    lines: list[Line] = []
-    *complete, rest = path.read_bytes().split(b"\n")
-    due, proven = 0, False
-    for number, raw in enumerate([*complete, rest] if rest else complete, start=1):
-        entry, why = _entry(raw, path)
-        digest = _DIGEST.search(raw)
-        if entry is None:
-            due += 1
-        elif digest and hashlib.sha256(_DIGEST.sub(b"}", raw)).hexdigest().encode() != digest[1]:
-            why, due = "its digest does not match its text", due + 1
-        elif proven and not digest:
-            why, due = "it has no digest, but an earlier line has one", due + 1
-        else:
-            if digest and entry.round != due:
-                why = f"it is for round {entry.round}, expected {due}"
-            due = entry.round + 1
-        proven = proven or digest is not None
-        cut = entry is None and number > len(complete)
-        lines.append(Line(number, raw, entry, why, digest is not None, cut))
-    return lines
+    how = OVER[field]
+    if how is Over.LAST:
+        return getattr(entries[-1] if entries and entries[-1].round else Entry(round=0), field)
+    counted = entries if how in WITH_CENSUS else [entry for entry in entries if entry.round]
+    values = [value for entry in counted if (value := getattr(entry, field)) not in EMPTY]
+    return COMBINED[how](values) if values else getattr(Entry(round=0), field)
 
 
-def _entry(raw: bytes, path: Path) -> tuple[Entry | None, str]:
-    """Return the entry of a line, or None and the reason why it cannot be read."""
-    try:
-        return Entry.read(raw.decode()), ""
-    except OtherVersion as error:
-        raise OtherVersion(f"{path}: {error}") from None
-    except ValueError as error:
-        return None, first_line(error)
+def _course(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the course of an accuracy, of those with the newest names, or of ``Personal``."""
+    last = values[-1]
+    if isinstance(last, Personal):
+        others = last.model_dump(exclude={"accuracy"})
+        return {**over_rounds([value.accuracy for value in values]), **others}
+    if isinstance(last, Mapping):
+        return {name: _course([v[name] for v in values if name in v]) for name in last}
+    return over_rounds(values)
 
 
-def follow(
-    path: Path,
-    stop: Callable[[], bool],
-    on_round: Callable[[Entry], None],
-    warn: Callable[[str], None],
-    poll_s: float = 0.2,
-) -> None:
-    """Hand every entry of a growing journal to ``on_round`` until ``stop()`` returns true.
-
-    The file need not exist yet. Only complete lines are read. Lines without an entry are skipped
-    (the report lists them). ``warn`` gets one line if another release wrote entries. A file that is
-    replaced or becomes shorter is read from its start. After ``stop()`` returns true, the file is
-    read once more, so that the last line is not lost.
-    """
-    offset, node, strange = 0, 0, False
-    while True:
-        last, new = stop(), b""
-        if path.exists():
-            with path.open("rb") as file:
-                size, before, node = file.seek(0, 2), node, os.fstat(file.fileno()).st_ino
-                offset = offset if node == before and offset <= size else 0
-                file.seek(offset)
-                new = file.read()
-        end = new.rfind(b"\n") + 1
-        offset += end
-        for line in new[:end].split(b"\n")[:-1]:
-            try:
-                entry = Entry.read(line.decode(errors="replace"))
-            except OtherVersion as error:
-                if not strange:
-                    warn(str(error))
-                strange = True
-            except ValueError:
-                continue
-            else:
-                on_round(entry)
-        if last:
-            return
-        time.sleep(poll_s)
+WITH_CENSUS = {Over.SUM, Over.MOST, Over.ALL}  #: ways in which the census counts
+COMBINED: Mapping[Over, Callable[[list[Any]], Any]] = {
+    Over.NEWEST: itemgetter(-1),
+    Over.MEAN: fmean,
+    Over.COURSE: _course,
+    Over.SUM: lambda values: type(values[0])(**sums(map(dict, values))),
+    Over.MOST: PeakMemory.most,
+    Over.ALL: lambda values: list(chain.from_iterable(values)),
+}
+"""Functions that combine the values of the rounds that have the field."""

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 MANY = 200  #: clients that are listed one by one; with more, the report shows quantiles
 SHARES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
@@ -22,6 +23,15 @@ def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
     """Return final, best and last10, the mean of the last ten (or fewer), of ≥ 1 accuracies."""
     last = float(np.mean(accuracies[-LAST:]))
     return {"final": accuracies[-1], "best": max(accuracies), "last10": last}
+
+
+def sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:
+    """Return the sum of the numbers with each name."""
+    total: dict[str, N] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
+    return total
 
 
 def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> int | None:

@@ -222,7 +222,7 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path | None = None) -> 
         row |= {"rounds": run.done, "finished": run.finished, "primary": run.primary}
         row |= run.headline() | {"on_clients": run.mean_on_clients()[1]}
         row |= {f"bytes_{way}": run.cost(way) for way in ("up", "down")}
-        row |= {"seconds": run.seconds(), "failures": len(run.failures())}
+        row |= {"seconds": run.seconds(), "failures": len(run.over("failures"))}
         row |= {f"label.{key}": value for key, value in run.labels.items()}
         others = {key: values[position[run.path]] for key, values in differing.items()}
         others.pop("labels", None)

@@ -7,7 +7,7 @@ here are withheld.
 
 Whether a reply was refused, or a client failed, depends on a single update without noise. It leaves
 no trace. A missing reply does not depend on the update, so its reason is listed, without client and
-number.
+number: ``Failure.released``, set where the failure arises. Log lines have it as ``extra``.
 """
 
 import logging
@@ -24,17 +24,6 @@ from server_app.aggregation.privacy import spent
 
 log = logging.getLogger("flwr.fedmosaic")
 
-MISSING = {
-    r"no reply within [\d.e+]+ s": r"\g<0>",
-    r"not asked within [\d.e+]+ s": r"\g<0>",
-    r"the message could not be delivered": r"\g<0>",
-    r"the reply stopped halfway": r"\g<0>",
-    r"another node answered in its place": "another node answered in a client's place",
-    r"Error: (Node|Message|Reply Message) Unavailable": "a node is not connected",
-    r"(the answer|client \d+'s reply) is not authentic": "a reply is not authentic",
-    r"node \d+ claims its place and is refused": "a node claims a client's place and is refused",
-}
-"""Reasons of missing replies, as regular expressions, and their text in a note of the journal."""
 LINES = {
     r"(?s)round \d+/\d+: .*": r"\g<0>",  # of an entry without its withheld fields
     r"(?s)(completed; for its report|track): .*": r"\g<0>",
@@ -46,9 +35,9 @@ LINES = {
 """Log lines and lines of a stopped run that may leave the server, and their text."""
 
 
-def released(text: str, *, of: dict[str, str] = LINES) -> str:
-    """Return what may leave the server of ``text`` by the list ``of``; empty if nothing may."""
-    for pattern, template in of.items():
+def released(text: str) -> str:
+    """Return what may leave the server of a line by ``LINES``; empty if nothing may."""
+    for pattern, template in LINES.items():
         if match := re.match(pattern, text):
             return match.expand(template)
     return ""
@@ -92,8 +81,8 @@ def _withheld(kind: type[Part]) -> dict[str, object]:
 
 
 def _missing(failures: list[Failure]) -> list[str]:
-    """Return one note for each listed reason among the failures of a round."""
-    reasons = {released(failure.reason, of=MISSING) for failure in failures} - {""}
+    """Return one note for each released reason among the failures of a round."""
+    reasons = {failure.released for failure in failures} - {""}
     return [f"{reason}; a missing reply counts as a zero update" for reason in sorted(reasons)]
 
 
@@ -127,6 +116,6 @@ class _ReleasedLines(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not Path(record.pathname).is_relative_to(Path(__file__).parent):
             return True  # of a client in the same process, or a progress line
-        text = released(record.getMessage(), of=LINES | MISSING)
+        text = getattr(record, "released", "") or released(record.getMessage())
         record.msg, record.args, record.exc_info = text, (), None
         return bool(text)

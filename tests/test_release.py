@@ -21,8 +21,9 @@ from deploy.report.pages import write_report
 from deploy.report.read import read
 from deploy.run.loopback import Loopback
 from deploy.run.progress import Progress, show_summary
+from server_app.messaging.exchange import kind_of
 from server_app.methods.fedavg import FedAvg
-from server_app.release import LINES, MISSING, released, withhold
+from server_app.release import released, released_logs, withhold
 from server_app.stopped import Stopped
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
@@ -206,25 +207,46 @@ def test_the_line_of_a_stopped_run_is_listed(
 @pytest.mark.parametrize(
     ("reason", "text"),
     [
-        ("no reply within 5 s", "no reply within 5 s"),
-        ("client 3's reply is not authentic: a node (5)", "a reply is not authentic"),
-        ("node 17 claims its place and is refused: keys", "a node claims a client's place and is"),
+        ("Error: Node Unavailable - the node is not online", "a node is not connected"),
+        ("Error: Reply Message Unavailable", "a node is not connected"),
+        ("the reply stopped halfway, without 3f", "the reply stopped halfway"),
+        ("OSError: Node Unavailable", ""),
+        ("no reply within 5 s", ""),  # the server's own text; from a client it is not believed
         ("reply refused: it has the number 3e+38, sanity = 720 allows 7.2e+06", ""),
         ("reply refused: 'w.head' has values that are not finite", ""),
         ("FloatingPointError: training diverged: mean loss 3.5 over 3 steps", ""),
         ("anything new", ""),
     ],
 )
-def test_a_reason_is_listed_or_withheld(reason: str, text: str) -> None:
-    listed = released(reason, of=MISSING)
-    assert listed.startswith(text) and bool(text) == bool(listed)
-    assert not released(reason, of=LINES)
+def test_a_reason_of_an_error_reply_is_released_or_withheld(reason: str, text: str) -> None:
+    assert kind_of(reason)[1] == text
+    assert not released(reason)
+
+
+def test_a_log_line_is_withheld_unless_it_has_a_released_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = logging.getLogger("flwr.fedmosaic")
+    server = {"pathname": str(Path("server_app").resolve() / "strategy.py")}
+    with caplog.at_level(logging.INFO, "flwr.fedmosaic"), released_logs():
+        for line, more in (("client 3: forged", {}), ("client 4: forged", {"released": "forged"})):
+            record = log.makeRecord(log.name, 30, server["pathname"], 1, line, (), None, extra=more)
+            log.handle(record)
+    assert caplog.messages == ["forged"]
+
+
+def test_the_released_reason_is_not_in_the_journal() -> None:
+    late = Failure(k=1, round=1, reason="no reply within 5 s", kind="late", released="no reply")
+    assert "released" not in late.model_dump()
+    assert "released" not in Entry(round=1, failures=[late]).line()
 
 
 def test_a_journal_field_is_withheld_unless_it_is_listed(tmp_path: Path) -> None:
     """A field that somebody adds to the journal does not leave by itself."""
     config = parse(flat(tmp_path, method="fedavg", privacy__mode="central"))
-    lost = [Failure(k=k, round=1, reason="no reply within 5 s") for k in (1, 2)]
+    late = "no reply within 5 s"
+    lost = [Failure(k=k, round=1, reason=late, released=late) for k in (1, 2)]
+    lost.append(Failure(k=3, round=1, reason="reply refused: 17.25", kind="refused"))
     entry = Entry(round=1, drift=0.5, replied=[0], failures=lost, bytes={"up": 3}, accuracy=0.5)
     withhold(entry, config, 4)
     assert entry.model_fields_set <= FIELDS and entry.accuracy == 0.5

@@ -51,7 +51,10 @@ class Group:
         return [value for value in values if value is not None] if None not in values else []
 
 
-def named(groups: Sequence[Group]) -> list[tuple[str, Run]]:
+Groups = Sequence[Group]
+
+
+def named(groups: Groups) -> list[tuple[str, Run]]:
     """Return (label, run) for every run of the groups."""
     return [pair for group in groups for pair in group.named]
 

@@ -8,6 +8,7 @@ and the list of connected nodes. For a private run, metrics without a value are 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import final, get_args
 
@@ -16,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import Entry, FailureKind, present
+from common.journal import Entry, FailureKind, Primary, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -26,27 +27,19 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"  #: Prometheus's text format
 CERTIFICATES = ("ca.crt", "server.crt", "serverapp.crt")
 
 
-def gauge(name: str, text: str, *values: float | None) -> Iterator[Metric]:
-    """Yield the metric ``name`` with its value; nothing for None."""
-    for value in values:
+def metric(
+    name: str,
+    text: str,
+    values: float | Mapping[str, float] | None,
+    label: str = "",
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Iterator[Metric]:
+    """Yield the metric ``name`` with its value, or one for each ``label``; nothing for None."""
+    family = kind(f"fedmosaic_{name}", text, labels=[label] if label else [])
+    for key, value in values.items() if isinstance(values, Mapping) else [("", values)]:
         if value is not None:
-            yield GaugeMetricFamily(f"fedmosaic_{name}", text, value)
-
-
-def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the metric ``name`` with a value for each ``label``; nothing without values."""
-    family = GaugeMetricFamily(f"fedmosaic_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    yield from [family] if values else []
-
-
-def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the counter ``name`` with a value for each ``label``; nothing without values."""
-    family = CounterMetricFamily(f"fedmosaic_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    yield from [family] if values else []
+            family.add_metric([key] if label else [], value)
+    yield from [family] if family.samples else []
 
 
 def of_run(run: Run) -> Iterator[Metric]:
@@ -57,15 +50,15 @@ def of_run(run: Run) -> Iterator[Metric]:
     yield info
     ended = _ended(run.path)
     completed = ended and run.summary is not None and run.summary.status == "completed"
-    yield from gauge("run_ended", "1 after the end of the run.", ended)
-    yield from gauge("run_completed", "1 if the run ended without an error.", completed)
-    yield from gauge("rounds", "Rounds of the run, from its settings.", run.rounds)
-    yield from gauge("round", "The last finished round; 0 is the census.", run.done)
+    yield from metric("run_ended", "1 after the end of the run.", ended)
+    yield from metric("run_completed", "1 if the run ended without an error.", completed)
+    yield from metric("rounds", "Rounds of the run, from its settings.", run.rounds)
+    yield from metric("round", "The last finished round; 0 is the census.", run.done)
     written = (run.path / JOURNAL).stat().st_mtime
-    yield from gauge("last_round_timestamp_seconds", "Time of the last finished round.", written)
+    yield from metric("last_round_timestamp_seconds", "Time of the last finished round.", written)
     if (nodes := ServerStatus.read(run.path).nodes) and not ended:
         online = sum(nodes[k].online for k in present(run.entries) & nodes.keys())
-        yield from gauge("clients_online", "Clients that take part and are connected.", online)
+        yield from metric("clients_online", "Clients that take part and are connected.", online)
     if run.entries:
         yield from _of_last(run, run.entries[-1])
     yield from _of_all(run)
@@ -73,41 +66,34 @@ def of_run(run: Run) -> Iterator[Metric]:
 
 def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     """Yield the metrics of the last round, and the newest scores."""
-    yield from gauge("round_seconds", "Duration of the last finished round.", total(last))
-    scores: dict[str, float] = {}
-    for entry in run.entries:
-        scores |= {} if entry.accuracy is None else {"global": entry.accuracy}
-        scores |= {} if entry.personal is None else {"personal": entry.personal.accuracy}
-    yield from gauges("accuracy", "Newest accuracy, 0 to 1.", "score", scores)
+    yield from metric("round_seconds", "Duration of the last finished round.", total(last))
+    kinds, spent = get_args(Primary), run.newest("privacy")
+    scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
+    yield from metric("accuracy", "Newest accuracy, 0 to 1.", scores, "score")
     best = run.best()[1] if run.accuracies() else None
-    yield from gauge("best_accuracy", "Best primary accuracy, 0 to 1.", best)
-    losses = [entry.loss for entry in run.entries if entry.loss is not None]
-    yield from gauge("loss", "Newest loss of the server's model.", *losses[-1:])
-    spent = [entry.privacy.epsilon for entry in run.entries if entry.privacy]
-    yield from gauge("privacy_epsilon", "Privacy loss ε of one client.", *spent[-1:])
-    yield from gauge("clients", "Clients that take part.", len(present(run.entries)))
-    if last.selected:
-        text = "Selected clients in the last finished round."
-        yield from gauge("clients_selected", text, len(last.selected))
+    yield from metric("best_accuracy", "Best primary accuracy, 0 to 1.", best)
+    yield from metric("loss", "Newest loss of the server's model.", run.newest("loss"))
+    yield from metric("privacy_epsilon", "Privacy loss ε of one client.", spent and spent.epsilon)
+    yield from metric("clients", "Clients that take part.", len(present(run.entries)))
+    text = "Selected clients in the last finished round."
+    yield from metric("clients_selected", text, len(last.selected) or None)
     if last.round and not run.private:
         text = "Clients with a valid reply in the last finished round."
-        yield from gauge("clients_replied", text, len(last.replied))
+        yield from metric("clients_replied", text, len(last.replied))
 
 
 def _of_all(run: Run) -> Iterator[Metric]:
-    """Yield the sums over all rounds."""
-    phases: dict[str, float] = {}
-    for name, seconds in (pair for entry in run.entries for pair in entry.seconds.items()):
-        phases[name] = phases.get(name, 0.0) + seconds
-    phases.pop("total", None)
-    yield from counters("seconds", "Time by phase of the rounds.", "phase", phases)
+    """Yield the counters: the sums over all rounds."""
+    counter = partial(metric, kind=CounterMetricFamily)
+    phases = {name: spent for name, spent in run.over("seconds").items() if name != "total"}
+    yield from counter("seconds", "Time by phase of the rounds.", phases, "phase")
     if run.private:
         return
     sent = {way: run.cost(way) for way in ("down", "up")}
-    yield from counters("bytes", "Bytes to (down) and from (up) the clients.", "direction", sent)
-    failed = Counter(failure.kind for failure in run.failures())
+    yield from counter("bytes", "Bytes to (down) and from (up) the clients.", sent, "direction")
+    failed = Counter(failure.kind for failure in run.over("failures"))
     zero = dict.fromkeys(get_args(FailureKind), 0)  # so that the first failure is an increase
-    yield from counters("failures", "Clients without a valid reply.", "reason", zero | failed)
+    yield from counter("failures", "Clients without a valid reply.", zero | failed, "reason")
 
 
 def _ended(folder: Path) -> bool:
@@ -122,8 +108,8 @@ def of_certificates(folder: Path) -> Iterator[Metric]:
     for name in CERTIFICATES:
         with suppress(OSError, ValueError):
             until[name] = read_certificate(folder / name).not_valid_after_utc.timestamp()
-    text = "Time at which a certificate expires."
-    yield from gauges("certificate_expiry_timestamp_seconds", text, "certificate", until)
+    name, text = "certificate_expiry_timestamp_seconds", "Time at which a certificate expires."
+    yield from metric(name, text, until, "certificate")
 
 
 @final
@@ -145,6 +131,6 @@ class Metrics(Collector):
         metrics: list[Metric] = []
         with suppress(OSError, ValueError):
             metrics = list(of_run(read(self._folder)))
-        yield from gauge("run_found", "1 if the folder has a run.", bool(metrics))
+        yield from metric("run_found", "1 if the folder has a run.", bool(metrics))
         yield from metrics
         yield from of_certificates(self._trust) if self._trust is not None else ()

@@ -1,16 +1,14 @@
 """report.html: one self-contained page about one run or a comparison of several."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 from common.files import write_atomically
 from deploy.report import plots, sections
-from deploy.report.groups import Group, differences, grouped, half_width, named
-from deploy.report.plots import Groups
+from deploy.report.groups import Group, Groups, differences, grouped, half_width, named
 from deploy.report.read import Run, read_several
-from deploy.report.style import Card, Page, Section, render, render_sortable, single
+from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabular
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
 
@@ -100,7 +98,7 @@ def _subtitle(run: Run) -> str:
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     headline = run.headline()
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
-    failed = len(run.failures())
+    failed = len(run.over("failures"))
     private = run.private
     no_failure = "withheld, see below" if private else "all replies were valid"
     down, up = (NONE if private else size(run.cost(way)) for way in ("down", "up"))
@@ -117,31 +115,23 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 
 def _results(groups: Groups) -> Section:
     """Return a row for each group: means over its seeds ± half of their 95 % intervals."""
-    measures: list[Callable[[Run], float | None]] = [
-        lambda run: run.headline()["final"],
-        lambda run: run.headline()["best"],
-        lambda run: run.headline()["last10"],
-        lambda run: run.mean_on_clients()[1],
-    ]
-    alike = [_one_score(groups)] * 3 + [True]
-    columns = [
-        _marked([group.values(measure) for group in groups], compares)
-        for measure, compares in zip(measures, alike, strict=True)
-    ]
-    columns[-1] = [
-        replace(cell, aside=f"{cell.aside} {group.runs[0].mean_on_clients()[0]}".strip())
-        for cell, group in zip(columns[-1], groups, strict=True)
-    ]
+    marks = {"global": "", "personal": "personal"}
+
+    def column(name: str) -> list[Cell]:
+        return _marked(
+            groups, lambda run: (marks[run.primary], run.headline()[name]), _one_score(groups)
+        )
+
+    columns = [column(name) for name in ("final", "best", "last10")]
+    columns.append(_marked(groups, Run.mean_on_clients, compares=True))
     rows: list[list[str | Cell]] = []
     for i, group in enumerate(groups):
         runs = group.runs
         rounds = dict.fromkeys(f"{run.done} / {number(run.rounds)}" for run in runs)
         down, up = (size(fmean(run.cost(way) for run in runs)) for way in ("down", "up"))
         spent = duration(fmean(run.seconds() for run in runs))
-        failed = str(sum(len(run.failures()) for run in runs))
+        failed = str(sum(len(run.over("failures")) for run in runs))
         cells = [column[i] for column in columns]
-        if runs[0].primary == "personal":
-            cells[:3] = [replace(c, aside=f"{c.aside} personal".strip()) for c in cells[:3]]
         rows.append([Cell(group.label, dot=i), ", ".join(rounds), *cells, down, up, spent, failed])
     header = ("run", "rounds", "final", "best", "last 10", "on clients")
     table = Table((*header, "down", "up", "time", "failures"), rows)
@@ -161,17 +151,22 @@ def _one_score(groups: Groups) -> bool:
     return len({run.primary for _, run in named(groups)}) <= 1
 
 
-def _marked(values: Sequence[Sequence[float]], compares: bool) -> list[Cell]:
+def _marked(
+    groups: Groups, measure: Callable[[Run], tuple[str, float | None]], compares: bool
+) -> list[Cell]:
     """Return a column of results: each group's mean ± half of its interval.
 
-    ``compares``: whether numbers of different groups are comparable; then the best is in bold.
+    ``measure``: returns the name of what is measured, shown beside the number, and the number of a
+    run. ``compares``: whether numbers of different groups are comparable; then the best is in bold.
     """
+    values = [group.values(lambda run: measure(run)[1]) for group in groups]
     means = [fmean(of_group) if of_group else None for of_group in values]
     best = max((mean for mean in means if mean is not None), default=None) if compares else None
     cells = []
-    for mean, of_group in zip(means, values, strict=True):
+    for group, mean, of_group in zip(groups, means, values, strict=True):
         half = half_width(of_group)
         aside = "" if half is None else f"± {100 * half:.2f}"
+        aside = f"{aside} {measure(group.runs[0])[0]}".strip()
         cells.append(Cell(percent(mean, 2), aside, best=mean is not None and mean == best))
     return cells
 
@@ -212,11 +207,9 @@ def _client_spread(groups: Groups) -> Section | None:
 
 def _different_settings(groups: Groups) -> Section | None:
     different = differences([group.runs for group in groups])
-    if not different:
-        return None
     rows = [
         (name, *(NONE if value is None else clean(value, 80) for value in values))
         for name, values in different.items()
     ]
-    table = Table(("setting", *(group.label for group in groups)), rows, "l")
-    return single("Settings that differ", table=table)
+    header = ("setting", *(group.label for group in groups))
+    return tabular("Settings that differ", header, rows, align="l")

@@ -8,11 +8,11 @@ another release, is rejected. Every text is cleaned, so that no name or reason c
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeVar, final
 
 from pydantic import Field, ValidationError
 
@@ -20,18 +20,19 @@ from common.errors import invalid
 from common.journal import (
     ClientScore,
     Entry,
-    Failure,
     Member,
     Part,
-    PeakMemory,
     Primary,
-    Privacy,
     members,
-    read_lines,
+    newest,
+    over,
+    primary_course,
 )
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
+from server_app.storage.journal import read_lines
 
+T = TypeVar("T")
 JOURNAL = "journal.jsonl"
 FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json")
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
@@ -145,8 +146,7 @@ class Run:
 
     def accuracies(self) -> list[tuple[int, float]]:
         """Return (round, primary accuracy) of every round with the primary score."""
-        scored = ((e.round, e.primary_accuracy) for e in self.entries)
-        return [(t, a) for t, a in scored if a is not None and math.isfinite(a)]
+        return [(t, a) for t, a in primary_course(self.entries) if math.isfinite(a)]
 
     def best(self) -> tuple[int, float]:
         """Return the first (round, accuracy) with the best accuracy; needs a scored round."""
@@ -154,10 +154,8 @@ class Run:
 
     def headline(self) -> dict[str, float | None]:
         """Return final, best and last-10-mean accuracy so far; before round 1 the census's."""
-        if not (trained := self._trained()):
-            return {"final": None, "best": None, "last10": None}
-        statistics = over_rounds(trained)
-        return {name: statistics[name] for name in ("final", "best", "last10")}
+        trained = self._trained()
+        return {**over_rounds(trained)} if trained else dict.fromkeys(("final", "best", "last10"))
 
     def last(self) -> int:
         """Return how many accuracies ``last10`` averages: ten, or all if there are fewer."""
@@ -168,18 +166,16 @@ class Run:
 
     def cost(self, direction: str) -> float:
         """Return the bytes sent ``up`` or ``down`` over the whole run, census included."""
-        return sum(e.bytes.get(direction, 0) for e in self.entries)
+        sent: int = self.over("bytes").get(direction, 0)
+        return sent
 
-    def flops(self, side: str) -> int:
-        """Return the operations of training; 0 if not counted.
+    def over(self, field: str) -> Any:
+        """Return the value of a field of the journal over all rounds, as its mark ``Over`` says."""
+        return over(self.entries, field)
 
-        ``side``: ``clients``, ``server``, or ``finetune`` for fine-tuning before scores.
-        """
-        return sum(e.flops.get(side, 0) for e in self.entries)
-
-    def memory(self) -> PeakMemory:
-        """Return the peak bytes of tensors over all rounds; empty if not measured."""
-        return PeakMemory.most([e.memory for e in self.entries if e.memory])
+    def newest(self, field: str) -> Any:
+        """Return the newest value of a field that some entries leave empty; None if all do."""
+        return newest(self.entries, field)
 
     def seconds(self) -> float:
         return sum(total(e) for e in self.entries)
@@ -193,10 +189,7 @@ class Run:
     @property
     def own_models(self) -> bool:
         """Whether clients scored own models that differ from the global one."""
-        pairs = [
-            (s.accuracy, s.accuracy_global) for _, s in self.scores() if s.accuracy is not None
-        ]
-        return any(own != shared for own, shared in pairs)
+        return any(s.accuracy not in (None, s.accuracy_global) for _, s in self.scores())
 
     def on_clients(self) -> dict[str, tuple[list[float], list[int]]]:
         """Return the clients' accuracies and test samples, for each model that all of them scored.
@@ -229,27 +222,15 @@ class Run:
 
     def _global(self) -> str:
         """Return the name of the global model among the models that clients scored."""
-        fairness = self.last_of("fairness")
+        fairness = self.over("fairness")
         others = {"own", *(name for _, s in self.scores() for name in s.accuracies)}
         names = fairness.models if fairness else ()
         return next((name for name in names if name not in others), "global")
 
-    def spent(self) -> Privacy | None:
-        """Return (ε, δ) after the last round; None without differential privacy."""
-        return self.entries[-1].privacy if self.entries else None
-
     @property
     def private(self) -> bool:
         """Whether the journal omits failures, replies and bytes, because of [privacy]."""
-        return self.spent() is not None or self.table("privacy").get("mode", "off") != "off"
-
-    def last_of(self, field: str) -> Any:
-        """Return the newest value of a field that some entries leave empty; None if all do."""
-        return next((v for e in reversed(self.entries) if (v := getattr(e, field))), None)
-
-    def failures(self) -> list[Failure]:
-        """Return every failure, in order of the round."""
-        return [failure for entry in self.entries for failure in entry.failures]
+        return self.over("privacy") is not None or self.table("privacy").get("mode", "off") != "off"
 
     def models(self) -> list[str]:
         """Return the architectures, in order of the first client with each."""
@@ -268,10 +249,9 @@ def scalars(entry: Entry) -> dict[str, float]:
     numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
     if entry.fairness is not None:
         main = entry.fairness.main
-        further = {m: spread for m, spread in entry.fairness.models.items() if spread != main}
-        numbers |= main.model_dump()
-        for model, spread in further.items():
-            numbers |= {f"{model} {name}": v for name, v in spread.model_dump().items()}
+        further = {f"{m} ": spread for m, spread in entry.fairness.models.items() if spread != main}
+        for model, spread in {"": main, **further}.items():
+            numbers |= {f"{model}{name}": v for name, v in spread.model_dump().items()}
     return numbers
 
 
@@ -280,31 +260,28 @@ def of_clients(run: Run, *, parameters: bool) -> Table:
 
     For more than ``MANY`` clients the table has quantiles instead of a row for each client.
     """
-    scores, own, models = run.scores(), run.own_models, run.models()
+    models, own = run.models(), run.own_models
+    scores = [(m, s, s.accuracy if own else None, s.accuracy_global) for m, s in run.scores()]
     if len(scores) > MANY:
-        return _quantiles(run)
+        return _quantiles([(m.n, mine, shared) for m, _, mine, shared in scores])
     columns = ["parameters"] if parameters else []
     rows = list[list[str | Cell]]()
-    for m, s in scores:
+    for m, s, mine, shared in scores:
         k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
         size = [number(m.parameters)] if parameters else []
-        shares = percent(s.accuracy if own else None), percent(s.accuracy_global)
-        rows.append([k, m.model, number(m.n), *size, *shares])
+        rows.append([k, m.model, number(m.n), *size, percent(mine), percent(shared)])
     header = ("client", "model", "samples", *columns, "own model", "global model")
     return Table(header, rows, "llr" if parameters else "rlr")
 
 
-def _quantiles(run: Run) -> Table:
-    """Return quantiles over the scored clients, separately for each column."""
-    scores, own = run.scores(), run.own_models
-    samples = quantiles(member.n for member, _ in scores) or {}
-    own_model = quantiles(score.accuracy if own else None for _, score in scores) or {}
-    shared = quantiles(score.accuracy_global for _, score in scores) or {}
+def _quantiles(clients: Sequence[tuple[int, float | None, float | None]]) -> Table:
+    """Return quantiles of samples, own and global accuracy, separately for each column."""
+    samples, *accuracies = (quantiles(column) or {} for column in zip(*clients, strict=True))
     rows = [
-        (name, number(int(samples[name])), percent(own_model.get(name)), percent(shared.get(name)))
+        (name, number(int(samples[name])), *(percent(of.get(name)) for of in accuracies))
         for name in SHARES
     ]
-    header = (f"of {number(len(scores))} clients", "samples", "own model", "global model")
+    header = (f"of {number(len(clients))} clients", "samples", "own model", "global model")
     return Table(header, rows, "lr")
 
 
@@ -366,12 +343,13 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
         notes.append("The journal has no census (round 0): the clients are unknown.")
     notes += dict.fromkeys(note for entry in entries for note in entry.notes)
     clients = members(entries) if census else []
-    config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
-    classes, confusion = (
-        census.classes if census else [],
-        _confusion(path / "confusion.json", notes),
-    )
-    run = Run(path, config, entries, clients, classes, summary, notes, confusion)
+    if not (path / "config.toml").is_file():
+        notes.append("config.toml is missing: the settings are unknown.")
+    config = _load(path / "config.toml", lambda text: _cleaned(tomllib.loads(text), LONGEST), notes)
+    summary = _load(path / "summary.json", _summary, notes)
+    confusion = _load(path / "confusion.json", Confusion.model_validate_json, notes)
+    classes = census.classes if census else []
+    run = Run(path, config or {}, entries, clients, classes, summary, notes, confusion)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
@@ -402,39 +380,21 @@ def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     return [by_round[t] for t in sorted(by_round)]
 
 
-def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
+def _load(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
+    """Return the content of a file; None without the file, or with a note if it is invalid."""
     try:
-        config: dict[str, object]
-        config = _cleaned(tomllib.loads(path.read_text(encoding="utf-8")), LONGEST)
-        return config
-    except FileNotFoundError:
-        notes.append("config.toml is missing: the settings are unknown.")
-    except ValueError as error:  # not TOML, or not UTF-8
-        notes.append(f"config.toml is not TOML: {clean(error)}")
-    return {}
-
-
-def _summary(path: Path, notes: list[str]) -> Summary | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Summary.model_validate(_cleaned(content, LONGEST))
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         pass
     except ValidationError as error:
-        notes.append(f"summary.json is no summary: {clean(invalid(error))}; left out.")
-    except ValueError as error:
-        notes.append(f"summary.json is not JSON: {clean(error)}")
+        notes.append(f"{path.name} is no {path.stem}: {clean(invalid(error))}; left out.")
+    except ValueError as error:  # another format, or not UTF-8
+        notes.append(f"{path.name} is not {path.suffix[1:].upper()}: {clean(error)}")
     return None
 
 
-def _confusion(path: Path, notes: list[str]) -> Confusion | None:
-    try:
-        return Confusion.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        pass
-    except ValidationError as error:
-        notes.append(f"confusion.json is no confusion: {clean(invalid(error))}; left out.")
-    return None
+def _summary(text: str) -> Summary:
+    return Summary.model_validate(_cleaned(json.loads(text), LONGEST))
 
 
 def _cleaned(value: Any, limit: int) -> Any:

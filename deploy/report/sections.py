@@ -10,10 +10,9 @@ from common.metrics import fairness as measures
 from common.parse import auto_of, usual
 from common.settings.config import SECTIONS
 from deploy.report import plots
-from deploy.report.groups import Group, named
-from deploy.report.plots import Groups
+from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, of_clients, scalars, total
-from deploy.report.style import Card, Section, single
+from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
     Cell,
@@ -64,7 +63,7 @@ def clients(run: Run) -> Section | None:
         figure = plots.clients(run)
     alt = f"{caption}; {result}."
     lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
-    if personal := run.last_of("personal"):
+    if personal := run.newest("personal"):
         tenth, worst = percent(personal.worst_tenth), percent(personal.worst)
         lead += (
             f" Unweighted mean {percent(personal.unweighted)}, standard deviation "
@@ -166,12 +165,13 @@ def cost(run: Run) -> Section | None:
         alt = f"Stacked bars: seconds by round and phase; {duration(run.seconds())} in all."
         cards.append(Card("Time", plots.seconds_by_round(run), alt))
     lead = "Bytes and time of each round; round 0 is the census."
-    if run.flops("clients") or run.flops("server"):
-        clients, server = (operations(run.flops(side)) for side in ("clients", "server"))
+    flops, memory = run.over("flops"), run.over("memory")
+    if flops.get("clients") or flops.get("server"):
+        clients, server = (operations(flops.get(side, 0)) for side in ("clients", "server"))
         lead += f" Training took {clients} at the clients and {server} at the server."
-    if tuning := run.flops("finetune"):
+    if tuning := flops.get("finetune"):
         lead += f" Fine-tuning before scores took another {operations(tuning)}."
-    if (memory := run.memory()).clients:
+    if memory and memory.clients:
         largest, server = (size(memory.as_dict()[key]) for key in ("largest", "server"))
         lead += f" Tensors took {largest} at most at a client and {server} at the server."
     return Section("Cost", cards, lead) if cards else None
@@ -184,20 +184,17 @@ def formula_cost(groups: Groups) -> Section | None:
     """
     rows = []
     for label, run in named(groups):
-        costs = [e.cost for e in run.entries if e.cost and e.cost.numbers]
-        if costs:
-            numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
-            counted = (number(len(costs)), number(numbers), number(sent))
-            rows.append((label, *counted, f"{sent / numbers:.3f}"))
-    if not rows:
-        return None
+        rounds = sum(e.cost is not None for e in run.entries)
+        if (cost := run.over("cost")) and cost.numbers:
+            counted = (number(rounds), number(cost.numbers), number(cost.bytes))
+            rows.append((label, *counted, f"{cost.bytes / cost.numbers:.3f}"))
     header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
     lead = (
         "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
         "the training messages in both directions, names and headers included. A float32 has 4 "
         "bytes."
     )
-    return single("Communication", lead, table=Table(header, rows))
+    return tabular("Communication", header, rows, lead)
 
 
 def membership(run: Run) -> Section | None:
@@ -207,17 +204,15 @@ def membership(run: Run) -> Section | None:
         for entry in run.entries
         for event in entry.events
     ]
-    if not rows:
-        return None
-    table = Table(("before round", "client", "event", "cause"), rows, align="rrl")
+    header = ("before round", "client", "event", "cause")
     now = len(present(run.entries))
     lead = f"{now} of {len(run.members)} known clients take part after the last round."
-    return single("Membership", lead, table=table)
+    return tabular("Membership", header, rows, lead, align="rrl")
 
 
 def normalised(groups: Groups) -> Section | None:
     """Return accuracy by the statistics of BatchNorm, a row for each run with such layers."""
-    scored = [(label, run.last_of("accuracy_bn") or {}) for label, run in named(groups)]
+    scored = [(label, run.newest("accuracy_bn") or {}) for label, run in named(groups)]
     meanings = {
         "running": "its running statistics",
         "batch": "those of each test batch",
@@ -225,11 +220,9 @@ def normalised(groups: Groups) -> Section | None:
     }
     kinds = [bn for bn in meanings if any(bn in a for _, a in scored)]
     rows = [(label, *(percent(a.get(bn), 2) for bn in kinds)) for label, a in scored if a]
-    if not rows:
-        return None
     with_each = ", ".join(f"with {meanings[bn]} ({bn})" for bn in kinds)
     lead = f"The server's model when it was last scored: {with_each}."
-    return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
+    return tabular("BatchNorm's statistics", ("run", *kinds), rows, lead)
 
 
 def incentive(run: Run) -> Section | None:
@@ -237,19 +230,17 @@ def incentive(run: Run) -> Section | None:
 
     None without an incentive.
     """
-    last = run.last_of("incentive")
-    if last is None:
-        return None
+    last = run.newest("incentive")
     models = {member.k: member.model for member in run.members}
     rows = []
-    for k, gain in last.clients.items():
+    for k, gain in last.clients.items() if last else ():
         change = gain.after / gain.before - 1 if gain.before else None
         relative = NONE if change is None else f"{100 * change:+.0f} %"
         cells = (percent(gain.before), percent(gain.after), relative)
         rows.append((number(k), models.get(k, "?"), *cells))
-    table = Table(("client", "model", "before", "after", "gain"), rows, "rlr")
+    header = ("client", "model", "before", "after", "gain")
     lead = "Accuracy of the clients' own models on the whole test set, before and after."
-    return single("Incentive", lead, table=table)
+    return tabular("Incentive", header, rows, lead, align="rlr")
 
 
 def coefficients(run: Run) -> Section | None:
@@ -258,11 +249,10 @@ def coefficients(run: Run) -> Section | None:
     if last is None or len(last.coefficients) > MOST_CLIENTS:
         return None
     c = last.coefficients
-    ks = list(range(len(c)))
     if not all(len(row) == len(c) and min(row) >= 0 for row in c):
         return None
-    rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in zip(ks, c, strict=True)]
-    behind = Table(("client", *(f"from {k}" for k in ks)), rows)
+    rows = [(number(k), *(f"{x:.3f}" for x in row)) for k, row in enumerate(c)]
+    behind = Table(("client", *(f"from {k}" for k in range(len(c)))), rows)
     most = max(max(row) for row in c)
     lead = (
         f"How much each client (row) learns from the predictions of each client (column) in round "
@@ -270,7 +260,7 @@ def coefficients(run: Run) -> Section | None:
         f"{1 / len(c):.3f}."
     )
     alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
-    card = Card("", plots.coefficients(c, ks), alt, behind=behind)
+    card = Card("", plots.coefficients(c), alt, behind=behind)
     return Section("Knowledge coefficients", [card], lead)
 
 
@@ -292,7 +282,7 @@ def metrics(groups: Groups) -> Section | None:
 
 def privacy(run: Run) -> Section | None:
     """Return (ε, δ) by round; None for a run without differential privacy."""
-    spent = run.spent()
+    spent = run.over("privacy")
     if spent is None:
         return None
     rounds = [(e.round, e.privacy) for e in run.entries if e.privacy]
@@ -309,7 +299,7 @@ def failures(groups: Groups) -> Section:
     """Return every missing, broken or rejected reply with its reason."""
     runs = named(groups)
     several = len(runs) > 1
-    failed = [(label, f) for label, run in runs for f in run.failures()]
+    failed = [(label, f) for label, run in runs for f in run.over("failures")]
     more = len(failed) - MANY
     rows = [
         (label, number(f.round), number(f.k), f.reason)[not several :] for label, f in failed[:MANY]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
-from common.journal import present
+from common.journal import Member, present
 from deploy.report.read import Run, total
 from deploy.report.table import NONE, Table, clean, duration, number, percent
 from server_app.storage.lock import held
@@ -95,16 +95,17 @@ def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
     members, here = {member.k: member for member in run.members}, present(run.entries)
     clients = []
     for k in range(roster(run)):
-        member, node = members.get(k), server.nodes.get(k, NodeStatus(node=0))
+        member = members.get(k, Member(k=k, model=""))
+        node = server.nodes.get(k, NodeStatus(node=0))
         selected = [entry for entry in run.entries if k in entry.selected]
         replied = [entry.round for entry in selected if k in entry.replied]
         status = ClientStatus(
             k=k,
             node=clean(node.name) or str(node.node or ""),
-            state="member" if k in here else "left" if member else "not joined",
-            model=member.model if member else "",
-            samples=member.n if member else 0,
-            tags=member.tags if member else [],
+            state="member" if k in here else "left" if k in members else "not joined",
+            model=member.model,
+            samples=member.n,
+            tags=member.tags,
             last_seen=node.seen or None,
             last_reply=None if run.private else max(replied, default=0),
             answered=None if run.private else len(replied),
@@ -132,20 +133,13 @@ def line(status: Status) -> str:
 def table(status: Status) -> Table:
     """Return a table with a row for each client."""
     header = ("client", "node", "state", "model", "tags", "version", "samples", "last seen")
-    numbers = ("last reply", "answered", "missed")
-    rows = [
-        (
-            *(str(client.k), client.node or NONE, client.state, client.model or NONE),
-            *(",".join(client.tags) or NONE, client.version or NONE, number(client.samples)),
-            NONE if client.last_seen is None else _ago(client.last_seen),
-            *(
-                NONE if value is None else number(value)
-                for value in (client.last_reply, client.answered, client.missed)
-            ),
-        )
-        for client in status.clients
-    ]
-    return Table((*header, *numbers), rows, align="rlllllr")
+    rows = []
+    for client in status.clients:
+        texts = (client.node, client.state, client.model, ",".join(client.tags), client.version)
+        seen = None if client.last_seen is None else _ago(client.last_seen)
+        numbers = (client.samples, seen, client.last_reply, client.answered, client.missed)
+        rows.append([str(client.k), *(text or NONE for text in texts), *map(number, numbers)])
+    return Table((*header, "last reply", "answered", "missed"), rows, align="rlllllr")
 
 
 def _ago(moment: float) -> str:

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deploy.report.serve import LOCKED
-from deploy.report.table import HERE, TEMPLATES, Table, html
+from deploy.report.table import HERE, TEMPLATES, Cell, Table, html
 
 LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
 
@@ -62,6 +62,14 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 _COLOURS = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
 _COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
 _INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
+
+
+SORTABLE = """\
+// The tables of results; those behind plots stay in the order of the plot.
+for (const table of document.querySelectorAll(".card > .scroll > table")) {
+  if (table.tBodies[0].rows.length > 1) sortable(table, cellValue);
+}
+"""
 
 
 def series(i: int) -> str:
@@ -301,6 +309,17 @@ def single(title: str, lead: str = "", **card: Any) -> Section:
     return Section(title, [Card("", span=12, **card)], lead)
 
 
+def tabular(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    lead: str = "",
+    **table: Any,
+) -> Section | None:
+    """Return a section with one table; None without rows."""
+    return single(title, lead, table=Table(header, rows, **table)) if rows else None
+
+
 @final
 @dataclass(frozen=True)
 class Page:
@@ -319,8 +338,7 @@ def render_sortable(page: Page, script: str = "") -> str:
     ``script``: our own JavaScript, which calls ``sortable``; empty: tables are sorted by the
     numbers that their cells show.
     """
-    ours = script or (HERE / "sortable.js").read_text(encoding="utf-8")
-    whole = (HERE / "sort.js").read_text(encoding="utf-8") + ours
+    whole = (HERE / "sort.js").read_text(encoding="utf-8") + (script or SORTABLE)
     digest = base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()
     return render(page, whole, f"{LOCKED}; script-src 'sha256-{digest}'")
 

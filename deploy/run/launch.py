@@ -15,7 +15,7 @@ from rich.console import Console
 
 from common.errors import LOG, logged_to
 from common.extras import check_installed
-from common.journal import Entry, follow
+from common.journal import Entry
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from deploy.flower.bundle import plugin_notes
@@ -27,7 +27,7 @@ from deploy.settings import app_folder
 from deploy.user_modules import COPIES, UserModules
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
-from server_app.storage.journal import Journal
+from server_app.storage.journal import Journal, follow
 from server_app.storage.lock import held
 from server_app.storage.summary import check_incomplete
 

@@ -1,8 +1,8 @@
 """Display of a running run, on a terminal or in a log, and of its result.
 
-Rounds come from the journal: ``common.journal.follow`` tails the file that the server writes and
-hands each entry to ``Progress``. Reasons of failure come from clients and are cleaned before they
-reach a terminal.
+Rounds come from the journal: ``follow`` (``server_app/storage/journal.py``) tails the file that the
+server writes and hands each entry to ``Progress``. Reasons of failure come from clients and are
+cleaned before they reach a terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from common.extras import missing
-from common.journal import ByClass, Entry, Personal
+from common.journal import ByClass, Entry, Personal, over, primary_course
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, read
@@ -75,7 +75,7 @@ class Progress:
         self._console = console or Console()
         self._clock = clock
         self._phase = ""
-        self._entries: dict[int, Entry] = {}
+        self._entries: list[Entry] = []  # by round, ascending
         self._shown: dict[int, Entry] = {}  # the printed entries, also of rounds that are repeated
         self._began = self._last = self._printed = clock()
         self._spinner = Spinner("dots", style="cyan")
@@ -99,18 +99,15 @@ class Progress:
     @property
     def best(self) -> float | None:
         """The best primary accuracy (0 to 1) so far, without the census."""
-        accuracies = (e.primary_accuracy for t, e in self._entries.items() if t > 0)
-        return max((a for a in accuracies if a is not None), default=None)
+        return max((a for t, a in primary_course(self._entries) if t > 0), default=None)
 
     @property
-    def _end(self) -> str:
-        """Reason why the run ended before its last round, or an empty text."""
-        newest = self._entries.get(max(self._entries, default=0))
-        return newest.end if newest else ""
+    def _newest(self) -> Entry:
+        return self._entries[-1] if self._entries else Entry(round=0)
 
     @property
     def failures(self) -> int:
-        return sum(len(e.failures) for e in self._entries.values())
+        return len(over(self._entries, "failures"))
 
     @property
     def left(self) -> Left | None:
@@ -120,10 +117,10 @@ class Progress:
         the newest if that took longer: with some methods later rounds cost more. If the running
         round already takes longer, its duration so far counts.
         """
-        first, ended = max(self._start, 0), max(self._entries, default=0)
-        if not first < ended < self._rounds or self._end:
+        first, ended = max(self._start, 0), self._newest.round
+        if not first < ended < self._rounds or self._newest.end:
             return None
-        last = [self._entries[t] for t in sorted(self._entries) if t > first][-5:]
+        last = [entry for entry in self._entries if entry.round > first][-5:]
         known = [e.seconds["total"] for e in last if "total" in e.seconds]
         known = known or [(self._last - self._began) / (ended - first)]
         expected, running = max(sum(known) / len(known), known[-1]), self._clock() - self._last
@@ -156,7 +153,7 @@ class Progress:
         # A rewound journal ends with the checkpoint's entry, which lacks the checkpoint's seconds.
         shown = t in self._shown and self._shown[t].model_copy(update={"seconds": entry.seconds})
         again = t <= self._start or shown == entry
-        self._entries = {u: e for u, e in self._entries.items() if u < t} | {t: entry}
+        self._entries = [past for past in self._entries if past.round < t] + [entry]
         self._shown[t] = entry
         self._last = self._printed = self._clock()
         self._phase = ""
@@ -194,21 +191,20 @@ class Progress:
         return ", ".join(parts)
 
     def _view(self) -> Group:
-        ended = max(self._entries, default=0)
-        now, left = self._entries.get(ended), ended < self._rounds and not self._end
-        accuracy = ACCURACY[now.primary if now else "global"]
+        now, ended = self._newest, self._newest.round
+        left = ended < self._rounds and not now.end
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
-            Text.assemble((f"{accuracy} ", "dim"), percent(now and now.primary_accuracy)),
+            Text.assemble((f"{ACCURACY[now.primary]} ", "dim"), percent(now.primary_accuracy)),
             Text.assemble(("best ", "dim"), percent(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
-        if self._end:
-            cells.append(Text(self._end))
+        if now.end:
+            cells.append(Text(now.end))
         line = Lines.grid(padding=(0, 2))
         line.add_row(*cells)
         self._spinner.update(text=Text(self._phase, style="dim"))
@@ -243,11 +239,11 @@ def show_summary(run: Run, console: Console) -> None:
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"
         lines.append((f"to {percent(reached.target)}", line))
-    fairness = run.last_of("fairness")
+    fairness = run.newest("fairness")
     for name, spread in fairness.models.items() if fairness else ():
         line = f"mean {percent(spread.amp)} (AMP), worst {percent(spread.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
-    failures = run.failures()
+    failures = run.over("failures")
     for f in failures[:FEW]:
         lines.append(("failure", clean(f"client {f.k}, round {f.round}: {f.reason}", 300)))
     if (more := len(failures) - FEW) > 0:
@@ -260,17 +256,16 @@ def show_summary(run: Run, console: Console) -> None:
 
 def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
     """Yield a line for the newest score that is not primary, the clients, and the classes."""
-    other = next((a for e in reversed(run.entries) if (a := e.other_accuracy) is not None), None)
-    if other is not None:
+    if (other := run.newest("other_accuracy")) is not None:
         yield OTHER[run.primary], f"newest {percent(other)}"
-    personal: Personal | None = run.last_of("personal")
+    personal: Personal | None = run.newest("personal")
     if personal is not None:
         mean = f"mean unweighted {percent(personal.unweighted)}"
         deviation = f"standard deviation {percent(personal.std)}"
         yield f"over {personal.clients} clients", f"{mean}, {deviation}"
         worst, tenth = percent(personal.worst), percent(personal.worst_tenth)
         yield "worst clients", f"worst {worst}, mean of the worst tenth {tenth}"
-    by_class: ByClass | None = run.last_of("by_class")
+    by_class: ByClass | None = run.newest("by_class")
     if by_class is not None:
         macro, balanced = percent(by_class.macro_f1), percent(by_class.balanced_accuracy)
         yield "over classes", f"macro F1 {macro}, balanced accuracy {balanced}"

@@ -1,7 +1,7 @@
 """Find the damaged files of a run's folder, with a remedy for each.
 
 Checkpoints, cached uploads and client states contain a digest of their content, the model a digest
-of its weights, and each line of the journal a digest of its text (``common/journal.py``).
+of its weights, and each line of the journal a digest of its text (``storage/journal.py``).
 No digest covers the other files of the folder, such as settings, summary and report.
 """
 
@@ -15,9 +15,10 @@ from typing import Literal, final
 from common.errors import first_line
 from common.exchange import model_file
 from common.exchange.records.arrays import prove
-from common.journal import Entry, read_lines
+from common.journal import Entry
 from deploy.settings import load_run
 from server_app.storage import checkpoint
+from server_app.storage.journal import read_lines
 
 
 @final

@@ -29,16 +29,18 @@ LEAST = 1 << 20  #: lower bound of a reply's size in bytes, in the estimate of a
 WRAPPED = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<'(.*)'>", re.DOTALL)
 """Flower's text of an exception that a ClientApp raised, with its class and message."""
 LEFT = "Node Unavailable"  #: Flower's text for a node that is not connected
+UNDELIVERED = "the message could not be delivered"
 UNAVAILABLE = 3  #: Flower's error code for an expired message and for an incomplete reply
-KINDS: Mapping[str, FailureKind] = {
-    rf".*{LEFT}|Error: (Reply )?Message Unavailable": "unreachable",
-    HALFWAY: "late",
-    "FloatingPointError: training diverged": "diverged",
-    "NoSession: ": "no session",
+KINDS: Mapping[str, tuple[FailureKind, str]] = {
+    "Error: (Node|Message|Reply Message) Unavailable": ("unreachable", "a node is not connected"),
+    f".*{LEFT}": ("unreachable", ""),
+    HALFWAY: ("late", HALFWAY),
+    "FloatingPointError: training diverged": ("diverged", ""),
+    "NoSession: ": ("no session", ""),
 }
-"""Kinds of failures by the beginning of an error reply's text, as regular expressions. The texts
-are Flower's, and those of clients (``client_app/app.py``), which begin with the exception's class.
-"""
+"""Kind and released reason of a failure by the beginning of an error reply's text, as regular
+expressions. The texts are Flower's, and those of clients (``client_app/app.py``), which begin with
+the exception's class."""
 LATE = 30.0  #: seconds of ttl after the timeout: incomplete replies can delay complete ones
 
 log = logging.getLogger("flwr.fedmosaic")
@@ -101,9 +103,10 @@ class Inbox:
         """Whether a message has neither a reply nor a failure."""
         return bool(self.waiting or self.unsent)
 
-    def lose(self, k: int, kind: FailureKind, reason: str) -> None:
-        """Record the failure of client k."""
-        self.failures.append(Failure(k=k, round=self.t, reason=reason, kind=kind))
+    def lose(self, k: int, reason: str, kind: FailureKind, released: str = "") -> None:
+        """Record the failure of client k; for ``released`` see ``Failure``."""
+        failure = Failure(k=k, round=self.t, reason=reason, kind=kind, released=released)
+        self.failures.append(failure)
 
     def send(self, window: int) -> None:
         """Send messages until ``window`` of them wait, several together, which takes less time."""
@@ -119,7 +122,7 @@ class Inbox:
             if name:
                 self.waiting[name] = k
             else:
-                self.lose(k, "unreachable", "the message could not be delivered")
+                self.lose(k, UNDELIVERED, "unreachable", UNDELIVERED)
 
     def receive(self) -> None:
         """Fetch the replies that have arrived, in portions.
@@ -132,18 +135,21 @@ class Inbox:
             arrived, unreadable = pull(self.grid, some, self.deadline, self.store)
             self.any_reply = self.any_reply or bool(arrived)
             for name, reason in unreadable.items():
-                self.lose(self.waiting.pop(name), "refused", reason)
+                self.lose(self.waiting.pop(name), reason, "refused")
             for reply in arrived:
                 k = self.waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k >= 0:  # not a second reply to one message, nor one to an unknown message
                     self._keep(k, reply)
 
     def _keep(self, k: int, reply: Message) -> None:
-        if reply.has_error():
-            late, why = _late(reply), _reason(reply)
-            self.lose(k, "late" if late else kind_of(why), self._no_reply if late else why)
+        if reply.has_error() and _late(reply):
+            self.lose(k, self._no_reply, "late", self._no_reply)
+        elif reply.has_error():
+            why = _reason(reply)
+            self.lose(k, why, *kind_of(why))
         elif reply.metadata.src_node_id != self.messages[k].metadata.dst_node_id:
-            self.lose(k, "not authentic", "another node answered in its place")
+            why = "another node answered in its place"
+            self.lose(k, why, "not authentic", why.replace("its", "a client's"))
         else:
             size = count_bytes(reply.content)
             self._most = min(self._most, portion(size))
@@ -152,10 +158,11 @@ class Inbox:
 
     def give_up(self, window: int) -> None:
         """Record a failure of every client without a reply."""
-        late = f"not asked within {self.timeout:g} s, window = {window} others were waited for"
-        lost = [(k, late) for k in self.unsent]
-        for k, reason in (*lost, *((k, self._no_reply) for k in self.waiting.values())):
-            self.lose(k, "late", reason)
+        late = f"not asked within {self.timeout:g} s"
+        for k in self.unsent:
+            self.lose(k, f"{late}, window = {window} others were waited for", "late", late)
+        for k in self.waiting.values():
+            self.lose(k, self._no_reply, "late", self._no_reply)
         self.unsent.clear()
         self.waiting.clear()
 
@@ -229,10 +236,10 @@ def pull(
     return arrived, lost
 
 
-def kind_of(reason: str) -> FailureKind:
-    """Return the kind of a failure with the text of an error reply."""
-    matching = (kind for text, kind in KINDS.items() if re.match(text, reason))
-    return next(matching, "client error")
+def kind_of(reason: str) -> tuple[FailureKind, str]:
+    """Return kind and released reason of a failure with the text of an error reply."""
+    matching = (row for text, row in KINDS.items() if re.match(text, reason))
+    return next(matching, ("client error", ""))
 
 
 def _late(reply: Message) -> bool:

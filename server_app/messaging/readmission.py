@@ -72,7 +72,10 @@ class Readmission:
         reason = f"node {node} claims its place and is refused: {why}"
         log.warning("client %d: %s", k, reason)
         shown = first_line(reason, LONGEST)
-        self._failures.append(Failure(k=k, round=t, reason=shown, kind="not authentic"))
+        released = "a node claims a client's place and is refused"
+        self._failures.append(
+            Failure(k=k, round=t, reason=shown, kind="not authentic", released=released)
+        )
 
     def _why_not(self, info: ClientInfo, clients: list[Client]) -> str:
         """Return why a node must not become the client that it claims to be; empty if it may."""

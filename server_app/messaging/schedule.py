@@ -19,7 +19,8 @@ from typing import Annotated, Final, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
-from common.journal import Change, Event, read_lines
+from common.journal import Change, Event
+from server_app.storage.journal import read_lines
 
 MISSED: Final = "missed"
 

@@ -32,6 +32,7 @@ from server_app.messaging.exchange import kind_of
 from server_app.stopped import Stopped
 
 TRUST = "FEDMOSAIC_TRUST"
+FORGED = "a reply is not authentic"  #: released reason of a failure
 """Environment variable of the ServerApp: the folder of its key."""
 ROOT = Path(__file__).resolve().parents[2]  #: the bundle's folder
 
@@ -261,8 +262,8 @@ class SealedChannel(Channel):
             except NotAuthentic as error:
                 what = "the answer" if about.message_type == CENSUS else f"client {k}'s reply"
                 why = f"{what} is not authentic: the SuperLink or a registered node ({error})"
-                log.warning(why)
-                forged.append(_failure(k, t, "not authentic", why))
+                log.warning(why, extra={"released": FORGED})
+                forged.append(_failure(k, t, "not authentic", why, FORGED))
                 continue
             except ValueError as error:
                 failed.append(_failure(k, t, "refused", f"reply refused: {error}"))
@@ -273,12 +274,13 @@ class SealedChannel(Channel):
             if (reason := session.failed(content)) is None:
                 good[k] = reply
             else:
-                failed.append(_failure(k, t, kind_of(reason), reason))
+                failed.append(_failure(k, t, kind_of(reason)[0], reason))
         return good, failed, forged, lost
 
 
-def _failure(k: int, t: int, kind: FailureKind, reason: str) -> Failure:
-    return Failure(k=k, round=t, reason=first_line(reason, LONGEST), kind=kind)
+def _failure(k: int, t: int, kind: FailureKind, reason: str, released: str = "") -> Failure:
+    shown = first_line(reason, LONGEST)
+    return Failure(k=k, round=t, reason=shown, kind=kind, released=released)
 
 
 def claimed(reply: RecordDict) -> int:

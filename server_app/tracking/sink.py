@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from common.errors import report
 from common.files import write_atomically
-from common.journal import Entry, follow
+from common.journal import Entry
 from common.settings.section import Value
+from server_app.storage.journal import follow
 from server_app.tracking.tracker import PLACE, Tracker, check, find, named
 
 log = logging.getLogger("flwr.fedmosaic")

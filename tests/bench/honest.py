@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.journal import Entry, read_lines
+from common.journal import Entry
 from server_app.callbacks.collapse import FEWEST, collapse
 from server_app.messaging.sanity import suspects
+from server_app.storage.journal import read_lines
 from tests.support.battery import config
 from tests.support.tiny import play, under
 

@@ -94,6 +94,22 @@ def test_the_run_goes_on_without_a_reply_from_elsewhere_or_beyond_reading(
     assert result.journal[1]["failures"] == [{"k": 1, "round": 1, "reason": reason, "kind": kind}]
 
 
+@pytest.mark.parametrize(
+    ("grid", "reason"),
+    [
+        (Usurping, "another node answered in a client's place"),
+        (Halfway, "the reply stopped halfway"),
+    ],
+)
+def test_a_private_run_notes_the_released_reason_alone(
+    grid: type[Loopback], reason: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"privacy__mode": "central", "privacy__clip": 0.01, "fleet": "mlp@0.25"}
+    run = play(flat(tmp_path, method="fedavg", rounds=1, **private), grid)
+    assert run.journal[1]["notes"] == [f"{reason}; a missing reply counts as a zero update"]
+
+
 def test_a_reply_above_max_mb_is_left_out_and_named(tmp_path: Path) -> None:
     two = {"method": "fedorion", "clients": 2, "fleet": "mlp@0.25,lenet5", "rounds": 1}
     result = play(flat(tmp_path, **two, min_replies=0.5, wire__max_mb=0.1))
@@ -149,6 +165,14 @@ def test_with_keys_no_other_node_gets_a_clients_place(tmp_path: Path) -> None:
     assert [entry["replied"] for entry in journal[1:]] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
     reason = "node 99 claims its place and is refused: it belongs to node 3 (rebind = false)"
     assert claims(journal) == [{"k": 2, "round": 2, "reason": reason, "kind": "not authentic"}]
+
+
+def test_a_private_run_notes_a_claimed_place_without_node_and_client(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"privacy__mode": "central", "privacy__clip": 0.01, "fleet": "mlp@0.25"}
+    journal = swapped(tmp_path, {}, rebind=False, min_replies=1.0, **private)
+    claim = "a node claims a client's place and is refused; a missing reply counts as a zero update"
+    assert claim in journal[2]["notes"] and "failures" not in journal[2]
 
 
 @pytest.mark.full

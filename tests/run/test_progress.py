@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.journal import Entry, follow
+from common.journal import Entry
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
+from server_app.storage.journal import follow
 from tests.support.run_folder import journal_line, write_run
 
 

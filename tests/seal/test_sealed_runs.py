@@ -204,6 +204,17 @@ def test_what_a_relay_or_a_registered_client_forges_costs_no_honest_reply(
     assert same(run, plain)
 
 
+def test_a_private_run_notes_a_forged_reply_without_its_client(
+    tmp_path: Path, keys: Certificates
+) -> None:
+    pytest.importorskip("dp_accounting")
+    relay = partial(Once, up=FORGES["tampered"])
+    private = {"privacy__mode": "central", "privacy__clip": 0.01, "min_replies": 1.0}
+    run = sealed_run(tmp_path / "out", keys, relay, **private)
+    note = "a reply is not authentic; a missing reply counts as a zero update"
+    assert run.journal[2]["notes"] == [note] and "failures" not in run.journal[2]
+
+
 class Forgetful(Once):
     """Client 0 loses its session after round 1, as with a new disk."""
 

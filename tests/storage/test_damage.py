@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from common.journal import read_lines
 from deploy.run.verify import verify
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
+from server_app.storage.journal import read_lines
 from tests.support.commandline import completed, typed
 from tests.support.tiny import TinyRun, flat, play
 
