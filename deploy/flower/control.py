@@ -8,6 +8,7 @@ time. ``flwr run --stream`` is not used, because it exits with 0 after a failed 
 from __future__ import annotations
 
 import json
+import math
 import queue
 import subprocess
 import threading
@@ -26,7 +27,7 @@ from common.flower.rpc import details
 from common.settings.section import Value
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.certificates import Certificates, read_public_key
-from deploy.flower.owner.admission import OTHER_API, channel, check_tls
+from deploy.flower.owner.admission import OTHER_API, cause, channel, check_tls
 from deploy.flower.processes import Processes, environment, executable, free_ports, plain
 
 CONNECTION = "here"  #: name of the SuperLink in the private config.toml
@@ -34,6 +35,13 @@ ANSWER = 10.0  #: timeout of one request in seconds
 POLL = 0.1  #: seconds between two status requests while a run ends
 PAUSE = 0.2  #: seconds without output between two checks of the processes
 SILENCE = 2.0  #: seconds without output before a status request to the SuperLink
+PENDING = "pending"  #: Flower's status of a run whose ServerApp has not started
+LONG = 30.0  #: seconds for which a run may be pending
+STUCK = (
+    "run {run_id} has been pending for {seconds:.0f} s, so the SuperLink does not start its "
+    "ServerApp: see the SuperLink's log. If http_proxy is set where it was started, its own "
+    "processes do not reach it: start it with no_proxy=127.0.0.1,localhost"
+)
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: Flower's final status of a run and of a node
 TAKEN = "Public key already in use"  #: Flower's error for a key that is or was registered
 
@@ -106,21 +114,20 @@ class Control:
     def await_answer(self, patience: float) -> None:
         """Wait until the SuperLink responds.
 
-        Raises ``RuntimeError`` with gRPC's message after ``patience`` seconds without a response,
-        or if only one side uses TLS.
+        Raises ``RuntimeError`` with the cause after ``patience`` seconds without a response, at
+        once if only one side uses TLS, or for a certificate that is not accepted.
         """
         deadline = time.monotonic() + patience
         while reason := self.silent():
             check_tls(self.address, self._tls)
+            line = cause(self.address, reason, direct=True)
             if OTHER_API in reason:
                 raise RuntimeError(
                     f"{self.address} is not a SuperLink's Control API (port 9093 by "
                     f"default; 9092 is the clients'): {reason}"
                 )
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"no SuperLink answers at {self.address} within {patience:g} s: {reason}"
-                )
+                raise RuntimeError(f"within {patience:g} s no SuperLink answers at {line}")
             time.sleep(POLL)
 
     def silent(self) -> str:
@@ -230,7 +237,7 @@ class Control:
         reader = threading.Thread(target=self._read, args=(run_id, lines.put, over), daemon=True)
         reader.start()
         answered = asked = time.monotonic()
-        ended, reason = False, f"run {run_id} does not end"
+        begun, ended, reason = answered, False, f"run {run_id} does not end"
         try:
             while True:
                 try:
@@ -250,6 +257,9 @@ class Control:
                         if status.status.startswith(FINISHED):
                             break
                         answered = answered if ended else now
+                        if status.status == PENDING and now - begun > LONG:
+                            on_log(STUCK.format(run_id=run_id, seconds=LONG))
+                            begun = math.inf
                     except grpc.RpcError as error:
                         reason = details(error)
                 if now - answered > patience:

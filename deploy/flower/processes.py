@@ -89,7 +89,8 @@ def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
     if modules:  # relative entries would be wrong in the new working directory
         inherited["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in modules)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    loopback = ",".join(filter(None, [os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
+    direct = [*filter(None, map(os.environ.get, ("no_proxy", "NO_PROXY"))), "127.0.0.1,localhost"]
+    loopback = ",".join(dict.fromkeys(",".join(direct).replace(" ", "").split(",")))
     return {
         **inherited,
         "PATH": path,

@@ -6,9 +6,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to
 from client_app.node import KINDS, check
 from common import errors
 from common.settings.section import Value
-from deploy.console import red
+from deploy.console import plain, red
 from deploy.flower.certificates import Certificates
 from deploy.flower.owner import pinned, rules
 from deploy.flower.processes import environment
@@ -225,6 +225,23 @@ def refused(health: str, seconds: int) -> Iterator[None]:
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, REFUSED: text}
         )
+
+
+@contextmanager
+def waiting(health: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a reason to wait; health checks then fail with this reason.
+
+    ``health``: ``host:port`` of a gRPC health service, or empty.
+    """
+    with ExitStack() as server:
+
+        def report(reason: str) -> None:
+            server.close()
+            plain(reason)
+            if health:
+                server.enter_context(_unhealthy(health, reason))
+
+        yield report
 
 
 @contextmanager

@@ -75,8 +75,9 @@ class Membership:
     def begin(self, saved: Checkpoint | None) -> None:
         """Take the census, of a new run or of one that resumes from ``saved``.
 
-        A member of ``saved`` that is not connected leaves. Raises ``Stopped`` if too few clients
-        take part, or if a client has lost its state and the membership is fixed.
+        A member of ``saved`` that is not connected, or has no valid reply, leaves. Raises
+        ``Stopped`` if too few clients take part, or if a client has lost its state and the
+        membership is fixed.
         """
         run = self.run
         size = run.clients or (len(saved.roster or saved.nodes) if saved is not None else 0)
@@ -96,8 +97,10 @@ class Membership:
             self.met, self.absences = {*saved.met, *present}, dict(saved.absences)
         self.members = {k: self.known[k] for k in sorted(present & self.known.keys())}
         self.met |= self.members.keys()
-        for k in sorted(present - self.members.keys() if saved is not None else ()):
-            self._add(k, "left", "not connected when the run resumed")
+        for k, node in sorted(saved.nodes.items() if saved is not None else ()):
+            if k not in self.members:
+                why = self.strangers.get(node, "not connected when the run resumed")
+                self._add(k, "left", why)
         if self._fixed:
             infos = [client.info for client in self.clients]
             census.check_kept(infos, self.messenger.kept, self.messenger.after)

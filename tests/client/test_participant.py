@@ -200,3 +200,9 @@ def test_a_sample_of_the_clients_scores_and_the_weights_are_the_same(tmp_path: P
     assert len(ks[0]) == 2 and ks[0] == ks[1] == sorted(ks[0])
     told = {score["k"]: score for score in every.journal[1]["scores"]}
     assert few.journal[1]["scores"] == [told[k] for k in ks[0]]
+
+
+def test_a_client_without_a_public_set_names_the_settings_that_make_one(tmp_path: Path) -> None:
+    client = Participant(parse(flat(tmp_path, method="fedavg")), {"partition-id": 0}, "test")
+    with pytest.raises(ValueError, match=r"set data\.public, public-name or public-dir"):
+        client.check_public()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -16,14 +17,18 @@ from flwr.proto.fleet_pb2 import (
     DeactivateNodeResponse,
 )
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from deploy.flower import control
 from deploy.flower.certificates import Certificates, make
 from deploy.flower.control import Control
 from deploy.flower.owner import admission
 from deploy.flower.owner.admission import await_admission
-from deploy.flower.processes import free_ports
+from deploy.flower.processes import environment, free_ports
+from deploy.machines import node
 from tests.support.commandline import typed
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 STILL = "SuperNode with node ID 7 could not be activated."
 
@@ -56,15 +61,17 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @contextlib.contextmanager
-def serving(fleet: Fleet, keys: Certificates | None) -> Iterator[str]:
+def serving(
+    fleet: Fleet, keys: Certificates | None, port: int = 0, host: str = "127.0.0.1"
+) -> Iterator[str]:
     """Serve a Fleet API, over TLS with ``keys``; yield its address."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     add_FleetServicer_to_server(fleet, server)
     if keys is None:
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(f"{host}:{port}")
     else:
         pair = (keys.server_key.read_bytes(), keys.server.read_bytes())
-        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        port = server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair]))
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
@@ -136,15 +143,139 @@ def test_a_server_of_another_kind_is_refused(
     assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done
 
 
-def test_a_silent_server_is_waited_for(keys: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def listening(answer: bytes = b"") -> Iterator[int]:
+    """Listen on a port; answer the first bytes of every connection and close it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # until the socket is closed
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def test_a_node_waits_for_its_server_unhealthy_and_says_each_reason_once(
+    keys: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, health = free_ports(2)
+    fleet, told = Fleet(), list[str]()
+
+    def admitted() -> None:
+        with node.waiting(f"127.0.0.1:{health}") as report:
+
+            def both(reason: str) -> None:
+                report(reason)
+                told.append(reason)
+
+            await_admission(f"127.0.0.1:{port}", keys, 0, both, pause=0.01)
+
+    thread = threading.Thread(target=admitted)
+    thread.start()
+    until("a reason", lambda: bool(told))
+    assert checked(health) == told[0] and "no program listens there; start the SuperLink" in told[0]
+    with serving(fleet, keys, port):
+        thread.join(PATIENCE)
+    assert fleet.left == [7] and len({*told}) == len(told)
+    assert told[0] in capsys.readouterr().out
+
+
+def checked(port: int) -> str:
+    """Return why the health service at ``port`` is not healthy."""
+    connection = grpc.insecure_channel(f"127.0.0.1:{port}")
+    with connection, pytest.raises(grpc.RpcError) as error:
+        HealthStub(connection).Check(HealthCheckRequest(), timeout=PATIENCE)
+    return str(error.value.details())
+
+
+def test_a_certificate_that_does_not_name_the_host_is_refused(keys: Certificates) -> None:
+    with serving(Fleet(), keys, host="0.0.0.0") as address:
+        other = address.replace("127.0.0.1", "127.0.0.2")
+        with pytest.raises(RuntimeError, match=r"does not name 127\.0\.0\.2; make it with") as told:
+            await_admission(other, keys, 0, pytest.fail)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "UNKNOWN: CERTIFICATE_VERIFY_FAILED: certificate has expired: OK",
+            "it has expired; renew",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", "check the clocks of both"),
+        (
+            "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
+            "of another authority",
+        ),
+        ("Peer name fed.example is not in peer certificate", "does not name fed.example; make it"),
+    ],
+)
+def test_a_refused_certificate_has_its_own_remedy(text: str, line: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"certificate is not accepted: .*{line}"):
+        admission.cause("fed.example:9092", text)
+
+
+def test_a_name_without_an_address_and_a_proxy_are_told(
+    keys: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = "errors resolving fed.invalid:9092: [field:hostname lookup error: not found]"
+    assert "finds no address of fed.invalid (errors" in admission.cause("fed.invalid:9092", lookup)
+    told = list[str]()
+
+    def stop(reason: str) -> None:
+        told.append(reason)
+        raise InterruptedError
+
+    with listening(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n") as port:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        with pytest.raises(InterruptedError):
+            await_admission("fed.invalid:9092", keys, 0, stop)
+    assert f"the proxy http://127.0.0.1:{port} of the variable https_proxy" in told[0]
+    assert "no_proxy=fed.invalid avoids it" in told[0]
+    monkeypatch.setenv("no_proxy", "example.org,.invalid")
+    assert admission.proxy_of("fed.invalid") == ""
+    assert "proxy" not in admission.cause("fed.x:1", "Connection refused", direct=True)
+
+
+def test_both_spellings_of_direct_hosts_reach_flowers_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("no_proxy", "a.example, localhost")
+    monkeypatch.setenv("NO_PROXY", "b.example")
+    env = environment({}, tmp_path)
+    assert env["no_proxy"] == env["NO_PROXY"] == "a.example,localhost,b.example,127.0.0.1"
+
+
+def test_a_run_that_stays_pending_says_what_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "LONG", 0.0)
+    monkeypatch.setattr(control, "SILENCE", 0.0)
+    states, told = ["pending"] * 3 + ["finished:completed"], list[str]()
+    stub = Mock(_check=lambda: None, address="a:1")
+    stub._read = lambda run_id, put, over: over.wait(PATIENCE)
+    stub.status = lambda run_id: control.RunStatus(run_id, states.pop(0), "", 0, 0)
+    Control.follow(stub, 7, told.append)
+    (line,) = told
+    assert "run 7 has been pending for 0 s" in line and "no_proxy=127.0.0.1" in line
+
+
+def test_a_silent_server_uses_no_other_kind_of_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not there, hangs up, or says nothing."""
     (port,) = free_ports(1)
-    await_admission(f"127.0.0.1:{port}", keys, 0, pytest.fail)
     admission.check_tls(f"127.0.0.1:{port}", True)
     admission.check_tls(f"[::1]:{port}", False)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        thread = threading.Thread(target=lambda: listening.accept()[0].close())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        thread = threading.Thread(target=lambda: silent.accept()[0].close())
         thread.start()
         admission.check_tls(address, True)
         thread.join()
