@@ -75,8 +75,8 @@ class LivePage:
         try:
             page = one(read(self._folder))
         except (ValueError, OSError) as error:
-            page = Page(name, "", "failed", "cannot be read", (), [str(error)])
+            page = Page(name, "", "failed", "cannot be read", notes=[str(error)])
             if not (self._folder / JOURNAL).exists():
                 why = f"{name} has no finished round and no census yet."
-                page = Page(name, "", "open", "waiting for the run", (), [why])
+                page = Page(name, "", "open", "waiting for the run", notes=[why])
         return render(page, SCRIPT, POLICY).encode(), self._spent() - start

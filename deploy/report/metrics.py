@@ -8,6 +8,7 @@ and the list of connected nodes. For a private run, metrics without a value are 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import final, get_args
 
@@ -33,20 +34,22 @@ def gauge(name: str, text: str, *values: float | None) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"fedmosaic_{name}", text, value)
 
 
-def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
+def labelled(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Iterator[Metric]:
     """Yield the metric ``name`` with a value for each ``label``; nothing without values."""
-    family = GaugeMetricFamily(f"fedmosaic_{name}", text, labels=[label])
+    family = kind(f"fedmosaic_{name}", text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)
     yield from [family] if values else []
 
 
-def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the counter ``name`` with a value for each ``label``; nothing without values."""
-    family = CounterMetricFamily(f"fedmosaic_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    yield from [family] if values else []
+gauges = partial(labelled, GaugeMetricFamily)
+counters = partial(labelled, CounterMetricFamily)
 
 
 def of_run(run: Run) -> Iterator[Metric]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from common.files import write_atomically
-from deploy.report import plots, sections
+from common.files import write_all
+from deploy.report import client_plots, plots, sections
 from deploy.report.groups import Group, differences, grouped, half_width, named
 from deploy.report.plots import Groups
 from deploy.report.read import Run, read_several
-from deploy.report.style import Card, Page, Section, render, render_sortable, single
+from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabled
 from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
 
 
@@ -21,8 +21,7 @@ def write_report(dirs: list[Path], out: Path) -> None:
     """
     runs = read_several(dirs)
     page = render(one(runs[0])) if len(runs) == 1 else render_sortable(several(runs))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page.encode())
+    write_all(out.parent, {out.name: page})
 
 
 def one(run: Run) -> Page:
@@ -66,7 +65,6 @@ def several(runs: list[Run]) -> Page:
         subtitle=" · ".join(datasets),
         state="open" if open_ else "done",
         pill=f"{open_} unfinished" if open_ else "all finished",
-        tiles=(),
         notes=[f"{label}: {note}" for label, run in named(groups) for note in run.notes],
         sections=[
             _results(groups),
@@ -207,16 +205,14 @@ def _client_spread(groups: Groups) -> Section | None:
         "A dot is one client with its own model or the global one (see the row's label). "
         "The stroke is the mean over clients, weighted by their test samples."
     )
-    return single("Clients", lead, figure=plots.spread(groups), alt=alt)
+    return single("Clients", lead, figure=client_plots.spread(groups), alt=alt)
 
 
 def _different_settings(groups: Groups) -> Section | None:
     different = differences([group.runs for group in groups])
-    if not different:
-        return None
     rows = [
         (name, *(NONE if value is None else clean(value, 80) for value in values))
         for name, values in different.items()
     ]
     table = Table(("setting", *(group.label for group in groups)), rows, "l")
-    return single("Settings that differ", table=table)
+    return tabled("Settings that differ", "", table)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeVar, final
 
 from pydantic import Field, ValidationError
 
@@ -38,6 +38,7 @@ NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
 
 Class = Annotated[int, Field(ge=0)]
+P = TypeVar("P", bound=Part)
 
 
 @final
@@ -366,11 +367,10 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
         notes.append("The journal has no census (round 0): the clients are unknown.")
     notes += dict.fromkeys(note for entry in entries for note in entry.notes)
     clients = members(entries) if census else []
-    config, summary = _config(path / "config.toml", notes), _summary(path / "summary.json", notes)
-    classes, confusion = (
-        census.classes if census else [],
-        _confusion(path / "confusion.json", notes),
-    )
+    config = _config(path / "config.toml", notes)
+    summary = _part(path / "summary.json", Summary, notes)
+    confusion = _part(path / "confusion.json", Confusion, notes)
+    classes = census.classes if census else []
     run = Run(path, config, entries, clients, classes, summary, notes, confusion)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
@@ -414,26 +414,17 @@ def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
     return {}
 
 
-def _summary(path: Path, notes: list[str]) -> Summary | None:
+def _part(path: Path, kind: type[P], notes: list[str]) -> P | None:
+    """Return the content of a JSON file as a ``kind``; None if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Summary.model_validate(_cleaned(content, LONGEST))
+        return kind.model_validate(_cleaned(content, LONGEST))
     except FileNotFoundError:
         pass
     except ValidationError as error:
-        notes.append(f"summary.json is no summary: {clean(invalid(error))}; left out.")
+        notes.append(f"{path.name} is no {path.stem}: {clean(invalid(error))}; left out.")
     except ValueError as error:
-        notes.append(f"summary.json is not JSON: {clean(error)}")
-    return None
-
-
-def _confusion(path: Path, notes: list[str]) -> Confusion | None:
-    try:
-        return Confusion.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        pass
-    except ValidationError as error:
-        notes.append(f"confusion.json is no confusion: {clean(invalid(error))}; left out.")
+        notes.append(f"{path.name} is not JSON: {clean(error)}")
     return None
 
 

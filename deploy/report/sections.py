@@ -9,11 +9,11 @@ from common.metrics import MANY, thinned
 from common.metrics import fairness as measures
 from common.settings.config import SECTIONS
 from common.settings.parse import auto_of, usual
-from deploy.report import plots
+from deploy.report import client_plots, plots
 from deploy.report.groups import Group, named
 from deploy.report.plots import Groups
 from deploy.report.read import Run, of_clients, scalars, total
-from deploy.report.style import Card, Section, single
+from deploy.report.style import Card, Section, single, tabled
 from deploy.report.table import (
     NONE,
     Cell,
@@ -58,10 +58,10 @@ def clients(run: Run) -> Section | None:
     whose, mean = run.mean_on_clients()
     result, n = f"{whose} {percent(mean)}", len(scores)
     if n > MANY:
-        figure, caption = plots.ascending(run), f"Curve: sorted accuracies of {n} clients"
+        figure, caption = client_plots.ascending(run), f"Curve: sorted accuracies of {n} clients"
     else:
         caption = f"Bars: accuracy of {n} clients on their own test shares"
-        figure = plots.clients(run)
+        figure = client_plots.clients(run)
     alt = f"{caption}; {result}."
     lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
     if personal := run.last_of("personal"):
@@ -102,7 +102,7 @@ def classes(run: Run) -> Section | None:
     )
     cards = [Card("Accuracy by class", table=table)]
     if counts and len(names) <= MOST_CLASSES:
-        figure = plots.confusion(counts, names)
+        figure = client_plots.confusion(counts, names)
         alt = f"Squares: share of each class (row) that is predicted as each class; {lead}"
         cards.insert(0, Card("Confusion matrix, % of each class", figure, alt))
     return Section("Classes", cards, lead)
@@ -128,18 +128,18 @@ def fairness(run: Run) -> Section | None:
         amp, wlp = percent(spread["amp"], 2), percent(spread["wlp"], 2)
         rows.append((Cell(name, dot=i), amp, f"{spread['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)
-    mixed = f"Accuracy on {plots.DRAWS} random mixtures of clients"
+    mixed = f"Accuracy on {client_plots.DRAWS} random mixtures of clients"
     alts = f"Dots: clients; worst client: {lowest}.", f"Accuracy over mixtures; floor: {lowest}."
     cards = [
-        Card("Clients' accuracies", plots.distribution(models), alts[0], behind=behind),
-        Card(mixed, plots.mixtures(models), alts[1]),
+        Card("Clients' accuracies", client_plots.distribution(models), alts[0], behind=behind),
+        Card(mixed, client_plots.mixtures(models), alts[1]),
     ]
     return Section("Fairness", cards, lead)
 
 
 def data(run: Run) -> Section | None:
     """Return the partition and the architectures; None if the census has no class counts."""
-    figure = plots.partition(run)
+    figure = client_plots.partition(run)
     if figure is None:
         return None
     n = sum(p.n for p in run.members)
@@ -189,15 +189,13 @@ def formula_cost(groups: Groups) -> Section | None:
             numbers, sent = sum(c.numbers for c in costs), sum(c.bytes for c in costs)
             counted = (number(len(costs)), number(numbers), number(sent))
             rows.append((label, *counted, f"{sent / numbers:.3f}"))
-    if not rows:
-        return None
     header = ("method", "rounds", "numbers by the formula", "bytes sent", "bytes per number")
     lead = (
         "Numbers exchanged as DL-MH's paper counts them (its equations 7 to 10), and the bytes of "
         "the training messages in both directions, names and headers included. A float32 has 4 "
         "bytes."
     )
-    return single("Communication", lead, table=Table(header, rows))
+    return tabled("Communication", lead, Table(header, rows))
 
 
 def membership(run: Run) -> Section | None:
@@ -207,12 +205,10 @@ def membership(run: Run) -> Section | None:
         for entry in run.entries
         for event in entry.events
     ]
-    if not rows:
-        return None
     table = Table(("before round", "client", "event", "cause"), rows, align="rrl")
     now = len(present(run.entries))
     lead = f"{now} of {len(run.members)} known clients take part after the last round."
-    return single("Membership", lead, table=table)
+    return tabled("Membership", lead, table)
 
 
 def normalised(groups: Groups) -> Section | None:
@@ -225,11 +221,9 @@ def normalised(groups: Groups) -> Section | None:
     }
     kinds = [bn for bn in meanings if any(bn in a for _, a in scored)]
     rows = [(label, *(percent(a.get(bn), 2) for bn in kinds)) for label, a in scored if a]
-    if not rows:
-        return None
     with_each = ", ".join(f"with {meanings[bn]} ({bn})" for bn in kinds)
     lead = f"The server's model when it was last scored: {with_each}."
-    return single("BatchNorm's statistics", lead, table=Table(("run", *kinds), rows))
+    return tabled("BatchNorm's statistics", lead, Table(("run", *kinds), rows))
 
 
 def incentive(run: Run) -> Section | None:
@@ -270,7 +264,7 @@ def coefficients(run: Run) -> Section | None:
         f"{1 / len(c):.3f}."
     )
     alt = f"Squares: knowledge coefficients of {len(c)} clients, at most {most:.3f}."
-    card = Card("", plots.coefficients(c, ks), alt, behind=behind)
+    card = Card("", client_plots.coefficients(c, ks), alt, behind=behind)
     return Section("Knowledge coefficients", [card], lead)
 
 

@@ -5,6 +5,7 @@ A private run withholds which clients replied (``server_app/release.py``), so th
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import final
@@ -87,18 +88,17 @@ def of(run: Run) -> Status:
         accuracy=headline["final"],
         best=headline["best"],
         left=left,
-        clients=_clients(run, server),
+        clients=list(_clients(run, server)),
     )
 
 
-def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
+def _clients(run: Run, server: ServerStatus) -> Iterator[ClientStatus]:
     members, here = {member.k: member for member in run.members}, present(run.entries)
-    clients = []
     for k in range(roster(run)):
         member, node = members.get(k), server.nodes.get(k, NodeStatus(node=0))
         selected = [entry for entry in run.entries if k in entry.selected]
         replied = [entry.round for entry in selected if k in entry.replied]
-        status = ClientStatus(
+        yield ClientStatus(
             k=k,
             node=clean(node.name) or str(node.node or ""),
             state="member" if k in here else "left" if member else "not joined",
@@ -111,8 +111,6 @@ def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
             missed=None if run.private else len(selected) - len(replied),
             version=clean(node.version),
         )
-        clients.append(status)
-    return clients
 
 
 def line(status: Status) -> str:

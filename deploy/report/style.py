@@ -21,7 +21,7 @@ import json
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -33,12 +33,18 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from deploy.report.serve import LOCKED
-from deploy.report.table import HERE, TEMPLATES, Table, html
+from deploy.report.table import HERE, TEMPLATES, Table, clean, html
 
+NAME = 160  #: most characters of a name in a plot
+BESIDE = 26  #: characters of a line in a legend beside the plot
+LINES = 16  #: most lines of a legend beside the plot
 LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
 
 PALETTE = {  # on light paper, on dark paper
@@ -102,6 +108,25 @@ def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, axes[0, 0]
 
 
+def panels(
+    n: int, title: str, panel: tuple[float, float], margin: tuple[float, float], width: int
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure with the axes of ``n`` panels, at most three in a row, below its title.
+
+    ``panel`` and ``margin``: inches of a panel, and of what is beside all of them; ``width``:
+    characters of the title above a panel.
+    """
+    across = min(n, 3)
+    down = -(-n // across)
+    size = panel[0] * across + margin[0], panel[1] * down + margin[1]
+    figure, grid = frames(size, down, across)
+    for axes in grid.flat[n:]:
+        axes.set_axis_off()
+    heading = textwrap.fill(title, width * across)
+    figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
+    return figure, grid.flat[:n]
+
+
 def set_log(axes: Axes) -> None:
     """Make the horizontal axis logarithmic, with plain numbers at its ticks."""
     axes.set_xscale("log")
@@ -121,6 +146,51 @@ def save(figure: Figure, path: Path) -> Path:
 def set_hover_texts(artist: Artist, texts: Sequence[str]) -> None:
     """Set the texts that the marks of ``artist`` show on hover, in drawing order."""
     artist.set_gid(json.dumps(list(texts)))
+
+
+def visible(name: str) -> str:
+    """Return a legend label; matplotlib hides a label that starts with an underscore."""
+    return ("\u200b" if name.startswith("_") else "") + clean(name, NAME)
+
+
+def set_bar_texts(bars: BarContainer, texts: Sequence[str]) -> None:
+    """Set the text that each bar shows on hover."""
+    for bar, text in zip(bars, texts, strict=True):
+        set_hover_texts(bar, [text])
+
+
+def set_percents(*axes: Axis) -> None:
+    """Label the ticks of accuracies in [0, 1] in percent."""
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def legend(axes: Axes) -> None:
+    """Draw a legend if there are 2 to 10 lines: beside them, or below if it is too long."""
+    handles, names = axes.get_legend_handles_labels()
+    if 1 < len(handles) <= 10:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        short = [wrapped(name, BESIDE) for name in names]
+        if sum(name.count("\n") + 1 for name in short) <= LINES:
+            figure.legend(handles, short, loc="outside right upper", fontsize=9.0)
+        else:
+            figure.legend(handles, names, loc="outside lower left", fontsize=9.0)
+
+
+def wrapped(name: str, width: int) -> str:
+    """Return a name in lines of at most ``width`` characters."""
+    return "\n".join(textwrap.wrap(name, width, break_on_hyphens=False)) or name
+
+
+def legend_above(figure: Figure, handles: Mapping[str, Patch]) -> None:
+    """Draw a legend of colours above the axes, if there are any."""
+    if handles:
+        figure.legend(
+            handles.values(), map(visible, handles), loc="outside upper left",
+            ncols=min(len(handles), int(figure.get_figwidth() * 1.05)),
+            columnspacing=1.4, handleheight=0.8, borderaxespad=0.0,
+        )  # fmt: skip
 
 
 def inline(figure: Figure, name: str, alt: str) -> Markup:
@@ -301,6 +371,11 @@ def single(title: str, lead: str = "", **card: Any) -> Section:
     return Section(title, [Card("", span=12, **card)], lead)
 
 
+def tabled(title: str, lead: str, table: Table) -> Section | None:
+    """Return a section with a table; None if the table has no rows."""
+    return single(title, lead, table=table) if table.rows else None
+
+
 @final
 @dataclass(frozen=True)
 class Page:
@@ -308,8 +383,8 @@ class Page:
     subtitle: str
     state: str  # one of "done", "open", "failed": the colour of the pill beside the title
     pill: str
-    tiles: Sequence[tuple[str, str, str]]  # headline numbers: name, number, hint
-    notes: Sequence[str]
+    tiles: Sequence[tuple[str, str, str]] = ()  # headline numbers: name, number, hint
+    notes: Sequence[str] = ()
     sections: Sequence[Section | None] = ()  # None: without content
 
 
