@@ -62,43 +62,32 @@ class Board:
         added = self._load(ADDED, "rows", list[Row])
         for row in added:
             check_row(self.protocol, row, folder / ADDED)
-        for row in added:
             user_modules.look_in(folder / user_modules.COPIES, row.set)
-        self.places = [
-            *(
-                Place(row, fleet)
-                for row in self.protocol.row
-                for fleet in row.fleets
-                if not row.omitted
-            ),
-            *(Place(row, fleet, added=True) for row in added for fleet in row.fleets),
-        ]
+        rows = [(row, False) for row in self.protocol.row if not row.omitted]
+        rows += [(row, True) for row in added]
+        self.places = [Place(row, fleet, user) for row, user in rows for fleet in row.fleets]
 
     def _load(self, name: str, key: str, kind: type[T]) -> T:
         """Return what a file in the folder has under ``key``; an empty one if there is no file.
 
         Raises ``ValueError`` for a damaged file, and for one of another board or version.
         """
-        path = self.folder / name
+        path, wanted = self.folder / name, (self.protocol.name, self.protocol.version)
         if not path.exists():
             return kind()
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
             # without a name it is of the time when there was one board
-            found = content.get("board", FIRST), content["version"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        wanted = self.protocol.name, self.protocol.version
-        if found != wanted:
-            theirs, ours = (
-                f"board {board}, version {version}" for board, version in (found, wanted)
-            )
-            raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
-        try:
-            return TypeAdapter(kind).validate_python(content[key])
-        except (KeyError, ValidationError) as error:
-            why = invalid(error) if isinstance(error, ValidationError) else f"it has no {key!r}"
+            saved = content.get("board", FIRST), content["version"]
+            if saved == wanted:
+                return TypeAdapter(kind).validate_python(content[key])
+        except KeyError as error:
+            raise ValueError(f"{path} is damaged: it has no {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            why = invalid(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path} is damaged: {why}") from error
+        theirs, ours = (f"board {board}, version {number}" for board, number in (saved, wanted))
+        raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
 
     def check_rows(self, rows: Iterable[str]) -> None:
         """Raise ``ValueError``, one line, for a name that no row has, or an omitted one."""
@@ -140,13 +129,8 @@ class Board:
 
     def board(self) -> TableFile:
         """Return the table of the rows that have a configuration."""
-        return self._table(
-            [
-                (place, self.chosen.get(place.name, {}))
-                for place in self.places
-                if place.added or place.name in self.chosen
-            ]
-        )
+        chosen = {place.name: Flat() for place in self.places if place.added} | self.chosen
+        return self._table([(it, chosen[it.name]) for it in self.places if it.name in chosen])
 
     def _table(self, some: Iterable[tuple[Place, Flat]]) -> TableFile:
         """Return the table of rows with a configuration each."""

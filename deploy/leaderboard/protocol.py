@@ -134,13 +134,9 @@ class Protocol(FilePart):
         if not row.space:
             return [{RATE: rate} for rate in rates]
         axes: list[Sequence[Value]] = [rates[1::2], *row.space.values()]
-        whole = itertools.product(*(range(len(axis)) for axis in axes))
-        kept = [at for at in whole if len(axes) == 2 or sum(at) % 2 == 0]
-        keys = (RATE, *row.space)
-        return [
-            dict(zip(keys, (axis[i] for axis, i in zip(axes, at, strict=True)), strict=True))
-            for at in kept
-        ]
+        whole = [[*zip(*one, strict=True)] for one in itertools.product(*map(enumerate, axes))]
+        kept = [values for at, values in whole if len(axes) == 2 or sum(at) % 2 == 0]
+        return [dict(zip((RATE, *row.space), values, strict=True)) for values in kept]
 
     def settings(self, row: Row, fleet: str) -> Flat:
         """Return the settings of a row beyond those of all rows, without a configuration."""

@@ -308,26 +308,35 @@ def run(
     Raises ``ValueError``, one line, for settings that cannot run, before any of their batch does.
     """
 
-    def ended(cell: CellRun, why: str) -> None:
+    def at_end(cell: CellRun, why: str) -> None:
         on_cell(cell, why)
         _check_measured(cell, folder)
 
-    runner, configurations = Runner(folder, jobs, on_batch, ended), list[Configuration]()
+    runner = Runner(folder, jobs, on_batch, at_end)
+    configurations, means = dict[str, Configuration](), dict[str, float | None]()
 
     def score(batch: list[Configuration]) -> list[float | None]:
         """Run the configurations; return the mean of each, None if it did not finish."""
-        configurations.extend(batch)
-        table, rows = as_table(file, configurations), [name(one) for one in batch]
+        rows = {name(one): one for one in batch}
+        configurations.update(rows)
+        table = as_table(file, configurations.values())
         todo = [cell for cell in tables.cells(table) if cell.row in rows]
         runner.run(todo, partial(prune, todo, folder) if file.prune else lambda _: None)
         filled = tables.collect(table, folder)
-        return [_mean(filled, row, len(file.seeds)) for row in rows]
+        means.update({row: _mean(filled, row, len(file.seeds)) for row in rows})
+        return [means[name(one)] for one in batch]  # Optuna may propose one twice
 
     if file.search == "optuna":
         optimise(file, score)
     else:
         score(planned(file))
-    return result(file, configurations, folder)
+    table, unfinished = as_table(file, configurations.values()), Unfinished(folder)
+    complete = {row: mean for row, mean in means.items() if mean is not None}
+    top = max if file.better == "higher" else min
+    best = top(complete, key=complete.__getitem__) if complete else None
+    ended = [cell for cell in tables.cells(table) if cell.fingerprint in unfinished]
+    why = {cell.row: unfinished[cell.fingerprint] for cell in ended}
+    return Result(table, tables.collect(table, folder), configurations, best, why)
 
 
 def _check_measured(cell: CellRun, folder: Path) -> None:
@@ -336,19 +345,6 @@ def _check_measured(cell: CellRun, folder: Path) -> None:
     if record is not None and cell.value(record) is None:
         known = nearest(cell.measure, record.measures())
         raise ValueError(f'measure = "{cell.measure}" is no number of this run{known}')
-
-
-def result(file: SweepFile, configurations: Sequence[Configuration], folder: Path) -> Result:
-    """Return the result of these configurations from the record in ``folder``."""
-    table, unfinished = as_table(file, configurations), Unfinished(folder)
-    filled = tables.collect(table, folder)
-    means = {row: _mean(filled, row, len(file.seeds)) for row in filled.rows}
-    complete = {row: mean for row, mean in means.items() if mean is not None}
-    top = max if file.better == "higher" else min
-    best = top(complete, key=complete.__getitem__) if complete else None
-    ended = [cell for cell in tables.cells(table) if cell.fingerprint in unfinished]
-    why = {cell.row: unfinished[cell.fingerprint] for cell in ended}
-    return Result(table, filled, {name(one): one for one in configurations}, best, why)
 
 
 def _mean(filled: Comparison, row: str, seeds: int) -> float | None:
