@@ -233,7 +233,7 @@ def play(
     """Run what is missing in the board's folder, the fleet with the fewest rows first.
 
     The tuning of a fleet's rows comes before their cells. ``rows``: names of rows; none means all.
-    ``jobs``, ``on_batch`` and ``on_cell``: as of a ``Runner``.
+    ``jobs``: runs at a time; ``on_batch`` and ``on_cell``: see ``OnBatch`` and ``OnCell``.
 
     Raises ``ValueError``, one line, for an unknown row or settings that cannot run.
     """

@@ -2,7 +2,7 @@
 
 A cell runs in ``cells/<fingerprint>`` of the folder, and is recorded as soon as it has ended
 (``records.py``). A table runs its cells one after another in this process (``run_here``). A sweep
-and a board run several at a time (``Runner``); the reason why a cell did not finish is noted in
+and a board run several at a time (``Runner``). They keep the reason why a cell did not finish in
 ``unfinished.json``, so that the cell is not repeated.
 """
 
@@ -30,14 +30,14 @@ UNFINISHED = "unfinished.json"
 LEARNT = "learnt"  #: folder of local training that several cells share
 
 OnBatch = Callable[[int], None]
-"""Takes the number of cells that follow."""
+"""Function that gets the number of cells that follow."""
 OnCell = Callable[[CellRun, str], None]
-"""Takes a cell at its end, and the reason why it did not finish, if so."""
+"""Function that gets a cell at its end, and the reason why it did not finish; empty if it did."""
 
 
 @final
 class Unfinished(dict[str, str]):
-    """Why a cell did not finish, by its fingerprint; kept in a file, so that it is not repeated."""
+    """Reasons why cells did not finish, by fingerprint, in a file, so that none is repeated."""
 
     def __init__(self, folder: Path) -> None:
         """Read the file in ``folder``. Raises ``ValueError``, one line, if it is damaged."""
@@ -48,7 +48,7 @@ class Unfinished(dict[str, str]):
             raise ValueError(f"{self._path} is damaged: {error}; delete it to try again") from error
 
     def join(self, others: Mapping[str, str]) -> None:
-        """Note further cells in the file, by their fingerprints."""
+        """Add further cells to the file, by their fingerprints."""
         if others.keys() - self.keys():
             self.update({**others, **self})
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,6 @@ def run_here(
         if not is_known:
             launch(cell.flat, _place(cell, folder))
             _record(cell, folder)
-            known = recorded([cell], folder)
 
 
 @final
@@ -117,7 +116,7 @@ class Running:
 
 @final
 class Runner:
-    """Runs the missing cells of one folder in processes, one cell each, ``jobs`` at a time."""
+    """Processes that run the missing cells of one folder, one cell each, ``jobs`` at a time."""
 
     def __init__(
         self,
@@ -129,12 +128,11 @@ class Runner:
         """Raise ``ValueError``, one line, for a number of jobs or a file that is not allowed."""
         if jobs < 1:
             raise ValueError(f"jobs = {jobs} is not allowed; it should be at least 1")
-        self._folder, self._jobs, self._running = folder, jobs, list[Running]()
+        self._folder, self._jobs, self._unfinished = folder, jobs, Unfinished(folder)
         self._on_batch, self._on_cell = on_batch, on_cell
-        self._unfinished = Unfinished(folder)
 
     def left(self, some: Iterable[CellRun]) -> list[CellRun]:
-        """Return the cells that are neither recorded nor noted as unfinished."""
+        """Return those of ``some`` cells that are neither recorded nor unfinished."""
         return missing([c for c in some if c.fingerprint not in self._unfinished], self._folder)
 
     def run(
@@ -147,23 +145,22 @@ class Runner:
         ``watch`` gets the cells that run, about once a second, and may stop some of them. Raises
         ``ValueError``, one line, for settings that cannot run, before any cell does.
         """
-        left = self.left(some)
+        left, running = self.left(some), list[Running]()
         check(left)
         self._on_batch(len(left))
         try:
-            while left or self._running:
-                while left and len(self._running) < self._jobs:
-                    self._running.append(self._start(left.pop(0)))
-                ended = wait([one.process.sentinel for one in self._running], timeout=1.0)
-                for one in [one for one in self._running if one.process.sentinel in ended]:
-                    self._running.remove(one)
+            while left or running:
+                while left and len(running) < self._jobs:
+                    running.append(self._start(left.pop(0)))
+                ended = wait([one.process.sentinel for one in running], timeout=1.0)
+                for one in [one for one in running if one.process.sentinel in ended]:
+                    running.remove(one)
                     self._finish(one)
-                watch(self._running)
+                watch(running)
         finally:
-            for one in self._running:
+            for one in running:
                 one.stop()
                 one.process.join()
-            self._running.clear()
 
     def _start(self, cell: CellRun) -> Running:
         preload.begin()
@@ -177,7 +174,7 @@ class Runner:
         return Running(cell, place, process, connection)
 
     def _finish(self, one: Running) -> None:
-        """Record a cell whose process has ended, or note why it did not finish."""
+        """Record a cell whose process has ended, or keep the reason why it did not finish."""
         one.process.join()
         reason, why = "", ""
         with suppress(EOFError):

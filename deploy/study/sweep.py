@@ -303,7 +303,7 @@ def run(
 ) -> Result:
     """Run a sweep in ``folder``, or what is missing there, and return what it found.
 
-    ``jobs``: runs at a time; ``on_batch`` and ``on_cell``: as of a ``Runner``.
+    ``jobs``: runs at a time; ``on_batch`` and ``on_cell``: see ``OnBatch`` and ``OnCell``.
 
     Raises ``ValueError``, one line, for settings that cannot run, before any of their batch does.
     """

@@ -297,28 +297,28 @@ def test_cells_that_end_at_the_same_time_are_all_recorded(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def parted(tmp_path: Path) -> Path:
+def ours(tmp_path: Path) -> Path:
     text = TABLE.replace("[1, 2, 3, 4, 5]", "[1, 2]")
     text = text.replace("[[column]]", f"{SWITCHED}[[column]]", 1)
     (tmp_path / "ours.toml").write_text(f'{text}reach = "A"\n[expected.B]\nC = 50.0\n')
     return tmp_path / "ours.toml"
 
 
-def run_part(parted: Path, out: Path, **chosen: list[str] | list[int]) -> None:
-    commands.table(parted, to=out, workers=0, show=False, **chosen)
+def run_part(ours: Path, out: Path, **chosen: list[str] | list[int]) -> None:
+    commands.table(ours, to=out, workers=0, show=False, **chosen)
 
 
-def test_a_column_may_be_about_some_rows_alone(parted: Path) -> None:
-    parted.write_text(parted.read_text().replace('reach = "A"', 'rows = ["B", "ten, twice"]'))
-    file = table.read(parted)
+def test_a_column_may_be_about_some_rows_alone(ours: Path) -> None:
+    ours.write_text(ours.read_text().replace('reach = "A"', 'rows = ["B", "ten, twice"]'))
+    file = table.read(ours)
     for rows, there in ([], {"B", TEN}), (["B", "A"], {"B"}):
         some = part(file, rows, [], [])
         assert {cell.row for cell in some if cell.column == "rounds"} == there
     with pytest.raises(ValueError, match="--row A --column rounds: there is no such cell"):
         part(file, ["A"], ["rounds"], [])
-    parted.write_text(parted.read_text().replace('rows = ["B", "ten, twice"]', 'rows = ["D"]'))
+    ours.write_text(ours.read_text().replace('rows = ["B", "ten, twice"]', 'rows = ["D"]'))
     with pytest.raises(ValueError, match="'rounds': rows = 'D' is no row"):
-        list(table.cells(table.read(parted)))
+        list(table.cells(table.read(ours)))
 
 
 @pytest.mark.parametrize(
@@ -331,11 +331,11 @@ def test_a_column_may_be_about_some_rows_alone(parted: Path) -> None:
     ],
 )
 def test_the_cells_of_a_part_are_cells_of_the_table(
-    parted: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
+    ours: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
 ) -> None:
     some, every = (
-        part(table.read(parted), rows, columns, seeds),
-        list(table.cells(table.read(parted))),
+        part(table.read(ours), rows, columns, seeds),
+        list(table.cells(table.read(ours))),
     )
     assert {(cell.row, cell.seed) for cell in some} == met
     assert {cell.column for cell in some} == set(columns or ["C", "rounds"])
@@ -345,17 +345,17 @@ def test_the_cells_of_a_part_are_cells_of_the_table(
 
 @pytest.mark.full
 def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
-    parted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = table.read(parted), tmp_path / "out"
-    run_part(parted, out, row=["B"], seed=[1, 2])
+    file, out = table.read(ours), tmp_path / "out"
+    run_part(ours, out, row=["B"], seed=[1, 2])
     assert len(table.collect(file, out).cell("B", "C").values) == 2
     assert table.collect(file, out).cell("A", "C").values == ()
     (out / "learnt").mkdir()
-    run_part(parted, out, seed=[1, 2])
+    run_part(ours, out, seed=[1, 2])
     assert (out / "learnt").exists()
     capsys.readouterr()
-    run_part(parted, out, row=[TEN], column=["C"])
+    run_part(ours, out, row=[TEN], column=["C"])
     said = capsys.readouterr().out
     assert f"cell 3/3 {TEN} × C, seed 7\n" in said and f"{TEN} × C, seed 2: recorded" in said
     assert not (out / "learnt").exists()
@@ -373,9 +373,9 @@ def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
     ],
 )
 def test_what_the_table_does_not_have_is_one_line(
-    words: list[str], said: str, parted: Path, tmp_path: Path
+    words: list[str], said: str, ours: Path, tmp_path: Path
 ) -> None:
-    error = error_of("table", parted, "--out", tmp_path / "out", *words)
+    error = error_of("table", ours, "--out", tmp_path / "out", *words)
     assert said in error and not (tmp_path / "out").exists()
 
 
