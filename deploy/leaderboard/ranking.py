@@ -77,8 +77,7 @@ def at_cost(record: Recorded, score: str, costs: Sequence[float], limit: float) 
     within the limit.
     """
     total, value = 0.0, None
-    scores = record.curve.get(score, [])
-    for cost, scored_value in zip(costs, scores, strict=False):
+    for cost, scored_value in zip(costs, record.curve.get(score, []), strict=False):
         total += cost
         if total > limit:
             break

@@ -88,7 +88,7 @@ Choice = Annotated[
 ]
 
 
-def _flat_space(space: object, prefix: str = "") -> object:
+def _flat_space(space: Any, prefix: str = "") -> Any:
     """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range.
 
     Raises ``ValueError`` for what is neither a range nor a list of distinct values.
@@ -98,24 +98,23 @@ def _flat_space(space: object, prefix: str = "") -> object:
     flat: dict[str, object] = {}
     for key, value in space.items():
         where = f"{prefix}{key}"
-        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
-            inner = _flat_space(value, f"{where}.")
-            flat |= inner if isinstance(inner, dict) else {}
-            continue
         if not isinstance(value, Mapping):
-            _check_values(f"space.{where}", value)
-        flat[where] = value
+            flat[where] = _checked_values(f"space.{where}", value)
+        elif {"low", "high"} & value.keys():
+            flat[where] = value
+        else:
+            flat |= _flat_space(value, f"{where}.")
     return flat
 
 
-def _check_values(key: str, values: object) -> None:
+def _checked_values(key: str, values: object) -> object:
     known = bool, int, float, str
     if not isinstance(values, list) or not values or not all(isinstance(v, known) for v in values):
         raise ValueError(
             f"{key} = {values} is not allowed; it should be a list of numbers, texts or truth "
             "values that is not empty, or a range { low = …, high = … }"
         )
-    tables.distinct(key, values)
+    return tables.distinct(key, values)
 
 
 @final

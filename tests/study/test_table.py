@@ -333,10 +333,8 @@ def test_a_column_may_be_about_some_rows_alone(ours: Path) -> None:
 def test_the_cells_of_a_part_are_cells_of_the_table(
     ours: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
 ) -> None:
-    some, every = (
-        part(table.read(ours), rows, columns, seeds),
-        list(table.cells(table.read(ours))),
-    )
+    file = table.read(ours)
+    some, every = part(file, rows, columns, seeds), list(table.cells(file))
     assert {(cell.row, cell.seed) for cell in some} == met
     assert {cell.column for cell in some} == set(columns or ["C", "rounds"])
     assert all(cell in every for cell in some)
