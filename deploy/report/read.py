@@ -183,6 +183,7 @@ class Run:
         return PeakMemory.most([e.memory for e in self.entries if e.memory])
 
     def seconds(self) -> float:
+        """Return the seconds of all rounds."""
         return sum(total(e) for e in self.entries)
 
     def scores(self) -> list[tuple[Member, ClientScore]]:

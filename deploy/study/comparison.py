@@ -59,6 +59,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def cell(self, row: str, column: str) -> Measured:
+        """Return the numbers of a cell; empty if it is absent."""
         return self.cells.get((row, column), Measured())
 
     def best(self, column: str) -> set[str]:
