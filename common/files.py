@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -41,6 +41,14 @@ def write_atomically(
     """Write ``data``, bytes or pieces in their order, to a file atomically (see ``replaced``)."""
     with replaced(path, private=private) as temporary, open(temporary, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
+
+
+def write_all(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write each text to the file of its name in ``folder``, atomically; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in texts]
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ several machines can be joined.
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from common.errors import invalid
-from common.files import write_atomically
+from common.files import write_all
 from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,
@@ -37,7 +36,8 @@ from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Line, TableFile
 from deploy.study.records import Flat
-from deploy.study.sweep import COLUMN, UNFINISHED, Pool, Unfinished
+from deploy.study.runner import OnBatch, OnCell, Runner, Unfinished
+from deploy.study.sweep import COLUMN
 from deploy.study.sweep import name as name_of
 
 CHOSEN, ADDED = "chosen.json", "added.json"
@@ -62,43 +62,32 @@ class Board:
         added = self._load(ADDED, "rows", list[Row])
         for row in added:
             check_row(self.protocol, row, folder / ADDED)
-        for row in added:
             user_modules.look_in(folder / user_modules.COPIES, row.set)
-        self.places = [
-            *(
-                Place(row, fleet)
-                for row in self.protocol.row
-                for fleet in row.fleets
-                if not row.omitted
-            ),
-            *(Place(row, fleet, added=True) for row in added for fleet in row.fleets),
-        ]
+        rows = [(row, False) for row in self.protocol.row if not row.omitted]
+        rows += [(row, True) for row in added]
+        self.places = [Place(row, fleet, user) for row, user in rows for fleet in row.fleets]
 
     def _load(self, name: str, key: str, kind: type[T]) -> T:
         """Return what a file in the folder has under ``key``; an empty one if there is no file.
 
         Raises ``ValueError`` for a damaged file, and for one of another board or version.
         """
-        path = self.folder / name
+        path, wanted = self.folder / name, (self.protocol.name, self.protocol.version)
         if not path.exists():
             return kind()
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
             # without a name it is of the time when there was one board
-            found = content.get("board", FIRST), content["version"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        wanted = self.protocol.name, self.protocol.version
-        if found != wanted:
-            theirs, ours = (
-                f"board {board}, version {version}" for board, version in (found, wanted)
-            )
-            raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
-        try:
-            return TypeAdapter(kind).validate_python(content[key])
-        except (KeyError, ValidationError) as error:
-            why = invalid(error) if isinstance(error, ValidationError) else f"it has no {key!r}"
+            saved = content.get("board", FIRST), content["version"]
+            if saved == wanted:
+                return TypeAdapter(kind).validate_python(content[key])
+        except KeyError as error:
+            raise ValueError(f"{path} is damaged: it has no {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            why = invalid(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path} is damaged: {why}") from error
+        theirs, ours = (f"board {board}, version {number}" for board, number in (saved, wanted))
+        raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
 
     def check_rows(self, rows: Iterable[str]) -> None:
         """Raise ``ValueError``, one line, for a name that no row has, or an omitted one."""
@@ -114,14 +103,12 @@ class Board:
 
     def save(self) -> None:
         """Write the chosen configurations and the rows of users."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         version = {"board": self.protocol.name, "version": self.protocol.version}
         files = {CHOSEN: {**version, "chosen": self.chosen}}
         if added := [place.row.model_dump() for place in self.places if place.added]:
             files[ADDED] = {**version, "rows": added}
-        for name, content in files.items():
-            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-            write_atomically(self.folder / name, text.encode())
+        texts = {name: json.dumps(it, indent=1, ensure_ascii=False) for name, it in files.items()}
+        write_all(self.folder, {name: f"{text}\n" for name, text in texts.items()})
 
     def tuning(self) -> TableFile:
         """Return the table whose rows are the configurations of all rows."""
@@ -142,13 +129,8 @@ class Board:
 
     def board(self) -> TableFile:
         """Return the table of the rows that have a configuration."""
-        return self._table(
-            [
-                (place, self.chosen.get(place.name, {}))
-                for place in self.places
-                if place.added or place.name in self.chosen
-            ]
-        )
+        chosen = {place.name: Flat() for place in self.places if place.added} | self.chosen
+        return self._table([(it, chosen[it.name]) for it in self.places if it.name in chosen])
 
     def _table(self, some: Iterable[tuple[Place, Flat]]) -> TableFile:
         """Return the table of rows with a configuration each."""
@@ -175,37 +157,33 @@ class Board:
         It is the one with the highest primary score of those that finish: a configuration is given
         up for the next best one if a run of the tuning or of the board does not finish.
         """
-        table = self.tuning()
-        cells = {cell.row: cell for cell in tables.cells(table)}
+        cells = {cell.row: cell for cell in tables.cells(self.tuning())}
         known = tables.recorded(cells.values(), self.folder)
-        unfinished, new = Unfinished(self.folder / UNFINISHED), list[str]()
-        before = dict(self.chosen)
+        unfinished, before = Unfinished(self.folder), dict(self.chosen)
+        ended = known.keys() | unfinished.keys()
         self.hopeless, self.given_up = set[str](), dict[str, list[Flat]]()
-        for place in self.places:
-            if place.added:
-                continue
-            scores, ended = list[tuple[float, int]](), True
+        for place in (one for one in self.places if not one.added):
             tried = self.protocol.configurations(place.row)
-            for i, one in enumerate(tried):
-                cell = cells[f"{place.name}: {name_of(one)}"]
-                record = known.get(cell.fingerprint)
-                ended &= record is not None or cell.fingerprint in unfinished
-                if record is not None and (value := cell.value(record)) is not None:
-                    scores.append((value, -i))
-            if not ended:
+            runs = [cells[f"{place.name}: {name_of(one)}"] for one in tried]
+            if any(run.fingerprint not in ended for run in runs):
                 continue
+            scores = [
+                (value, -i)
+                for i, run in enumerate(runs)
+                if (record := known.get(run.fingerprint)) is not None
+                and (value := run.value(record)) is not None
+            ]
             best = [tried[-i] for _, i in sorted(scores, reverse=True)]
             left = [*itertools.dropwhile(partial(self._stops, unfinished, place), best)]
             self.given_up[place.name] = best[: len(best) - len(left)]
-            if not left:
+            if left:
+                self.chosen[place.name] = left[0]
+            else:
                 self.hopeless.add(place.name)
                 self.chosen.pop(place.name, None)
-            elif self.chosen.get(place.name) != left[0]:
-                self.chosen[place.name] = left[0]
-                new.append(place.name)
         if self.chosen != before:
             self.save()
-        return new
+        return [name for name, flat in self.chosen.items() if before.get(name) != flat]
 
     def _stops(self, unfinished: Unfinished, place: Place, one: Flat) -> bool:
         """Return whether a run of the board with this configuration did not finish."""
@@ -219,7 +197,7 @@ class Board:
         theirs = Board(other, self.protocol)
         self.chosen = {**theirs.chosen, **self.chosen}
         self.save()
-        Unfinished(self.folder / UNFINISHED).join(Unfinished(other / UNFINISHED))
+        Unfinished(self.folder).join(Unfinished(other))
 
 
 def record(protocol: Protocol) -> Path:
@@ -239,52 +217,35 @@ def open_record(folder: Path, protocol: Protocol | None = None) -> Board:
 
 def write(board: Board, folder: Path) -> list[Path]:
     """Write both tables as files for ``fedmosaic table``; the board once it has a row."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = {"tuning.toml": board.tuning()}
     if board.chosen or any(place.added for place in board.places):
         files["board.toml"] = board.board()
-    for name, file in files.items():
-        write_atomically(folder / name, tables.as_toml(file).encode())
-    return [folder / name for name in files]
+    return write_all(folder, {name: tables.as_toml(file) for name, file in files.items()})
 
 
 def play(
     board: Board,
     rows: Sequence[str],
     jobs: int,
-    on_batch: Callable[[int], None] = lambda _: None,
-    on_cell: Callable[[CellRun, str], None] = lambda *_: None,
+    on_batch: OnBatch = lambda _: None,
+    on_cell: OnCell = lambda *_: None,
 ) -> None:
     """Run what is missing in the board's folder, the fleet with the fewest rows first.
 
     The tuning of a fleet's rows comes before their cells. ``rows``: names of rows; none means all.
-    ``on_batch`` gets the number of cells that follow, ``on_cell`` each cell at its end with the
-    reason why it did not finish, if so.
+    ``jobs``: runs at a time; ``on_batch`` and ``on_cell``: see ``OnBatch`` and ``OnCell``.
 
     Raises ``ValueError``, one line, for an unknown row or settings that cannot run.
     """
-    names = [place.name for place in board.places]
     board.check_rows(rows)
-    unfinished = Unfinished(board.folder / UNFINISHED)
-    wanted = [place for place in board.places if place.name in (rows or names)]
+    runner = Runner(board.folder, jobs, on_batch, on_cell)
+    wanted = [place for place in board.places if not rows or place.name in rows]
     fleets = [[p.name for p in wanted if p.fleet == fleet] for fleet in board.protocol.fleet]
     for some, step in itertools.product(sorted(fleets, key=len), (tuned, scored)):
-        while left := _left(step(board, some), board.folder, unfinished):
-            tables.check(left)
-            on_batch(len(left))
-            with closing(Pool(left, board.folder, jobs, unfinished)) as pool:
-                for cell in pool.play(left):
-                    on_cell(cell, unfinished.get(cell.fingerprint, ""))
+        while left := runner.left(step(board, some)):
+            # one seed at a time: a row whose run did not finish then gets its next configuration
+            runner.run(cell for cell in left if cell.seed == left[0].seed)
             board.choose()
-
-
-def _left(todo: Sequence[CellRun], folder: Path, unfinished: Unfinished) -> list[CellRun]:
-    """Return the cells that are still to run: of all rows, those of one seed.
-
-    After each seed a row whose run did not finish gets its next configuration.
-    """
-    left = [c for c in tables.missing(todo, folder) if c.fingerprint not in unfinished]
-    return [cell for cell in left if cell.seed == left[0].seed]
 
 
 DIVISOR = 10

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +23,6 @@ from deploy.console import (
 
 if TYPE_CHECKING:
     from deploy.leaderboard.board import Board
-    from deploy.leaderboard.ranking import Section
 
 
 def leaderboard(
@@ -64,9 +62,8 @@ def leaderboard(
     Complete rows have ranks among themselves. Missing cells and rows are named.
     """
     from deploy.leaderboard import board as boards
-    from deploy.leaderboard import page as pages
+    from deploy.leaderboard.page import protocol_lines
     from deploy.leaderboard.protocol import read
-    from deploy.leaderboard.ranking import sections
     from deploy.leaderboard.user_rows import add as add_row
 
     given = {"": runs and runs[0], "--name ": name, "--sends ": sends}
@@ -78,35 +75,23 @@ def leaderboard(
     board.check_rows(row or [])
     added = add_row(board, runs or [], name, sends) if add else None
     board = boards.open_record(folder, protocol)
-    for line in pages.protocol_lines(board.protocol):
+    for line in protocol_lines(protocol):
         plain(line)
     if estimate:
-        answer(_estimate(board))
+        _estimate(board)
         return
     if added is not None:
         plain(f"added: {added.name}, {added.fleet}")
     if play:
-        words = [word for one in row or [] for word in ("--row", one)]
-        words += ["--jobs", str(jobs)] if jobs else []
-        _play_board(board, row or [], jobs, shlex.join(words))
-    found = list(sections(board))
-    _show_board(found)
-    written = [*boards.write(board, folder), pages.write_text(board, found)]
-    if html is not None:
-        pages.write_html(board, found, html)
-        written.append(html)
-    if picture is not None:
-        if not pages.picture(found, picture):
-            raise ValueError(f"--picture {picture}: no row of the leaderboard is complete")
-        written.append(picture)
-    finish(written, rows=pages.as_json(found))
+        _play(board, row or [], jobs)
+    _show(board, html, picture)
 
 
-def _estimate(board: Board) -> dict[str, Any]:
+def _estimate(board: Board) -> None:
     """Time a short run of each row, and print the cost of the whole board."""
     from deploy.leaderboard import board as boards
 
-    seconds: dict[str, Any] = {}
+    seconds: dict[str, float | str] = {}
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as temporary:
         for row, spent in boards.estimate(board, Path(temporary)):
             seconds[row.name] = spent
@@ -115,25 +100,38 @@ def _estimate(board: Board) -> dict[str, Any]:
     timed = [s for s in seconds.values() if not isinstance(s, str)]
     hours = each * sum(timed) / 3600
     plain(f"{len(timed)} rows of {each} runs: about {hours:.1f} core-hours")
-    return {"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours}
+    answer({"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours})
 
 
-def _play_board(board: Board, rows: list[str], jobs: int, words: str) -> None:
+def _play(board: Board, rows: list[str], jobs: int) -> None:
+    """Run the missing cells of these rows (none means all) with a progress bar."""
     from deploy.leaderboard.board import play
     from deploy.run.launch import default_workers
+    from deploy.study.paper_table import options
 
-    again = (
-        f"fedmosaic leaderboard --run --board {board.protocol.name} "
-        f"--out {shlex.quote(str(board.folder))} {words}"
-    ).strip()
+    words = ["--board", board.protocol.name, "--out", str(board.folder), *options(rows, [], [])]
+    words += ["--jobs", str(jobs)] if jobs else []
+    again = shlex.join(["fedmosaic", "leaderboard", "--run", *words])
     with progress_bar(again, "leaderboard") as (more, ended):
         play(board, rows, jobs or default_workers(), more, ended)
 
 
-def _show_board(found: Sequence[Section]) -> None:
+def _show(board: Board, html: Path | None, picture: Path | None) -> None:
+    """Print the board, and write its tables, its text, and the page and the picture if wanted."""
+    from deploy.leaderboard import board as boards
     from deploy.leaderboard import page as pages
+    from deploy.leaderboard.ranking import sections
 
+    found = list(sections(board))
     for section, one_shot in pages.tables(found):
         print_table(pages.table(section, one_shot))
     for line in pages.incomplete(found):
         plain(line)
+    written = [*boards.write(board, board.folder), *pages.write_text(board, found)]
+    if html is not None:
+        written += pages.write_html(board, found, html)
+    if picture is not None:
+        if not pages.picture(found, picture):
+            raise ValueError(f"--picture {picture}: no row of the leaderboard is complete")
+        written.append(picture)
+    finish(written, rows=pages.as_json(found))

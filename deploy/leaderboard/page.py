@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from common.files import write_atomically
+from common.files import write_all
 from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import Protocol
 from deploy.leaderboard.ranking import GLOBAL, PERSONAL, Section, Standing
-from deploy.report.style import Card, Page, frames, render_sortable, save, series, style
+from deploy.report.style import Card, Page, frames, render_sortable, save, series, single, style
 from deploy.report.style import Section as PageSection
 from deploy.report.table import (
     HERE,
@@ -49,11 +49,9 @@ def _rank(score: str) -> Column:
             return Cell(NONE)
         return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
 
-    def value(one: Standing) -> float | None:
-        rank = one.ranks.get(score)
-        return None if rank is None else rank.rank
-
-    return Column(f"rank, {SCORES[score]}", text, value)
+    return Column(
+        f"rank, {SCORES[score]}", text, lambda one: getattr(one.ranks.get(score), "rank", None)
+    )
 
 
 def _score(score: str) -> Column:
@@ -195,23 +193,9 @@ def tables(found: Sequence[Section]) -> list[tuple[Section, bool]]:
 
 def html(board: Board, found: Sequence[Section]) -> str:
     """Return a page whose tables can be sorted, and filtered by constraints."""
-    cards, numbers = list[Card](), list[list[dict[str, object]]]()
-    for section, one_shot in tables(found):
-        rows = ordered(section, one_shot)
-        shown = untitled(section, one_shot)
-        cards.append(Card(title(section, one_shot), table=shown, span=12))
-        numbers.append(
-            [
-                {
-                    "sort": [one.place.row.name, *(c.value(one) for c in COLUMNS)],
-                    "public": one.place.public,
-                    "oneShot": one.place.one_shot,
-                    "bytes": one.values.get("bytes a round"),
-                    "memory": one.values.get("memory"),
-                }
-                for one in rows
-            ]
-        )
+    shown = tables(found)
+    cards = [Card(title(*part), table=untitled(*part), span=12) for part in shown]
+    numbers = [[_numbers(one) for one in ordered(*part)] for part in shown]
     protocol, wanted = board.protocol, len(board.places)
     open_ = {o.place.name for section in found for o in section.standings if not o.complete}
     complete = wanted - len(open_)
@@ -220,19 +204,26 @@ def html(board: Board, found: Sequence[Section]) -> str:
         subtitle=f"{protocol.title} · board {protocol.name}, version {protocol.version}",
         state="open" if open_ else "done",
         pill=f"{complete} of {wanted} rows complete" if open_ else "complete",
-        tiles=(),
         notes=incomplete(found),
         sections=[
             PageSection("Methods", cards),
-            PageSection(
-                "Protocol",
-                [Card("", text=" ".join(protocol_lines(protocol)), span=12)],
-            ),
+            single("Protocol", text=" ".join(protocol_lines(protocol))),
         ],
     )
     data = json.dumps(numbers).replace("<", "\\u003c")  # no text of a row can end the script
     script = f"const TABLES = {data};\n" + (HERE / SCRIPT).read_text(encoding="utf-8")
     return render_sortable(page, script)
+
+
+def _numbers(one: Standing) -> dict[str, object]:
+    """Return the numbers of a row by which the page's script sorts and filters."""
+    return {
+        "sort": [one.place.row.name, *(column.value(one) for column in COLUMNS)],
+        "public": one.place.public,
+        "oneShot": one.place.one_shot,
+        "bytes": one.values.get("bytes a round"),
+        "memory": one.values.get("memory"),
+    }
 
 
 def picture(found: Sequence[Section], path: Path) -> bool:
@@ -281,29 +272,21 @@ def text(board: Board, found: Sequence[Section]) -> str:
     lines = [f"# Leaderboard: {board.protocol.title}", ""]
     lines += ["This page has the protocol, the rows with their ranks, and what is missing.", ""]
     lines += [f"- {line}" for line in protocol_lines(board.protocol)]
-    for section, one_shot in tables(found):
-        lines += [
-            "",
-            f"## {title(section, one_shot)}",
-            "",
-            markdown(untitled(section, one_shot)).rstrip(),
-        ]
+    for part in tables(found):
+        lines += ["", f"## {title(*part)}", "", markdown(untitled(*part)).rstrip()]
     if notes := incomplete(found):
         lines += ["", "## Not complete", "", *(f"- {line}" for line in notes)]
     return "\n".join(lines) + "\n"
 
 
-def write_text(board: Board, found: Sequence[Section]) -> Path:
+def write_text(board: Board, found: Sequence[Section]) -> list[Path]:
     """Write the Markdown into the board's folder, and return its path."""
-    path = board.folder / f"{board.protocol.label}.md"
-    write_atomically(path, text(board, found).encode())
-    return path
+    return write_all(board.folder, {f"{board.protocol.label}.md": text(board, found)})
 
 
-def write_html(board: Board, found: Sequence[Section], path: Path) -> None:
-    """Write the page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, html(board, found).encode())
+def write_html(board: Board, found: Sequence[Section], path: Path) -> list[Path]:
+    """Write the page, and return its path."""
+    return write_all(path.parent, {path.name: html(board, found)})
 
 
 def as_json(found: Sequence[Section]) -> list[dict[str, object]]:

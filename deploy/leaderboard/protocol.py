@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from common import methods
 from common.settings.section import Value
 from deploy.settings import EXPERIMENTS, checked, flatten, read_toml
+from deploy.study.paper_table import FilePart
 from deploy.study.records import Flat
 
 FOLDER = EXPERIMENTS / "leaderboard"
@@ -26,12 +27,8 @@ Flattened = Annotated[dict[str, Value], BeforeValidator(flatten)]
 Rates = Annotated[list[float], Field(min_length=TRIES, max_length=TRIES)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 @final
-class Fleet(_Part):
+class Fleet(FilePart):
     """Architectures of the clients."""
 
     about: str
@@ -40,14 +37,14 @@ class Fleet(_Part):
 
 
 @final
-class Kind(_Part):
+class Kind(FilePart):
     """Settings of all methods of a kind, such as one-shot methods."""
 
     set: Flattened
 
 
 @final
-class Tuning(_Part):
+class Tuning(FilePart):
     """Seed and settings of the runs that choose configurations."""
 
     seed: int
@@ -57,7 +54,7 @@ class Tuning(_Part):
 
 
 @final
-class Budget(_Part):
+class Budget(FilePart):
     """Limits for accuracies at equal costs, for a whole run."""
 
     bytes: float
@@ -67,7 +64,7 @@ class Budget(_Part):
 
 
 @final
-class Row(_Part):
+class Row(FilePart):
     """A method. It has a row of the board on each of its fleets."""
 
     name: str = Field(min_length=1)
@@ -91,7 +88,7 @@ class Row(_Part):
 
 
 @final
-class Protocol(_Part):
+class Protocol(FilePart):
     """The protocol of one board."""
 
     name: str
@@ -137,13 +134,9 @@ class Protocol(_Part):
         if not row.space:
             return [{RATE: rate} for rate in rates]
         axes: list[Sequence[Value]] = [rates[1::2], *row.space.values()]
-        whole = itertools.product(*(range(len(axis)) for axis in axes))
-        kept = [at for at in whole if len(axes) == 2 or sum(at) % 2 == 0]
-        keys = (RATE, *row.space)
-        return [
-            dict(zip(keys, (axis[i] for axis, i in zip(axes, at, strict=True)), strict=True))
-            for at in kept
-        ]
+        whole = [[*zip(*one, strict=True)] for one in itertools.product(*map(enumerate, axes))]
+        kept = [values for at, values in whole if len(axes) == 2 or sum(at) % 2 == 0]
+        return [dict(zip((RATE, *row.space), values, strict=True)) for values in kept]
 
     def settings(self, row: Row, fleet: str) -> Flat:
         """Return the settings of a row beyond those of all rows, without a configuration."""

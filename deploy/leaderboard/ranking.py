@@ -15,9 +15,11 @@ from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Flat, Recorded
-from deploy.study.sweep import UNFINISHED, Unfinished
+from deploy.study.runner import Unfinished
 
 DRAWS = 2000  #: bootstrap samples
+TRAFFIC = ("bytes.up", "bytes.down")  #: bytes of all clients
+WORK = ("flops.clients", "flops.server")  #: operations of all clients and the server
 GLOBAL, PERSONAL = "accuracy", "personal.accuracy"  #: curves of the two scores
 
 
@@ -75,8 +77,7 @@ def at_cost(record: Recorded, score: str, costs: Sequence[float], limit: float) 
     within the limit.
     """
     total, value = 0.0, None
-    scores = record.curve.get(score, [])
-    for cost, scored_value in zip(costs, scores, strict=False):
+    for cost, scored_value in zip(costs, record.curve.get(score, []), strict=False):
         total += cost
         if total > limit:
             break
@@ -111,6 +112,11 @@ class Standing:
     def complete(self) -> bool:
         return not self.missing and not self.failed
 
+    @property
+    def rankable(self) -> bool:
+        """Whether the row is complete and federated."""
+        return self.complete and self.place.row.ranked
+
 
 @final
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def sections(board: Board) -> Iterator[Section]:
     by_row: dict[str, list[CellRun]] = {}
     for cell in tables.cells(board.board()):
         by_row.setdefault(cell.row, []).append(cell)
-    recorded, unfinished = records.read(board.folder), Unfinished(board.folder / UNFINISHED)
+    recorded, unfinished = records.read(board.folder), Unfinished(board.folder)
     for fleet, skew in itertools.product(board.protocol.fleet, board.protocol.skew):
         standings = [
             _standing(board, place, skew, by_row.get(place.name, []), recorded, unfinished)
@@ -146,14 +152,8 @@ def sections(board: Board) -> Iterator[Section]:
         ]
         section = Section(fleet, skew, standings, board.protocol)
         for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
-            kept = [
-                s
-                for s in standings
-                if s.complete
-                and s.place.row.ranked
-                and score in s.grid
-                and s.place.one_shot == one_shot
-            ]
+            alike = [one for one in standings if one.place.one_shot == one_shot]
+            kept = [one for one in alike if one.rankable and score in one.grid]
             found = ranks({s.place.name: s.grid[score] for s in kept})
             for one in kept:
                 one.ranks[score] = found[one.place.name]
@@ -194,15 +194,17 @@ def _standing(
         if len(runs) == len(wanted) and None not in last:
             shape = (len(protocol.partitions), len(protocol.seeds))
             grid[score] = np.array(last, dtype=float).reshape(shape)
-        by_bytes = [at_cost(run, curve, _traffic(run), protocol.budget.bytes) for run in runs]
+        by_bytes = [
+            at_cost(run, curve, _spent(run, TRAFFIC), protocol.budget.bytes) for run in runs
+        ]
         values[f"{score} at bytes"] = _mean(by_bytes)
         if measured is not None:
-            work = _work(measured)
+            work = _spent(measured, WORK)
             by_flops = [at_cost(run, curve, work, protocol.budget.flops) for run in runs]
             values[f"{score} at flops"] = _mean(by_flops)
     values["worst"] = _mean([run.measured("personal.worst") for run in runs])
     rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
-    sent = _mean([sum(_traffic(run)) for run in runs])
+    sent = _mean([sum(_spent(run, TRAFFIC)) for run in runs])
     values["bytes a round"] = None if sent is None or not rounds else sent / rounds
     if measured is not None:
         values["flops"] = measured.measured("flops.total")
@@ -219,16 +221,10 @@ def _global(protocol: Protocol, place: Place) -> str:
     return GLOBAL
 
 
-def _traffic(record: Recorded) -> list[float]:
-    """Return the bytes of all clients in each round, the census first."""
-    ways = (record.curve.get(f"bytes.{way}", []) for way in ("up", "down"))
-    return [(up or 0) + (down or 0) for up, down in zip(*ways, strict=False)]
-
-
-def _work(record: Recorded) -> list[float]:
-    """Return the operations of clients and server in each round, the census first."""
-    sides = (record.curve.get(f"flops.{side}", []) for side in ("clients", "server"))
-    return [(a or 0) + (b or 0) for a, b in itertools.zip_longest(*sides, fillvalue=0)]
+def _spent(record: Recorded, curves: Sequence[str]) -> list[float]:
+    """Return the sum of the ``curves`` in each round, the census first."""
+    courses = (record.curve.get(curve, []) for curve in curves)
+    return [sum(x or 0 for x in costs) for costs in itertools.zip_longest(*courses, fillvalue=0)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

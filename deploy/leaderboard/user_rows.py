@@ -72,7 +72,7 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
         record = Recorded.of(cells[column_name, seed].flat, folder)
         assert record is not None
         known_run = known_runs.get(record.fingerprint, record)
-        if known_run.slim(MEASURES, ()) != record.slim(MEASURES, ()):
+        if _numbers(known_run, known_run) != _numbers(record, known_run):
             raise ValueError(
                 f"{folder}: the leaderboard has another run of {column_name}, seed {seed}, of this "
                 "row; give another: --name NAME"
@@ -81,6 +81,12 @@ def add(board: Board, folders: Iterable[Path], name: str, sends: str) -> Place:
     records.append(board.folder, *new)
     board.save()
     return place
+
+
+def _numbers(run: Recorded, known: Recorded) -> list[object]:
+    """Return the numbers of a run that the ``known`` one, maybe of a bundled record, has too."""
+    curves = [run.curve.get(name) for name in known.curve]
+    return [run.settings, *map(run.measured, MEASURES), *curves]
 
 
 def _whole(folder: Path) -> Flat:

@@ -110,6 +110,25 @@ def frame(size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, axes[0, 0]
 
 
+def panels(
+    n: int, title: str, panel: tuple[float, float], margin: tuple[float, float], width: int
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure with the axes of ``n`` panels, at most three in a row, below its title.
+
+    ``panel`` and ``margin``: inches of a panel, and of what is beside all of them; ``width``:
+    characters of the title above a panel.
+    """
+    across = min(n, 3)
+    down = -(-n // across)
+    size = panel[0] * across + margin[0], panel[1] * down + margin[1]
+    figure, grid = frames(size, down, across)
+    for axes in grid.flat[n:]:
+        axes.set_axis_off()
+    heading = textwrap.fill(title, width * across)
+    figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
+    return figure, grid.flat[:n]
+
+
 def set_log(axes: Axes) -> None:
     """Make the horizontal axis logarithmic, with plain numbers at its ticks."""
     axes.set_xscale("log")
@@ -327,8 +346,8 @@ class Page:
     subtitle: str
     state: str  # one of "done", "open", "failed": the colour of the pill beside the title
     pill: str
-    tiles: Sequence[tuple[str, str, str]]  # headline numbers: name, number, hint
-    notes: Sequence[str]
+    tiles: Sequence[tuple[str, str, str]] = ()  # headline numbers: name, number, hint
+    notes: Sequence[str] = ()
     sections: Sequence[Section | None] = ()  # None: without content
 
 

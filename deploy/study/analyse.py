@@ -25,7 +25,7 @@ from common.data.dataset import Dataset
 from common.exchange import tree
 from common.exchange.protocol import Reply
 from common.exchange.records import Records, tensors
-from common.files import write_atomically
+from common.files import write_all
 from common.models import count
 from common.models.classifier import Split
 from common.settings.section import Value
@@ -99,7 +99,6 @@ def analyse(
     for name, folder in zip(names, folders, strict=True):
         with further_round(folder, clients, workers) as further:
             analyses[name], pictures = _one(further, images, label)
-        to.mkdir(parents=True, exist_ok=True)
         written += [save(figure, to / f"{name}-{kind}.png") for kind, figure in pictures.items()]
     runs = [read(folder) for folder in folders]
     by_run = dict(zip(map(id, runs), analyses.values(), strict=True))
@@ -108,9 +107,7 @@ def analyse(
     written.append(save(bars(means), to / "cka.png"))
     table, results = _table(groups), {name: asdict(one) for name, one in analyses.items()}
     texts = {"analysis.json": f"{json.dumps(results, indent=1)}\n", "analysis.md": markdown(table)}
-    for name, text in texts.items():
-        write_atomically(to / name, text.encode())
-    return [*written, *(to / name for name in texts)], table, dict(results)
+    return [*written, *write_all(to, texts)], table, dict(results)
 
 
 def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:

@@ -52,6 +52,7 @@ def table(
     from deploy.study import costs
     from deploy.study import paper_table as tables
     from deploy.study.paper_table import options, part
+    from deploy.study.runner import LEARNT, missing, run_here
 
     spec = tables.read(file)
     selection = (row or [], column or [], seed or [])
@@ -66,14 +67,14 @@ def table(
         out.print(f"[bold]cell {i}/{of}[/] {title}{': recorded' if recorded else ''}")
 
     if not show:
-        for note in tables.check(tables.missing(selected, folder)):
+        for note in tables.check(missing(selected, folder)):
             plain(note)
-        learnt = folder / "learnt"  # local training that several cells share
+        learnt = folder / LEARNT
         play = partial(launch.cell, workers=workers, console=out, learnt=learnt)
         again = shlex.join(["fedmosaic", "table", str(file), "--out", str(folder), *words])
         with interruptible(again):
-            tables.run(selected, folder, lambda cell, at: play(cell.flat, at), announce)
-        if not tables.missing(list(tables.cells(spec)), folder):
+            run_here(selected, folder, play, announce)
+        if not missing(tables.cells(spec), folder):
             shutil.rmtree(learnt, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     filled = tables.collect(spec, folder)

@@ -1,19 +1,19 @@
 """Plot a table's accuracies against the cost of its runs: bytes sent, or training operations."""
 
 import statistics
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.report.style import PAPER, frames, series, set_log, style
+from deploy.report.style import PAPER, series, set_log, style
+from deploy.report.style import panels as grid
 from deploy.report.table import clean
 from deploy.study import records
-from deploy.study.paper_table import CellRun, Comparison, TableFile, cells
+from deploy.study.comparison import Comparison
+from deploy.study.paper_table import CellRun, TableFile, cells
 from deploy.study.records import Recorded
 
 MARKERS = "osD^vP*Xh"  # one more than the colours, so that pairs of both repeat late
-ACROSS = 3  # most panels in a row
 LOOK: dict[str, Any] = {"markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.6}
 LOOK |= {"capsize": 3, "elinewidth": 1.0}
 
@@ -84,12 +84,11 @@ def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
     The cost axis is logarithmic; ``cost`` is its label with the unit. A row has the same colour
     and marker in every panel.
     """
-    across = min(len(panels), ACROSS)
-    down = -(-len(panels) // across)
     with style():
-        figure, axes = frames((3.9 * across + 2.8, 3.2 * down + 0.4), down, across)
+        title = clean(filled.title)
+        figure, axes = grid(len(panels), title, (3.9, 3.2), (2.8, 0.4), 40)
         drawn = {}
-        for place, (name, spent) in zip(axes.flat, panels.items(), strict=False):
+        for place, (name, spent) in zip(axes, panels.items(), strict=True):
             for i, row in enumerate(filled.rows):
                 if row in spent:
                     cell = filled.cell(row, name)
@@ -101,12 +100,8 @@ def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
             place.set_title(clean(name), fontsize=10.0, loc="left")
             place.set_xlabel(cost)
             place.set_ylabel(filled.unit)
-        for place in list(axes.flat)[len(panels) :]:
-            place.set_axis_off()
         shown = [row for row in filled.rows if row in drawn]
         figure.legend(
             [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
         )
-        heading = textwrap.fill(clean(filled.title), 40 * across)
-        figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
         figure.savefig(path, format="png", dpi=160, facecolor=PAPER)

@@ -65,6 +65,7 @@ class Finished:
         return client_app.methods.make(Participant(self.config, node, self.config.run.experiment))
 
     def dataset(self) -> Dataset:
+        """Return the data set on which the run's models are scored."""
         config = self.config
         return for_testing(config.data, config.run.clients, config.partition_seed)
 

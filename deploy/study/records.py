@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -32,12 +32,6 @@ NAME, RUNS = "cells.jsonl", "cells"
 Flat = dict[str, Value]
 CURVE = {"round", "accuracy", "accuracies", "accuracy_bn", "loss", "drift", "metrics"}
 CURVE |= {"bytes", "flops", "personal"}
-KEPT = ("status", "rounds", "seed", "primary.score", "fairness.prototype.amp")
-KEPT_CURVES = re.compile(
-    r"round|primary|accuracy|accuracies\..*|personal\.accuracy|bytes\.(up|down)|"
-    r"flops\.(clients|server)"
-)
-"""Paths of the summary and names of curves that every slim record has."""
 
 
 @final
@@ -82,30 +76,14 @@ class Recorded(BaseModel):
     def measured(self, measure: str) -> float | None:
         """Return the number at a dotted path of the summary; None if it is missing."""
         value: object = self.summary
-        for part in self._path(measure).split("."):
+        for part in self.path(measure).split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
 
-    def _path(self, measure: str) -> str:
+    def path(self, measure: str) -> str:
         """Return the path in the summary; an old record's primary score is the accuracy."""
         old = "primary" not in self.summary
         return re.sub(r"^primary\.", "accuracy.", measure) if old else measure
-
-    def slim(self, measures: Collection[str], curves: Collection[str]) -> Recorded:
-        """Return the record with what a table reads, for records that a repository keeps.
-
-        ``measures``: dotted paths of the summary beside ``KEPT``; ``curves``: names of curves
-        beside ``KEPT_CURVES``.
-        """
-        summary: dict[str, Any] = {}
-        for measure in (*KEPT, *map(self._path, measures)):
-            _copy(self.summary, summary, measure.split("."))
-        kept = {
-            name: numbers
-            for name, numbers in self.curve.items()
-            if name in curves or KEPT_CURVES.fullmatch(name)
-        }
-        return self.model_copy(update={"summary": summary, "curve": kept})
 
     def measures(self) -> list[str]:
         """Return the dotted paths of all numbers in the summary."""
@@ -155,11 +133,6 @@ def completed(run: Path) -> dict[str, Any] | None:
         return summary if summary["status"] == "completed" else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def begun(folder: Path) -> bool:
-    """Return whether cells of a table have been run in ``folder``."""
-    return (folder / NAME).exists() or (folder / RUNS).exists()
 
 
 def read(folder: Path) -> dict[str, Recorded]:
@@ -215,17 +188,6 @@ def append(folder: Path, *cells: Recorded) -> None:
                 file.write(cell.line())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _copy(source: Mapping[str, Any], to: dict[str, Any], path: Sequence[str]) -> None:
-    """Copy the value at a path of nested objects, if it exists."""
-    name, *inner = path
-    if not inner:
-        to |= {name: source[name]} if name in source else {}
-    elif isinstance(below := source.get(name), Mapping):
-        kept: dict[str, Any] = dict(to.get(name) or {})
-        _copy(below, kept, inner)
-        to |= {name: kept} if kept else {}
 
 
 def _numbers(entry: Entry) -> dict[str, Any]:

@@ -9,55 +9,38 @@ fingerprints and record, so that a sweep resumes, and ``fedmosaic table`` shows 
 """
 
 import itertools
-import json
 import math
-import multiprocessing
 import random
 import statistics
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, final
+from typing import Annotated, Any, Literal, final
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
-from rich.console import Console
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from common.extras import imported
-from common.files import write_atomically
+from common.files import write_all
 from common.parse import defaults, reads, to_toml
 from common.settings.plugins import nearest
 from common.settings.section import Value, kebab
 from deploy.report import read as reading
-from deploy.report.style import frames, save, series, set_log, style
+from deploy.report.style import panels, save, series, set_log, style
 from deploy.report.table import clean
-from deploy.run import preload
 from deploy.settings import checked, find, flatten, read_toml
 from deploy.study import paper_table as tables
 from deploy.study import records
-from deploy.study.paper_table import CellRun, Comparison, Line, TableFile
+from deploy.study.comparison import Comparison
+from deploy.study.paper_table import CellRun, FilePart, Line, Sheet, TableFile
 from deploy.study.records import Flat
+from deploy.study.runner import OnBatch, OnCell, Runner, Running, Unfinished
 from deploy.user_modules import look_in
-from server_app.stopped import REMEDY
 
 COLUMN = "validation"  #: the only column of a sweep's table
 VALIDATION = ("data.validation", "data.score-on")
 """Settings of a sweep that its result does not have."""
-SHARED = {"title", "seeds", "measure", "unit", "format", "better", "note"}
-"""Keys that a sweep file and its table have in common."""
 CHOSEN = "chosen.toml"
-UNFINISHED = "unfinished.json"
 BATCH = 4
 """Configurations that Optuna proposes at a time, whatever the number of processes."""
 PEERS, GRACE = 4, 0.25
@@ -69,10 +52,8 @@ Configuration = dict[str, Any]  #: values of the settings in the space, by key
 
 
 @final
-class Range(BaseModel):
+class Range(FilePart):
     """An interval of numbers; whole numbers if both ends are."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     low: Number
     high: Number
@@ -107,7 +88,7 @@ Choice = Annotated[
 ]
 
 
-def _flat_space(space: object, prefix: str = "") -> object:
+def _flat_space(space: Any, prefix: str = "") -> Any:
     """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range.
 
     Raises ``ValueError`` for what is neither a range nor a list of distinct values.
@@ -117,45 +98,38 @@ def _flat_space(space: object, prefix: str = "") -> object:
     flat: dict[str, object] = {}
     for key, value in space.items():
         where = f"{prefix}{key}"
-        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
-            inner = _flat_space(value, f"{where}.")
-            flat |= inner if isinstance(inner, dict) else {}
-            continue
         if not isinstance(value, Mapping):
-            _check_values(f"space.{where}", value)
-        flat[where] = value
+            flat[where] = _checked_values(f"space.{where}", value)
+        elif {"low", "high"} & value.keys():
+            flat[where] = value
+        else:
+            flat |= _flat_space(value, f"{where}.")
     return flat
 
 
-def _check_values(key: str, values: object) -> None:
+def _checked_values(key: str, values: object) -> object:
     known = bool, int, float, str
     if not isinstance(values, list) or not values or not all(isinstance(v, known) for v in values):
         raise ValueError(
             f"{key} = {values} is not allowed; it should be a list of numbers, texts or truth "
             "values that is not empty, or a range { low = …, high = … }"
         )
-    tables.check_distinct(key, values)
+    return tables.distinct(key, values)
 
 
 @final
-class SweepFile(BaseModel):
+class SweepFile(Sheet):
     """The content of a sweep file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str = "Sweep"
     seeds: tables.Seeds = Field([1], min_length=1)
+    better: Literal["higher", "lower"] = "higher"
     search: Literal["grid", "random", "optuna"] = "grid"
     configurations: int = Field(8, ge=1)
     """Number of configurations of ``random`` and ``optuna``."""
     search_seed: int = Field(0, alias="search-seed")
     prune: bool = False
     """Whether a run ends early if its score is below the median of the others in that round."""
-    measure: str = tables.MEASURE
-    unit: str = "%"
-    format: tables.Format = ".2f"
-    better: Literal["higher", "lower"] = "higher"
-    note: str = ""
     base: dict[str, object] = {}
     space: Annotated[dict[str, Choice], Field(min_length=1), BeforeValidator(_flat_space)]
 
@@ -261,6 +235,10 @@ def target(source: Path | None, out: Path | None) -> tuple[Path, str]:
     return folder, stem
 
 
+Score = Callable[[list[Configuration]], Sequence[float | None]]
+"""Returns the mean of each configuration; None: it did not finish."""
+
+
 def name(configuration: Configuration) -> str:
     """Return the name of a configuration's row: ``train.lr = 0.1, fedprox.mu = 0.01``."""
     return ", ".join(f"{key} = {value}" for key, value in configuration.items())
@@ -270,122 +248,94 @@ def as_table(file: SweepFile, configurations: Iterable[Configuration]) -> TableF
     """Return the table file whose rows are ``configurations``."""
     rows = [Line(name=name(one), set=dict(one)) for one in configurations]
     base: dict[str, object] = {**file.fixed(), "data.score-on": COLUMN}
-    return TableFile(
-        **file.model_dump(include=SHARED), base=base, row=rows, column=[Line(name=COLUMN)]
-    )
+    shared = file.model_dump(include={*Sheet.model_fields})
+    return TableFile(**shared, base=base, row=rows, column=[Line(name=COLUMN)])
 
 
-class Search(Protocol):
-    """Proposes configurations."""
-
-    def ask(self) -> list[Configuration]:
-        """Return the next configurations; none at the end."""
-
-    def tell(self, values: Sequence[float | None]) -> None:
-        """Take the mean of each configuration of the last ``ask``; None: it did not finish."""
-
-
-@final
-class Planned:
-    """All configurations at once: a grid, or random draws."""
-
-    def __init__(self, configurations: list[Configuration]) -> None:
-        self._left = configurations
-
-    def ask(self) -> list[Configuration]:
-        asked, self._left = self._left, []
-        return asked
-
-    def tell(self, values: Sequence[float | None]) -> None:
-        """Do nothing."""
-
-
-@final
-class Optuna:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011)."""
-
-    def __init__(self, file: SweepFile) -> None:
-        optuna = imported("optuna")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=file.search_seed, constant_liar=True)
-        direction = "maximize" if file.better == "higher" else "minimize"
-        self._study = optuna.create_study(direction=direction, sampler=sampler)
-        self._failed = optuna.trial.TrialState.FAIL
-        self._space = {
-            key: self._distribution(optuna.distributions, values)
+def planned(file: SweepFile) -> list[Configuration]:
+    """Return the configurations of a grid, or distinct random draws."""
+    if file.search == "grid":
+        lists = [values for values in file.space.values() if isinstance(values, list)]
+        return [dict(zip(file.space, some, strict=True)) for some in itertools.product(*lists)]
+    source = random.Random(file.search_seed)
+    drawn = (
+        {
+            key: values.draw(source) if isinstance(values, Range) else source.choice(values)
             for key, values in file.space.items()
         }
-        self._left, self._trials = file.configurations, list[Any]()
+        for _ in range(100 * file.configurations)
+    )
+    distinct = {name(one): one for one in drawn}  # a small space has fewer
+    return list(distinct.values())[: file.configurations]
 
-    @staticmethod
-    def _distribution(kinds: Any, values: Values | Range) -> Any:
-        if not isinstance(values, Range):
-            return kinds.CategoricalDistribution(values)
-        kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
-        return kind(values.low, values.high, log=values.log)
 
-    def ask(self) -> list[Configuration]:
-        self._trials = [self._study.ask(self._space) for _ in range(min(BATCH, self._left))]
-        self._left -= len(self._trials)
-        return [dict(trial.params) for trial in self._trials]
-
-    def tell(self, values: Sequence[float | None]) -> None:
-        for trial, value in zip(self._trials, values, strict=True):
+def optimise(file: SweepFile, score: Score) -> None:
+    """Propose configurations by Optuna's estimator (Bergstra et al., NeurIPS 2011), in batches."""
+    optuna = imported("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=file.search_seed, constant_liar=True)
+    direction = "maximize" if file.better == "higher" else "minimize"
+    study = optuna.create_study(direction=direction, sampler=sampler)
+    space = {key: _distribution(optuna.distributions, one) for key, one in file.space.items()}
+    for first in range(0, file.configurations, BATCH):
+        trials = [study.ask(space) for _ in range(min(BATCH, file.configurations - first))]
+        values = score([dict(trial.params) for trial in trials])
+        for trial, value in zip(trials, values, strict=True):
             failed = value is None or not math.isfinite(value)
-            self._study.tell(trial, *([None, self._failed] if failed else [value]))
+            study.tell(trial, *([None, optuna.trial.TrialState.FAIL] if failed else [value]))
 
 
-def search_of(file: SweepFile) -> Search:
-    """Return the search that a sweep file names."""
-    if file.search == "optuna":
-        return Optuna(file)
-    source = random.Random(file.search_seed)
-    if file.search == "random":
-        drawn = (
-            {
-                key: values.draw(source) if isinstance(values, Range) else source.choice(values)
-                for key, values in file.space.items()
-            }
-            for _ in range(100 * file.configurations)
-        )
-        distinct = {name(one): one for one in drawn}  # a small space has fewer
-        return Planned(list(distinct.values())[: file.configurations])
-    lists = [values for values in file.space.values() if isinstance(values, list)]
-    return Planned([dict(zip(file.space, some, strict=True)) for some in itertools.product(*lists)])
+def _distribution(kinds: Any, values: Values | Range) -> Any:
+    """Return Optuna's distribution of a setting's values; ``kinds``: its module of them."""
+    if not isinstance(values, Range):
+        return kinds.CategoricalDistribution(values)
+    kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
+    return kind(values.low, values.high, log=values.log)
 
 
 def run(
     file: SweepFile,
     folder: Path,
     jobs: int,
-    on_batch: Callable[[int], None] = lambda _: None,
-    on_cell: Callable[[CellRun, str], None] = lambda *_: None,
+    on_batch: OnBatch = lambda _: None,
+    on_cell: OnCell = lambda *_: None,
 ) -> Result:
     """Run a sweep in ``folder``, or what is missing there, and return what it found.
 
-    ``jobs``: runs at a time. ``on_batch`` gets the number of cells that follow, ``on_cell`` each
-    cell at its end with the reason why it did not finish, if so.
+    ``jobs``: runs at a time; ``on_batch`` and ``on_cell``: see ``OnBatch`` and ``OnCell``.
 
     Raises ``ValueError``, one line, for settings that cannot run, before any of their batch does.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs = {jobs} is not allowed; it should be at least 1")
-    plan, configurations = search_of(file), dict[str, Configuration]()
-    unfinished = Unfinished(folder / UNFINISHED)
-    while asked := plan.ask():
-        configurations |= {name(one): one for one in asked}
-        whole = as_table(file, configurations.values())
-        rows = [name(one) for one in asked]
-        todo = tables.part(whole, rows, [], [])
-        tables.check(todo)
-        left = [cell for cell in tables.missing(todo, folder) if cell.fingerprint not in unfinished]
-        on_batch(len(left))
-        with closing(Pool(todo, folder, jobs, unfinished, file.prune)) as pool:
-            for cell in pool.play(left):
-                on_cell(cell, unfinished.get(cell.fingerprint, ""))
-                _check_measured(cell, folder)
-        plan.tell([_mean(tables.collect(whole, folder), row, len(file.seeds)) for row in rows])
-    return result(file, configurations, folder)
+
+    def at_end(cell: CellRun, why: str) -> None:
+        on_cell(cell, why)
+        _check_measured(cell, folder)
+
+    runner = Runner(folder, jobs, on_batch, at_end)
+    configurations, means = dict[str, Configuration](), dict[str, float | None]()
+
+    def score(batch: list[Configuration]) -> list[float | None]:
+        """Run the configurations; return the mean of each, None if it did not finish."""
+        rows = {name(one): one for one in batch}
+        configurations.update(rows)
+        table = as_table(file, configurations.values())
+        todo = [cell for cell in tables.cells(table) if cell.row in rows]
+        runner.run(todo, partial(prune, todo, folder) if file.prune else lambda _: None)
+        filled = tables.collect(table, folder)
+        means.update({row: _mean(filled, row, len(file.seeds)) for row in rows})
+        return [means[name(one)] for one in batch]  # Optuna may propose one twice
+
+    if file.search == "optuna":
+        optimise(file, score)
+    else:
+        score(planned(file))
+    table, unfinished = as_table(file, configurations.values()), Unfinished(folder)
+    complete = {row: mean for row, mean in means.items() if mean is not None}
+    top = max if file.better == "higher" else min
+    best = top(complete, key=complete.__getitem__) if complete else None
+    ended = [cell for cell in tables.cells(table) if cell.fingerprint in unfinished]
+    why = {cell.row: unfinished[cell.fingerprint] for cell in ended}
+    return Result(table, tables.collect(table, folder), configurations, best, why)
 
 
 def _check_measured(cell: CellRun, folder: Path) -> None:
@@ -396,20 +346,6 @@ def _check_measured(cell: CellRun, folder: Path) -> None:
         raise ValueError(f'measure = "{cell.measure}" is no number of this run{known}')
 
 
-def result(file: SweepFile, configurations: Mapping[str, Configuration], folder: Path) -> Result:
-    """Return the result of these configurations from the record in ``folder``."""
-    whole, unfinished = as_table(file, configurations.values()), Unfinished(folder / UNFINISHED)
-    filled = tables.collect(whole, folder)
-    means = {row: _mean(filled, row, len(file.seeds)) for row in filled.rows}
-    complete = {row: mean for row, mean in means.items() if mean is not None}
-    top = max if file.better == "higher" else min
-    why = {
-        c.row: unfinished[c.fingerprint] for c in tables.cells(whole) if c.fingerprint in unfinished
-    }
-    best = top(complete, key=complete.__getitem__) if complete else None
-    return Result(whole, filled, configurations, best, why)
-
-
 def _mean(filled: Comparison, row: str, seeds: int) -> float | None:
     """Return a row's mean if all of its seeds have a finite number."""
     values = filled.cell(row, COLUMN).values
@@ -417,137 +353,27 @@ def _mean(filled: Comparison, row: str, seeds: int) -> float | None:
     return statistics.fmean(values) if whole else None
 
 
-@final
-class Unfinished(dict[str, str]):
-    """Why a cell did not finish, by its fingerprint; kept in a file, so that it is not repeated."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            super().__init__(json.loads(path.read_bytes()) if path.exists() else {})
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: {error}; delete it to try again") from error
-
-    def add(self, cell: CellRun, why: str) -> None:
-        """Note a cell in the file."""
-        self.join({cell.fingerprint: why})
-
-    def join(self, others: Mapping[str, str]) -> None:
-        """Note further cells in the file, by their fingerprints."""
-        if others.keys() - self.keys():
-            self.update({**others, **self})
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(self, indent=1).encode())
+def prune(peers: Sequence[CellRun], folder: Path, running: Sequence[Running]) -> None:
+    """End runs whose score is below the median of the finished ``peers`` with the same seed."""
+    known = records.read(folder)
+    for one in running:
+        t, score = _latest(one.place)
+        same = [c.fingerprint for c in peers if c.seed == one.cell.seed]
+        courses = [dict(known[name].course("primary")) for name in same if name in known]
+        others = [course[t] for course in courses if t in course]
+        if t < GRACE * int(one.cell.flat["rounds"]) or len(others) < PEERS or score is None:
+            continue
+        middle = statistics.median(others)
+        if score < middle and not one.stopped:
+            one.stop(f"ended in round {t}, {score:.1%}; the others' median is {middle:.1%}")
 
 
-@dataclass
-class Playing:
-    """A cell that runs in a process; ``connection`` receives the reason if it fails."""
-
-    cell: CellRun
-    process: BaseProcess
-    connection: Connection
-    stopped: str = ""
-
-
-@final
-@dataclass
-class Pool:
-    """Processes that play the cells of a sweep, one cell each."""
-
-    peers: Sequence[CellRun]
-    folder: Path
-    jobs: int
-    unfinished: Unfinished
-    prune: bool = False
-    _running: list[Playing] = field(default_factory=list)
-
-    def play(self, todo: Sequence[CellRun]) -> Iterator[CellRun]:
-        """Run the cells and yield each when it has ended."""
-        left = list(todo)
-        while left or self._running:
-            while left and len(self._running) < self.jobs:
-                self._running.append(self._start(left.pop(0)))
-            ended = wait([one.process.sentinel for one in self._running], timeout=1.0)
-            for one in [one for one in self._running if one.process.sentinel in ended]:
-                self._running.remove(one)
-                self._finish(one)
-                yield one.cell
-            if self.prune:
-                self._prune()
-
-    def close(self) -> None:
-        """End the processes that still run; their runs resume from their checkpoints."""
-        for one in self._running:
-            one.process.terminate()
-            one.process.join()
-
-    def _start(self, cell: CellRun) -> Playing:
-        preload.begin()
-        context = multiprocessing.get_context("forkserver")
-        connection, end = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_play, args=(cell.flat, self._place(cell), self.folder / "learnt", end)
-        )
-        with preload.without_main():
-            process.start()
-        end.close()
-        return Playing(cell, process, connection)
-
-    def _place(self, cell: CellRun) -> Path:
-        return self.folder / records.RUNS / cell.fingerprint
-
-    def _finish(self, one: Playing) -> None:
-        one.process.join()
-        reason = ""
-        with suppress(EOFError):
-            reason = one.connection.recv()
-        tables.clear(self._place(one.cell))
-        if one.cell.fingerprint not in tables.recorded([one.cell], self.folder):
-            why = one.stopped or reason or f"its process ended with {one.process.exitcode}"
-            self.unfinished.add(one.cell, why)
-
-    def _prune(self) -> None:
-        """End runs whose score is below the median of the finished runs with the same seed."""
-        known = records.read(self.folder)
-        for one in self._running:
-            t, score = self._latest(one.cell)
-            finished = [
-                known[c.fingerprint]
-                for c in self.peers
-                if c.seed == one.cell.seed and c.fingerprint in known
-            ]
-            peers = [
-                value for it in finished for round_, value in it.course("primary") if round_ == t
-            ]
-            if t < GRACE * int(one.cell.flat["rounds"]) or len(peers) < PEERS or score is None:
-                continue
-            middle = statistics.median(peers)
-            if score < middle and not one.stopped:
-                one.stopped = f"ended in round {t}, {score:.1%}; the others' median is {middle:.1%}"
-                one.process.terminate()
-
-    def _latest(self, cell: CellRun) -> tuple[int, float | None]:
-        """Return the last scored round of a running cell, and its primary accuracy."""
-        place = self._place(cell)
-        if not (place / "journal.jsonl").exists():
-            return 0, None
-        scored = [
-            e for e in reading.read(place).entries if e.round and e.primary_accuracy is not None
-        ]
-        return (scored[-1].round, scored[-1].primary_accuracy) if scored else (0, None)
-
-
-def _play(flat: Flat, place: Path, learnt: Path, end: Connection) -> None:
-    """Run one cell in this process, and send the reason if it fails."""
-    from deploy.run import launch
-
-    preload.settle()
-    try:
-        launch.cell(flat, place, workers=0, console=Console(quiet=True), learnt=learnt)
-    except Exception as error:  # one configuration that cannot train ends no sweep
-        line = REMEDY.sub("", str(error).partition("\n")[0])
-        end.send(line.partition(launch.TRACEBACKS)[0])  # the cell's files are deleted
+def _latest(place: Path) -> tuple[int, float | None]:
+    """Return the last scored round of a running cell, and its primary accuracy."""
+    if not (place / reading.JOURNAL).exists():
+        return 0, None
+    scored = [e for e in reading.read(place).entries if e.round and e.primary_accuracy is not None]
+    return (scored[-1].round, scored[-1].primary_accuracy) if scored else (0, None)
 
 
 def chosen(file: SweepFile, found: Result) -> str:
@@ -566,20 +392,16 @@ def write(file: SweepFile, found: Result, folder: Path, stem: str) -> list[Path]
     texts = {f"{stem}.toml": tables.as_toml(found.file)}
     if found.best is not None:
         texts[CHOSEN] = chosen(file, found)
-    for file_name, text in texts.items():
-        write_atomically(folder / file_name, text.encode())
     picture(found, list(file.space), folder / f"{stem}-space.png")
-    return [*written, folder / f"{stem}-space.png", *(folder / one for one in texts)]
+    return [*written, folder / f"{stem}-space.png", *write_all(folder, texts)]
 
 
 def picture(found: Result, keys: Sequence[str], path: Path) -> None:
     """Draw a panel for each setting: the mean score of each configuration against its value."""
-    across = min(len(keys), 3)
-    down = -(-len(keys) // across)
     title = f"{clean(found.filled.title)}; the diamond is the chosen configuration"
     with style():
-        figure, axes = frames((3.4 * across + 0.6, 2.9 * down + 0.6), down, across)
-        for place, key in zip(axes.flat, keys, strict=False):
+        figure, axes = panels(len(keys), title, (3.4, 2.9), (0.6, 0.6), 34)
+        for place, key in zip(axes, keys, strict=True):
             values = [one[key] for one in found.configurations.values()]
             numeric = all(type(value) in (int, float) for value in values)
             for row, one in found.configurations.items():
@@ -592,8 +414,4 @@ def picture(found: Result, keys: Sequence[str], path: Path) -> None:
                 set_log(place)
             place.set_xlabel(key)
             place.set_ylabel(found.filled.unit)
-        for place in list(axes.flat)[len(keys) :]:
-            place.set_axis_off()
-        heading = textwrap.fill(title, 34 * across)
-        figure.suptitle(heading, fontsize=11.0, x=0.01, ha="left", fontweight="bold")
         save(figure, path)

@@ -21,9 +21,9 @@ from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
 from deploy.run import launch
 from deploy.settings import checked
-from deploy.study import paper_table, records
+from deploy.study import paper_table, records, runner
 from deploy.study.paper_table import CellRun
-from deploy.study.sweep import UNFINISHED
+from deploy.study.runner import UNFINISHED
 from tests.support.board import SMALL, chosen, fill, record
 from tests.support.browser import PROGRAM, Browser
 from tests.support.commandline import completed, error_of
@@ -334,8 +334,7 @@ def test_a_board_is_played_in_two_steps_and_only_once(tmp_path: Path, protocol: 
     assert all(one.ranks for one in section.standings)
     written = boards.write(board, tmp_path)
     for path in written:
-        cells = list(paper_table.cells(paper_table.read(path)))
-        assert paper_table.missing(cells, tmp_path) == []
+        assert runner.missing(paper_table.cells(paper_table.read(path)), tmp_path) == []
     played.clear()
     again = Board(tmp_path, protocol)
     boards.play(again, ["local"], 1, on_cell=lambda cell, _: played.append(cell))

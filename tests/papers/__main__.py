@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,9 +32,17 @@ from deploy.leaderboard import board
 from deploy.run import launch
 from deploy.study import commands, records
 from deploy.study import paper_table as tables
+from deploy.study.records import Recorded
+from deploy.study.runner import missing
 from tests.papers import BUNDLED, RESULTS, canary, claims_page, found, judging, noise, place
 
 PROGRAM = "python -m tests.papers"
+KEPT = ("status", "rounds", "seed", "primary.score", "fairness.prototype.amp")
+KEPT_CURVES = re.compile(
+    r"round|primary|accuracy|accuracies\..*|personal\.accuracy|bytes\.(up|down)|"
+    r"flops\.(clients|server)"
+)
+"""Paths of the summary and names of curves that every tracked record has."""
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
 figures = typer.Typer(cls=Commands, no_args_is_help=True)
 app.add_typer(figures, name="figures", help="Draw figures of papers and repeat measurements.")
@@ -69,12 +78,12 @@ def table(
     spec = tables.read(path)
     selected = tables.part(spec, row or [], column or [], seed or [])
     folder = (to or Path("runs") / path.stem).resolve()
-    begun = records.begun(folder)
+    begun = any((folder / name).exists() for name in (records.NAME, records.RUNS))
     if canaries and show:
         raise ValueError("--canaries runs something and --show nothing: give one of them")
     if canaries and not begun:
         raise ValueError(f"--canaries is for a record, but {folder} holds none")
-    left = [] if show else tables.missing(selected, folder)
+    left = [] if show else missing(selected, folder)
     if canaries or (left and (canary.load(folder) or (to is not None and not begun))):
         for note in tables.check([*canary.first_cells(spec, selected), *left]):
             plain(note)
@@ -149,8 +158,36 @@ def slim() -> None:
     for folder in sorted([*RESULTS.iterdir(), *(BUNDLED / "results").iterdir()]):
         if (folder / records.NAME).exists():
             cells = records.read(folder).values()
-            lines = (cell.slim(*read_of(folder.name)).line() for cell in cells)
+            lines = (slimmed(cell, *read_of(folder.name)).line() for cell in cells)
             write_atomically(folder / records.NAME, b"".join(lines))
+
+
+def slimmed(cell: Recorded, measures: Collection[str], curves: Collection[str]) -> Recorded:
+    """Return the record with what a table reads.
+
+    ``measures``: dotted paths of the summary beside ``KEPT``; ``curves``: names of curves beside
+    ``KEPT_CURVES``.
+    """
+    summary: dict[str, Any] = {}
+    for measure in (*KEPT, *map(cell.path, measures)):
+        _copy(cell.summary, summary, measure.split("."))
+    kept = {
+        name: numbers
+        for name, numbers in cell.curve.items()
+        if name in curves or KEPT_CURVES.fullmatch(name)
+    }
+    return cell.model_copy(update={"summary": summary, "curve": kept})
+
+
+def _copy(source: Mapping[str, Any], to: dict[str, Any], path: Sequence[str]) -> None:
+    """Copy the value at a path of nested objects, if it exists."""
+    name, *inner = path
+    if not inner:
+        to |= {name: source[name]} if name in source else {}
+    elif isinstance(below := source.get(name), Mapping):
+        kept: dict[str, Any] = dict(to.get(name) or {})
+        _copy(below, kept, inner)
+        to |= {name: kept} if kept else {}
 
 
 def read_of(name: str) -> tuple[Collection[str], Collection[str]]:

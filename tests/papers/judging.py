@@ -29,7 +29,8 @@ from common.parse import reads
 from deploy.report.groups import LEVEL, half_width
 from deploy.settings import checked, read_toml
 from deploy.study import paper_table
-from deploy.study.paper_table import CellRun, Comparison, TableFile
+from deploy.study.comparison import Comparison
+from deploy.study.paper_table import CellRun, TableFile
 from tests.papers import CLAIMS, RESULTS, place
 
 SEEDS = 5  #: fewest seeds that decide

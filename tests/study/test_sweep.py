@@ -18,7 +18,7 @@ import pytest
 from matplotlib.image import imread
 
 from common.settings.version import ROOT, VERSION
-from deploy.study import paper_table, records, sweep
+from deploy.study import paper_table, records, runner, sweep
 from deploy.study.paper_table import CellRun
 from tests.support.commandline import completed, error_of, interruptible
 from tests.support.own_modules import ONE_MODULE, package
@@ -110,11 +110,11 @@ def test_a_wrong_value_and_a_damaged_file_are_refused_before_any_run(tmp_path: P
         sweep.run(wrong, tmp_path, jobs=1)
     with pytest.raises(ValueError, match="jobs = -1 is not allowed; it should be at least 1"):
         fedmosaic.sweep(content(), out=tmp_path, jobs=-1)
-    (tmp_path / sweep.UNFINISHED).write_text("{")
+    (tmp_path / runner.UNFINISHED).write_text("{")
     damaged = r"unfinished.json is damaged: .*; delete it to try again$"
     with pytest.raises(ValueError, match=damaged):
         sweep.run(file(), tmp_path, jobs=1)
-    assert not records.begun(tmp_path)
+    assert not any((tmp_path / name).exists() for name in (records.NAME, records.RUNS))
 
 
 def test_a_measure_that_runs_do_not_have_ends_the_sweep_after_the_first(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_best_configuration_on_validation_samples_is_chosen(swept: tuple[Pat
 def test_its_table_is_one_for_fedmosaic_table_and_needs_no_run(swept: tuple[Path, Any]) -> None:
     folder, frame = swept
     table = paper_table.read(folder / "sweep.toml")
-    assert paper_table.missing(list(paper_table.cells(table)), folder) == []
+    assert runner.missing(paper_table.cells(table), folder) == []
     filled = paper_table.collect(table, folder)
     means = [filled.cell(row, sweep.COLUMN).mean for row in filled.rows]
     assert means == list(frame["mean"])
@@ -245,7 +245,7 @@ def test_random_draws_are_distinct_lie_in_the_space_and_depend_on_the_seed_alone
 
     def drawn(seed: int) -> list[Mapping[str, Any]]:
         changes = {"search": "random", "configurations": 40, "search-seed": seed, "space": space}
-        return sweep.search_of(file(**changes)).ask()
+        return sweep.planned(file(**changes))
 
     some = drawn(0)
     assert len({sweep.name(one) for one in some}) == 40
@@ -254,7 +254,7 @@ def test_random_draws_are_distinct_lie_in_the_space_and_depend_on_the_seed_alone
     assert 5 < sum(one["a"] < 0.01 for one in some) < 35, "the logarithm is uniform"
     assert some == drawn(0) != drawn(1)
     few = file(search="random", configurations=40, space={"c": [1, 2]})
-    assert len(sweep.search_of(few).ask()) == 2, "the space has no more"
+    assert len(sweep.planned(few)) == 2, "the space has no more"
     source = random.Random(1)
     for log in (False, True):
         some = {sweep.Range(low=1, high=3, log=log).draw(source) for _ in range(60)}
@@ -267,13 +267,16 @@ def test_optuna_proposes_by_what_it_was_told_and_the_same_again() -> None:
     spec = file(search="optuna", configurations=30, space=space)
 
     def proposals(best: float) -> list[float]:
-        plan, asked = sweep.search_of(spec), []
-        while some := plan.ask():
+        asked: list[float] = []
+
+        def score(some: list[dict[str, Any]]) -> list[float | None]:
             assert len(some) <= sweep.BATCH
             lost = [one["b"] == "y" and one["a"] > 0.9 for one in some]
             scores = [-abs(one["a"] - best) for one in some]
-            plan.tell([None if no else score for no, score in zip(lost, scores, strict=True)])
-            asked += [one["a"] for one in some]
+            asked.extend(one["a"] for one in some)
+            return [None if no else value for no, value in zip(lost, scores, strict=True)]
+
+        sweep.optimise(spec, score)
         return asked
 
     low = proposals(0.1)
@@ -287,19 +290,17 @@ def test_a_run_below_the_median_of_the_others_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, score: float, ends: bool
 ) -> None:
     spec = file(seeds=[1], prune=True, space={"train.lr": [0.1, 0.2, 0.3, 0.4, 0.5]})
-    plan = sweep.as_table(spec, sweep.search_of(spec).ask())
+    plan = sweep.as_table(spec, sweep.planned(spec))
     *others, last = todo = list(paper_table.cells(plan))
     for cell, value in zip(others, (0.4, 0.5, 0.6, 0.7), strict=True):
         curve = {"round": [0, 1, 2], "primary": [None, value, value]}
         more = {"settings": {}, "seed": 1, "summary": {}, "curve": curve}
         one = records.Recorded(fingerprint=cell.fingerprint, **more)
         records.append(tmp_path, one)
-    pool = sweep.Pool(todo, tmp_path, 1, sweep.Unfinished(tmp_path / sweep.UNFINISHED))
     process = Mock()
-    running = sweep.Playing(last, process, cast("Any", None))
-    pool._running.append(running)
-    monkeypatch.setattr(pool, "_latest", lambda cell: (t, score))
-    pool._prune()
+    running = runner.Running(last, tmp_path, process, cast("Any", None))
+    monkeypatch.setattr(sweep, "_latest", lambda place: (t, score))
+    sweep.prune(todo, tmp_path, [running])
     assert process.terminate.call_count == ends
     why = "ended in round 1, 0.0%; the others' median is 55.0%"
     assert running.stopped == (why if ends else "")

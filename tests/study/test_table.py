@@ -1,9 +1,13 @@
-"""``fedmosaic table``: cells run once, are found again, and stand beside the paper's numbers."""
+"""``fedmosaic table``: cells run once, are found again, and stand beside the paper's numbers.
+
+Parts of a table (``--row``, ``--column``, ``--seed``) fill the same record.
+"""
 
 import json
 import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,11 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from common.parse import defaults
 from deploy.run import launch
-from deploy.study import commands, costs, records
+from deploy.study import commands, costs, records, runner
 from deploy.study import paper_table as table
+from deploy.study.paper_table import options, part
 from deploy.study.records import Recorded
-from tests.support.commandline import typed
+from tests.support.board import TABLE
+from tests.support.commandline import error_of, typed
 from tests.support.recorded_calls import refusal
 from tests.support.tiny import TINY, flat, play
 
@@ -25,6 +32,14 @@ ROWS = {
     "FedProx": 'against = "FedAvg"\nset = { method = "fedprox", fedprox = { mu = 0.5 } }',
 }
 END = "[expected.FedAvg]\niid = 75.5\n"
+TEN = "ten, twice"
+SWITCHED = f"""
+[[row]]
+name = "{TEN}"
+seeds = [1, 2, 7]
+against = "A"
+set = {{ method = "fedavg", train = {{ lr = 0.02 }} }}
+"""
 Filled = tuple[table.TableFile, Path]
 
 
@@ -73,7 +88,7 @@ def fill(file: table.TableFile, folder: Path) -> list[tuple[str, int, bool]]:
         heard.append((cell.row, cell.seed, recorded))
 
     cells = list(table.cells(file))
-    table.run(cells, folder, lambda cell, at: launch.cell(cell.flat, at, 0, quiet), on_cell)
+    runner.run_here(cells, folder, lambda flat, at: launch.cell(flat, at, 0, quiet), on_cell)
     return heard
 
 
@@ -279,3 +294,92 @@ def test_cells_that_end_at_the_same_time_are_all_recorded(tmp_path: Path) -> Non
     found = records.read(tmp_path)
     assert [found[str(i)] for i in range(40)] == cells
     assert (tmp_path / records.NAME).read_bytes().count(b"\n") == 40
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    text = TABLE.replace("[1, 2, 3, 4, 5]", "[1, 2]")
+    text = text.replace("[[column]]", f"{SWITCHED}[[column]]", 1)
+    (tmp_path / "ours.toml").write_text(f'{text}reach = "A"\n[expected.B]\nC = 50.0\n')
+    return tmp_path / "ours.toml"
+
+
+def run_part(ours: Path, out: Path, **chosen: list[str] | list[int]) -> None:
+    commands.table(ours, to=out, workers=0, show=False, **chosen)
+
+
+def test_a_column_may_be_about_some_rows_alone(ours: Path) -> None:
+    ours.write_text(ours.read_text().replace('reach = "A"', 'rows = ["B", "ten, twice"]'))
+    file = table.read(ours)
+    for rows, there in ([], {"B", TEN}), (["B", "A"], {"B"}):
+        some = part(file, rows, [], [])
+        assert {cell.row for cell in some if cell.column == "rounds"} == there
+    with pytest.raises(ValueError, match="--row A --column rounds: there is no such cell"):
+        part(file, ["A"], ["rounds"], [])
+    ours.write_text(ours.read_text().replace('rows = ["B", "ten, twice"]', 'rows = ["D"]'))
+    with pytest.raises(ValueError, match="'rounds': rows = 'D' is no row"):
+        list(table.cells(table.read(ours)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "seeds", "met"),
+    [
+        ([], [], [], {*product("AB", (1, 2)), *product([TEN], (1, 2, 7))}),
+        (["B"], [], [], {("B", 1), ("B", 2)}),
+        ([TEN, "A"], ["C"], [2, 7], {("A", 2), (TEN, 2), (TEN, 7)}),
+        ([], ["rounds"], [7], {(TEN, 7)}),
+    ],
+)
+def test_the_cells_of_a_part_are_cells_of_the_table(
+    ours: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
+) -> None:
+    file = table.read(ours)
+    some, every = part(file, rows, columns, seeds), list(table.cells(file))
+    assert {(cell.row, cell.seed) for cell in some} == met
+    assert {cell.column for cell in some} == set(columns or ["C", "rounds"])
+    assert all(cell in every for cell in some)
+    assert options(["a b"], [], [1, 2]) == ["--row", "a b", "--seed", "1", "--seed", "2"]
+
+
+@pytest.mark.full
+def test_parts_fill_one_table_and_what_clients_learnt_waits_for_the_last(
+    ours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = table.read(ours), tmp_path / "out"
+    run_part(ours, out, row=["B"], seed=[1, 2])
+    assert len(table.collect(file, out).cell("B", "C").values) == 2
+    assert table.collect(file, out).cell("A", "C").values == ()
+    (out / "learnt").mkdir()
+    run_part(ours, out, seed=[1, 2])
+    assert (out / "learnt").exists()
+    capsys.readouterr()
+    run_part(ours, out, row=[TEN], column=["C"])
+    said = capsys.readouterr().out
+    assert f"cell 3/3 {TEN} × C, seed 7\n" in said and f"{TEN} × C, seed 2: recorded" in said
+    assert not (out / "learnt").exists()
+    assert records.read(out).keys() == {cell.fingerprint for cell in table.cells(file)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--row", "Z"], f"--row Z is not in this table; it has: A, B, '{TEN}'"),
+        (["--column", "c"], "--column c is not in this table; it has: C, rounds"),
+        (["--seed", "3"], "--seed 3 is not in this table; it has: 1, 2, 7"),
+        (["--row", "A", "--seed", "7"], "--row A --seed 7: there is no such cell"),
+        (["--row", "A", "--show"], "--row selects cells to run, and --show runs none: give one"),
+    ],
+)
+def test_what_the_table_does_not_have_is_one_line(
+    words: list[str], said: str, ours: Path, tmp_path: Path
+) -> None:
+    error = error_of("table", ours, "--out", tmp_path / "out", *words)
+    assert said in error and not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_a_digest_may_be_anywhere() -> None:
+    here = {**defaults("fedavg"), "data.name": "folder", "data.dir": "a", "data.digest": "d"}
+    there, other = {**here, "data.dir": "b"}, {**here, "data.digest": "e"}
+    assert records.fingerprint(here) == records.fingerprint(there) != records.fingerprint(other)
+    bare = [{**one, "data.digest": ""} for one in (here, there)]
+    assert records.fingerprint(bare[0]) != records.fingerprint(bare[1])
