@@ -145,6 +145,7 @@ class Averaged(GlobalModel[O, T], ABC):
         if self.config.average.robust == "fltrust":
             check_public_tests(self.config.data, self.roster_size, self.config.partition_seed)
         self.check_enough(clients)
+        self.check_architectures()
         if self.matching is None:
             return
         self.matching.begin(self.architectures(), self.build)
@@ -153,6 +154,9 @@ class Averaged(GlobalModel[O, T], ABC):
             self.matching.check_models()
         else:
             self.begin_models(self.initial_models())
+
+    def check_architectures(self) -> None:
+        """Raise ``ValueError`` if the architectures of the roster do not suit the method."""
 
     def begin_models(self, models: Models) -> None:
         """Set the initial models, and ŵ before the first upload."""
@@ -431,8 +435,7 @@ class PredictorPart(Averaged[O, T], ABC):
     Clients complete w with their own parts when they score it.
     """
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
+    def check_architectures(self) -> None:
         self.options.check_fleet(self.task, tuple(self.architectures()))
 
     def admit(self, client: Client) -> None:

@@ -173,7 +173,7 @@ def _counts(further: Further, client: Client, reply: Reply) -> dict[str, int]:
     state = {k: v for k, v in net.state_dict().items() if v.is_floating_point()}
     parameters = sum(v.numel() for k, v in state.items() if k in named)
     weights = sum(v.numel() for v in state.values())
-    request = further.method.request(reply.t)
+    request = further.method.requests(reply.t)
     sent = request(client) if callable(request) else request
     return {
         "parameters": parameters,

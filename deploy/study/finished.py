@@ -156,7 +156,7 @@ def _run_round(run: Finished, size: int, workers: int) -> Further:
     with Loopback(config.run.clients, flat, workers=workers) as grid:
         clients = take_census(grid, messenger, task, config.run.clients).clients
         method.begin(clients)
-        request = method.request(t)
+        request = method.requests(t)
         sent = ((c, request(c) if callable(request) else request) for c in clients[:size])
         messages = messenger.make_messages(t, "train", sent)
         replies, failures = exchange(grid, dict(messages), config.run.timeout, t)

@@ -3,7 +3,7 @@
 ``server_app/aggregation/matching.py`` computes the average.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -39,8 +39,7 @@ class FedIN(Averaged[Options, Reply]):
         self.s_out: dict[int, Tensor] = {}
         self.rounds: dict[int, int] = {}  #: round of that batch, by client
 
-    def begin(self, clients: Sequence[Client]) -> None:
-        super().begin(clients)
+    def check_architectures(self) -> None:
         task = self.task
         self.shapes: Shapes = common_shapes(
             self.architectures(), task.shape, task.num_classes, stem=task.stem

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from deploy.report import client_plots, plots, sections
+from deploy.report import plots, sections
 from deploy.report import table as tables
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
@@ -207,7 +207,7 @@ def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
 
 def test_bars_are_as_high_as_accuracies_and_unexplained_time_is_other(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    bars: list[Any] = client_plots.clients(run).axes[0].patches
+    bars: list[Any] = plots.clients(run).axes[0].patches
     assert sorted({round(bar.get_height(), 6) for bar in bars}) == [0.25, 0.5, 0.75]
     figure = plots.seconds_by_round(run)
     names = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -217,7 +217,7 @@ def test_bars_are_as_high_as_accuracies_and_unexplained_time_is_other(tmp_path: 
     assert sum(at_one) == pytest.approx(2.0)
     for i, counts in enumerate(([1], [-1, 2], [])):
         ragged = read(write_run(tmp_path / str(i), [census(counts=counts)]))
-        assert client_plots.partition(ragged) is None
+        assert plots.partition(ragged) is None
 
 
 def test_a_long_run_is_drawn_as_areas_of_the_same_height(tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> 
 
 def test_axes_of_clients_accuracies_reach_a_little_beyond_their_range() -> None:
     models = {"own": ([0.9, 0.95, 1.0], [1, 1, 1]), "global": ([0.91, 0.92, 0.93], [1, 1, 1])}
-    for draw in (client_plots.distribution, client_plots.mixtures):
+    for draw in (plots.distribution, plots.mixtures):
         low, high = draw(models).axes[0].get_xlim()
         assert 0.88 < low < 0.9 and 1.0 < high < 1.02
-    low, high = client_plots.distribution({"own": ([0.5, 0.5], [1, 1])}).axes[0].get_xlim()
+    low, high = plots.distribution({"own": ([0.5, 0.5], [1, 1])}).axes[0].get_xlim()
     assert low < 0.5 < high
 
 
@@ -299,10 +299,10 @@ def test_every_row_of_clients_says_whose_model_it_is_and_a_mean_is_weighted(tmp_
     a = finished(tmp_path / "a")
     shared = [census(), entry(1, 0.6), entry(2, 0.4, scores=GLOBAL)]
     b = write_run(tmp_path / "b", shared, method="fedavg", summary={})
-    figure = client_plots.spread(grouped([read(a), read(b)]))
+    figure = plots.spread(grouped([read(a), read(b)]))
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert names == ["fedkf\nown models", "fedavg\nglobal model"]
-    alone = client_plots.clients(read(b))
+    alone = plots.clients(read(b))
     assert "own" not in inline(alone, "clients", "") and len(alone.axes[0].patches) == 2
     assert "<title>client 1, global model: 80.0 %" in inline(alone, "clients", "")
     text = Tags(page_of(b)).text
@@ -337,9 +337,9 @@ def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> No
     assert "<title>round 1: 60.00 %</title>" in line and "<title>round 2: 40.00 %" in line
     both = inline(plots.accuracy([Group("fedkf", [run]), Group("other", [run])]), "accuracy", "")
     assert "<title>other, round 2: 40.00 %</title>" in both
-    bars = inline(client_plots.clients(run), "clients", "")
+    bars = inline(plots.clients(run), "clients", "")
     assert "<title>client 1, own model: 75.0 %</title>" in bars
-    bubbles = client_plots.partition(run)
+    bubbles = plots.partition(run)
     assert bubbles is not None
     assert "<title>client 1, class one: 4</title>" in inline(bubbles, "data", "")
     sent = inline(plots.bytes_by_round(run), "bytes", "")
