@@ -276,3 +276,18 @@ def test_a_run_resumes_without_a_client_and_with_one_that_is_back(tmp_path: Path
     assert changes(run) == [(2, 0, "joined"), (3, 3, "left")]
     assert run.journal[3]["events"][0]["cause"] == "not connected when the run resumed"
     assert run.journal[5]["replied"] == [0, 1, 2]
+
+
+def test_a_client_that_refuses_a_resumed_run_leaves_with_its_reason(tmp_path: Path) -> None:
+    refused = "rounds = 4 is not allowed on client 3; its policy (max-rounds) allows 3"
+
+    class Refusing(Coming):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for reply in super().pull_messages(message_ids):
+                why = f"<class 'deploy.flower.owner.rules.Refused'>:<'{refused}'>"
+                yield failed(reply, 2, why) if reply.metadata.src_node_id == 4 else reply
+
+    play(flat(tmp_path, **ELASTIC | {"rounds": 3}))
+    run = played_by(flat(tmp_path, **ELASTIC | {"rounds": 4}, resume=True), Refusing)
+    assert changes(run)[0] == (4, 3, "left")
+    assert refused in run.journal[4]["events"][0]["cause"]
