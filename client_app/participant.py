@@ -22,6 +22,7 @@ from common.data.shares import Share, check_public, for_testing, share
 from common.exchange import tree
 from common.exchange.protocol import NO_PLACE
 from common.exchange.records import Records, StateDict
+from common.files import home
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.names import check_requested
@@ -62,7 +63,7 @@ class Participant:
             str(node.get("state-dir", ""))
             or os.environ.get("FEDMOSAIC_STATE_DIR", "")
             or config.run.state_dir
-            or Path.home() / ".fedmosaic" / "state"
+            or home() / ".fedmosaic" / "state"
         )
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
         self.folder = self._store.folder  #: folder of the saved state; it need not exist

@@ -29,7 +29,7 @@ from common.exchange import protocol
 from common.exchange.seal import body, files, session
 from common.exchange.seal.body import NotAuthentic
 from common.exchange.seal.session import Keys, NoSession, Offer, Place
-from common.files import Damaged, write_atomically
+from common.files import Damaged, home, write_atomically
 from common.settings.section import Value
 
 ROOT = Path(__file__).resolve().parents[1]  #: root folder of the app bundle
@@ -286,8 +286,8 @@ def _path(node: Mapping[str, Value], experiment: str, k: int) -> Path:
     if not re.fullmatch(protocol.EXPERIMENT, experiment):
         raise NotAuthentic("its experiment is no name")
     chosen = str(node.get("state-dir", "")) or os.environ.get("FEDMOSAIC_STATE_DIR", "")
-    home = os.environ.get("FLWR_HOME", "") or Path.home() / ".flwr"
-    root = Path(chosen) if chosen else Path(home) / "sessions"
+    flower = os.environ.get("FLWR_HOME", "") or home() / ".flwr"
+    root = Path(chosen) if chosen else Path(flower) / "sessions"
     return root / experiment / str(k) / "session.json"
 
 

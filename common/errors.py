@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from common.extras import missing
+from common.files import home
 
 LOG = "errors.log"  #: file in a run's folder; for errors outside a run, in ``HOME``
-HOME = Path.home() / ".fedmosaic"
+HOME = home() / ".fedmosaic"
 LONGEST = 400  #: characters of a line from a client
 FORESEEN = (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError)
 """Types of errors whose first line is written for users."""

@@ -5,8 +5,22 @@ import glob
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a user's file: UTF-8, with or without a byte order mark."""
+    return path.read_text(encoding="utf-8-sig")
+
+
+def home() -> Path:
+    """Return the user's home folder, or for a user without one a folder for temporary files."""
+    try:
+        return Path.home()
+    except RuntimeError:  # neither HOME nor an entry of the user id
+        return Path(tempfile.gettempdir(), f"home-{os.getuid()}")
 
 
 class Damaged(ValueError):

@@ -7,8 +7,11 @@ Commands that need no torch do not import it.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,6 +22,7 @@ from typer.core import TyperGroup
 
 from common import errors
 from deploy.console import (
+    INTERRUPTED,
     Answering,
     Experiment,
     Folders,
@@ -332,10 +336,21 @@ def doctor() -> None:
 
 
 def main(commands: typer.Typer = app, name: str = "fedmosaic") -> NoReturn:
-    """Run the console script; an expected error is one line with a non-zero exit status."""
+    """Run the console script; an expected error is one line with a non-zero exit status.
+
+    SIGTERM ends a command as Ctrl-C does. Characters that the output's encoding lacks become ``?``.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
         status = commands(prog_name=name, standalone_mode=False)
+    except click.exceptions.Abort:
+        red("interrupted", "")
+        sys.exit(INTERRUPTED)
     except click.ClickException as error:
         _print_usage_error(error)
         sys.exit(error.exit_code)

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.errors import refusal
+from common.files import read_text
 from common.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
@@ -274,7 +275,7 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ``ValueError``, one line, if it is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

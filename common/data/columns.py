@@ -22,7 +22,7 @@ from torch import Tensor
 from common.data import decoded
 from common.data.dataset import Dataset, check_classes, holdout, measured
 from common.data.folder import subfolders
-from common.files import check_regular, in_order
+from common.files import check_regular, in_order, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
@@ -138,7 +138,7 @@ def _classes(names: Path, runs: Sequence[_Run]) -> dict[str, int]:
     if not names.is_file():
         return {label: i for i, label in enumerate(used)}
     check_regular(names)
-    lines = names.read_text(encoding="utf-8").split("\n")
+    lines = read_text(names).split("\n")
     known = [line.strip() for line in lines if line.strip()]
     classes = {name: i for i, name in enumerate(known)}
     if len(classes) < len(known):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from common.files import replaced
+from common.files import home, replaced
 from common.settings.config import Data
 
 VERSION = 1  #: format version, raised whenever decoding changes
@@ -25,8 +25,8 @@ SMALL = 2**20  #: total size in bytes below which source files are decoded witho
 
 def cache_dir() -> Path:
     """Return $XDG_CACHE_HOME/fedmosaic, else ~/.cache/fedmosaic, without creating it."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "fedmosaic"
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache else home() / ".cache") / "fedmosaic"
 
 
 def data_folder(data: Data, name: str) -> Path:

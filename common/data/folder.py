@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.dataset import Dataset, halved, holdout, measured
-from common.files import check_regular, in_order
+from common.files import check_regular, in_order, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
@@ -154,7 +154,7 @@ def listed(folder: Path, classes: tuple[str, ...]) -> Part:
 def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
     number = {name: c for c, name in enumerate(classes)}
     part: Part = []
-    for line in (folder / ANNOTATIONS).read_text(encoding="utf-8").splitlines():
+    for line in read_text(folder / ANNOTATIONS).splitlines():
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in number:
             raise ValueError(f"{folder / ANNOTATIONS}: {line!r} names no class of the training set")

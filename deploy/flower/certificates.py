@@ -36,7 +36,7 @@ from common.exchange.seal.files import (
     ssh_key,
     ssh_public_key,
 )
-from common.files import write_atomically
+from common.files import read_text, write_atomically
 
 HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port of 1 to 65535"
 _PORT = re.compile("[0-9]{1,5}")
@@ -163,7 +163,7 @@ def revoke(revoked: Path, keys: Sequence[Path]) -> int:
         new = [f"{key}  # {path.name}\n" for key, path in found.items() if key not in before]
         if new:
             exists = revoked.exists()
-            text = revoked.read_text("utf-8") if exists else "# Keys that no ServerApp accepts.\n"
+            text = read_text(revoked) if exists else "# Keys that no ServerApp accepts.\n"
             text += "" if text.endswith("\n") else "\n"
             _write((revoked, (text + "".join(new)).encode(), PUBLIC))
     return len(new)

@@ -390,6 +390,7 @@ def node(
     if REFUSED not in os.environ:  # otherwise the first start converts the lines of this one too
         log_as(log_format, log_level)
     with refused(health, retry) if retry else contextlib.nullcontext():
+        from common.files import home as user_home
         from deploy.flower.certificates import Certificates, address
         from deploy.flower.owner.admission import await_admission, check_tls
         from deploy.flower.warm import hand_over
@@ -411,7 +412,7 @@ def node(
         guard = serving.guards(pin, policy, own, sealed=trust is not None)
         guard |= {"FLWR_LOG_LEVEL": "DEBUG"} if log_level == "debug" else {}
         line = serving.command(link.address, trust, k, clients, own, health)
-        place = (home or Path.home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
+        place = (home or user_home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
         serving.check_home(place)
         if REFUSED not in os.environ:  # the first start
             plain(f"client {k} of {clients} for {superlink}")

@@ -7,10 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, util
 from types import ModuleType
 
 from common.settings.version import ROOT
@@ -20,11 +21,15 @@ MODULES = ["client_app.app", "common.parse", "client_app.methods", "torch._dynam
 which takes seconds. The client half of a method takes milliseconds and is imported when needed."""
 
 
+MOST = 60  #: bytes of a folder in which multiprocessing's sockets have paths of at most 107 bytes
+
+
 def begin() -> None:
     """Start the fork server and its imports without waiting; do nothing if it runs already.
 
     Ctrl-C does not reach the server nor its workers: whoever started them ends them.
     """
+    _place_sockets()
     multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
@@ -33,6 +38,15 @@ def begin() -> None:
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _place_sockets() -> None:
+    """Let multiprocessing make the folder of its sockets in /tmp if TMPDIR has a long path."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) > MOST:
+        tempfile.tempdir = "/tmp"  # a short path
+        util.get_temp_dir()
+        tempfile.tempdir = usual
 
 
 def settle() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from common.exchange import model_file
 from common.exchange.records import StateDict
-from common.files import write_atomically
+from common.files import home, write_atomically
 from common.journal import OVER, ClientScore, Entry, Part, members, over, primary_course
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.settings.config import Config
@@ -97,7 +97,7 @@ def _ended(last: Entry, error: str) -> str:
 
 def place(out: str, experiment: str) -> Path:
     """Return the folder of a run's results: ``out``, or ``~/.fedmosaic/runs/EXPERIMENT``."""
-    return Path(out).expanduser() if out else Path.home() / ".fedmosaic" / "runs" / experiment
+    return Path(out).expanduser() if out else home() / ".fedmosaic" / "runs" / experiment
 
 
 def complete(folder: Path, config: Config) -> str:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +15,13 @@ from rich.console import Console
 from common import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
+from common.exchange.seal import files as seal_files
 from common.methods import names
 from common.models import MODELS
 from common.parse import to_toml
-from common.settings.version import code_version
+from common.settings.version import ROOT, code_version
 from deploy import settings
+from deploy.flower.owner import policy
 from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run import preflight
@@ -138,13 +142,16 @@ def test_a_result_as_json_stands_alone_on_standard_output(toy: Path, tmp_path: P
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_with_one_line_that_says_how_to_go_on(toy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_ends_with_one_line_that_says_how_to_go_on(
+    number: signal.Signals, toy: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = interruptible("run", toy, "-s", "rounds=100000", "--out", out)
     begun = out / "checkpoint.safetensors"
     try:
         until("the first round", lambda: begun.exists() or process.poll() is not None)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said = process.communicate(timeout=PATIENCE)[1]
     finally:
         process.kill()
@@ -208,3 +215,58 @@ def test_places_and_runtime_may_be_settings(toy: Path, tmp_path: Path) -> None:
         ("method=fedkf", f"error: method = 'fedkf' is not allowed: the run in {out} has method"),
     ):
         assert line in error_of("run", "--resume", out, "-s", change)
+
+
+WITHOUT_NAME = """
+import os, pwd
+def unknown(user): raise KeyError(user)
+pwd.getpwuid = unknown
+del os.environ["HOME"]
+from common import errors
+print(errors.HOME)
+"""
+
+
+def test_a_user_without_a_name_and_a_home_has_a_folder() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NAME], cwd=ROOT, capture_output=True, text=True
+    )
+    folder = f"home-{os.getuid()}/.fedmosaic"
+    assert done.returncode == 0 and done.stdout.strip().endswith(folder), done.stderr
+
+
+def test_sockets_of_workers_have_short_paths_under_a_long_temporary_folder(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    script = "from deploy.run import preload; preload.begin()\n"
+    script += "from multiprocessing import util; print(util.get_temp_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("/tmp/pymp-"), done.stderr
+
+
+def test_output_in_another_encoding_lacks_only_its_characters() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "list", "settings", "privacy"],
+        cwd=ROOT,
+        env={**os.environ, **locale},
+        capture_output=True,
+    )
+    assert done.returncode == 0 and b"?, standard" not in done.stderr and b"?" in done.stdout
+
+
+def test_a_byte_order_mark_begins_any_text_file_of_a_user(tmp_path: Path) -> None:
+    def marked(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        return tmp_path / name
+
+    assert settings.load(marked("e.toml", "rounds = 7\n")) == {"rounds": 7}
+    assert policy.read(marked("p.toml", "max-rounds = 3\n")).max_rounds == 3
+    keys = marked("revoked", f"SHA256:{'A' * 43}\n")
+    assert seal_files.read_revoked(keys)

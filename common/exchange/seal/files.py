@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from common.files import read_text
+
 SERVER_APP = "fedmosaic serverapp"
 """Common name in the ServerApp's certificate; TLS certificates have another name and use."""
 USE = ExtendedKeyUsageOID.CLIENT_AUTH
@@ -96,7 +98,7 @@ def read_revoked(path: Path) -> frozenset[str]:
     read in part would revoke too little.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not path.is_symlink():
             return frozenset()

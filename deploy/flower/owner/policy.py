@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common import keys, methods
 from common.errors import refusal
 from common.exchange.seal import files
+from common.files import home, read_text
 from common.parse import reads, tables, usual
 from common.settings.marks import Mark, Names, Place, Value
 from common.settings.plugins import ON_THE_SERVER, installed, nearest
@@ -90,7 +91,7 @@ def read(path: Path) -> Policy:
     """
     place = path.expanduser().resolve()
     try:
-        policy = Policy.model_validate(tomllib.loads(place.read_text(encoding="utf-8")))
+        policy = Policy.model_validate(tomllib.loads(read_text(place)))
     except OSError as error:
         raise ValueError(f"--policy {path}: {error.strerror}") from None
     except ValidationError as invalid:
@@ -121,7 +122,7 @@ def rules(policy: Policy | None, node: Mapping[str, Value]) -> dict[str, Any]:
     """
     data = [str(node[key]) for key in ("data-dir", "public-dir") if node.get(key)]
     state = node.get("state-dir") or os.environ.get(STATE_DIR)
-    states = [str(state or Path.home() / ".fedmosaic" / "state")]
+    states = [str(state or home() / ".fedmosaic" / "state")]
     known = settings()
     if policy is None:
         own = {"data-dirs": data, "state-dirs": states, "weights": [*data, *states]}
