@@ -132,6 +132,8 @@ def test_what_differential_privacy_excludes() -> None:
         "finetune.epochs": (0,),
         "select.by": ("uniform",),
         "select.tags": ("",),
+        "data.test": ("split",),
+        "data.score-on": ("test",),
         "flops": (False,),
         "memory": (False,),
         "from-round": (-1,),
@@ -140,6 +142,8 @@ def test_what_differential_privacy_excludes() -> None:
     }
     local = [key for key, mark in rules.items() if mark.modes != ("central", "local")]
     assert local == ["privacy.sampling"] and rules["privacy.sampling"].modes == ("local",)
+    conditions = {key: mark.unless for key, mark in rules.items() if mark.unless}
+    assert conditions == {"data.test": ("data.partition", "own")}
 
 
 def test_what_a_leaderboard_fixes() -> None:

@@ -276,6 +276,15 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
         ("score.drift=true", "score.drift = true is not allowed .* allowed: false"),
         ("flops=true", "flops = true is not .* how many samples a client has; allowed: false"),
         ("memory=true", "memory = true is not .* how many samples a client has; allowed: false"),
+        (
+            "data.score-on=validation data.validation=0.2",
+            'data.score-on = "validation" .* on clients\' samples, without noise; allowed: "test"',
+        ),
+        ("data.test=merge", 'data.test = "merge" .* on clients\' samples, .*; allowed: "split"'),
+        (
+            "data.test=own data.partition=natural",
+            'data.test = "own" .* on clients\' samples, .*; allowed: "split"',
+        ),
     ],
 )
 def test_what_noise_on_a_mean_would_not_protect_is_refused(change: str, line: str) -> None:
@@ -283,6 +292,12 @@ def test_what_noise_on_a_mean_would_not_protect_is_refused(change: str, line: st
     with pytest.raises(ValueError, match=line) as told:
         parse(flat(Path("nowhere"), **given))
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("test", ["own", "merge"])
+def test_a_server_with_its_own_data_set_scores_on_no_clients_sample(test: str) -> None:
+    given = {"method": "fedavg", "privacy.mode": "central", "data.partition": "own"}
+    assert parse(flat(Path("nowhere"), **given, data__test=test)).data.test == test
 
 
 # Whole runs.
