@@ -549,6 +549,10 @@ class MethodOptions(Section):
                 if isinstance(mark, Unprotected) and mark.excludes(key, flat):
                     why = f'privacy.mode = "{privacy.mode}": {mark.reason}'
                     raise not_allowed(key, flat[key], why, *mark.allowed)
+        if 0 < privacy.round_seconds <= config.run.timeout:
+            why = f"timeout = {config.run.timeout:g}: a late reply would make a round longer"
+            line = f"privacy.round-seconds = {privacy.round_seconds:g} is not allowed with {why}"
+            raise ValueError(f"{line}; allowed: 0, or above {config.run.timeout:g}")
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part.

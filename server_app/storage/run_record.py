@@ -74,7 +74,7 @@ class Record:
 
         ``state``: returns the method's state; ``more``: further fields of the checkpoint.
         """
-        with clock(entry, "checkpoint"):
+        with clock(entry, "checkpoint") if entry.seconds else nullcontext():
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)
         if entry.round:

@@ -72,7 +72,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
         "clients": _clients(entries),
         "clients_in_all": _clients_in_all(entries),
         "flops": {**flops, "total": sum(flops.values())} if flops else None,
-        "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
+        "seconds": None if config.privacy.hides_times else _seconds(entries),
         "seconds_by_phase": {phase: round(spent, 3) for phase, spent in seconds.items()},
         "failures": [failure.model_dump() for failure in failures[:MANY]],
         "further_failures": len(failures) - MANY if len(failures) > MANY else None,
@@ -86,6 +86,10 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
             "python": platform.python_version(),
         },
     }
+
+
+def _seconds(entries: list[Entry]) -> float:
+    return round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3)
 
 
 def _ended(last: Entry, error: str) -> str:
