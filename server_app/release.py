@@ -21,7 +21,7 @@ from typing import final
 from common import progress
 from common.journal import Entry, Failure, Member, Part, Use
 from common.settings.config import Config
-from server_app.aggregation.privacy import spent
+from server_app.aggregation.privacy import NoisySums, spent
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -55,7 +55,8 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
     secret = config.privacy.sampling == "secret"  # a missing reply tells that a client was selected
     if entry.round:
         entry.notes = [] if secret else _missing(entry.failures)
-        entry.privacy = spent(config, clients, entry.round)
+        sums = NoisySums.by_round(Path(config.run.out))
+        entry.privacy = spent(config, clients, entry.round, sums)
     else:
         entry.clients = [_reduced(member) for member in entry.clients]
     for event in entry.events:

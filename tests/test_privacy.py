@@ -15,12 +15,14 @@ from client_app.participant import Participant
 from common import methods
 from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest, ScoreRequest
 from common.exchange.records import StateDict
+from common.journal import Entry
 from common.parse import parse
 from common.techniques import privacy
 from common.techniques.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
 from deploy.report import sections
 from deploy.report.read import read
-from server_app.aggregation.privacy import NoisyMean, delta, spent
+from server_app.aggregation.privacy import NoisyMean, NoisySums, delta, spent
+from server_app.scoring.score import Scorer
 from server_app.stopped import Stopped
 from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, overrides, play, under
@@ -219,6 +221,40 @@ def test_epsilon_of_one_secret_round_is_the_exact_one_or_slightly_more(q: float,
     assert 0.98e-5 <= p - math.exp(epsilon) * reference <= 1e-5 * (1 + 1e-6)
 
 
+def test_a_round_with_two_sums_costs_as_much_as_one_with_less_noise() -> None:
+    """Both have the same selection, so they are one Gaussian at distance √2 C."""
+
+    def cost(rounds: int, sums: dict[int, int], **changes: Any) -> float:
+        given = {"mode": "central", "noise_multiplier": 2.0, "delta": 1e-5, **changes}
+        more = {"method": "fedavg", "clients": 10, "per_round": 3}
+        config = parse(flat(Path("nowhere"), **more, **under("privacy", **given)))
+        return spent(config, 10, rounds, sums).epsilon
+
+    assert cost(3, {}) == cost(3, {1: 1, 2: 1}) == cost(2, {1: 1, 3: 1})
+    assert cost(3, {2: 2}) == cost(4, {}) == cost(2, {1: 1, 3: 2}), "exact, and public"
+    secret = {"sampling": "secret"}
+    less = cost(1, {}, sampling="secret", noise_multiplier=math.sqrt(2.0))
+    assert cost(1, {1: 2}, **secret) == pytest.approx(less, rel=1e-3)
+    assert cost(2, {}, **secret) < less < cost(3, {3: 2}, **secret) < cost(3, {})
+
+
+def test_the_file_of_sums_has_no_half_line_and_no_damage(tmp_path: Path) -> None:
+    sums = NoisySums(tmp_path, resume=False)
+    for t, name in ((1, b"a" * 32), (2, b"b" * 32), (2, b"b" * 32), (2, b"c" * 32)):
+        sums.add(t, name)
+    path = tmp_path / "privacy.sums"
+    assert NoisySums.by_round(tmp_path) == {1: 1, 2: 2} and path.stat().st_mode & 0o777 == 0o600
+    whole = path.read_text()
+    path.write_text(whole + "3 ab")  # cut by a crash, before anything of round 3 left
+    NoisySums(tmp_path, resume=True).add(2, b"b" * 32)
+    assert path.read_text() == whole
+    path.write_text(whole.replace("2", "two", 1))
+    with pytest.raises(ValueError, match="privacy.sums, line 2 is damaged; without it ε cannot"):
+        NoisySums.by_round(tmp_path)
+    NoisySums(tmp_path, resume=False)
+    assert NoisySums.by_round(tmp_path) == {}, "a new run begins anew"
+
+
 def test_who_is_selected_publicly_counts_as_selected_always() -> None:
     assert bill(7, per_round=3) == bill(7, per_round=0)
     assert bill(7, per_round=100, sampling="secret") == bill(7), "everybody is nobody's secret"
@@ -307,6 +343,40 @@ def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
         play(settings, Largest)
     assert [entry["round"] for entry in TinyRun(tmp_path).journal] == [0, 1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"privacy__sampling": "secret", "per_round": 3}])
+def test_a_round_that_a_stopped_run_repeats_counts_twice(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the first attempt was shown, and the noise of the second one is another."""
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 4, "privacy__mode": "central"}
+    settings = flat(tmp_path, **given, **changes, privacy__clip=0.01, rounds=3)
+    config, sound = parse(settings), Scorer.check_sound
+
+    def check_sound(self: Scorer, entry: Entry, guess: float) -> None:
+        sound(self, entry, -1.0 if entry.round == 2 else guess)
+
+    for attempts in (1, 1, 2):  # the second one has the same sum, and stops again
+        with monkeypatch.context() as patch:
+            patch.setattr(Scorer, "check_sound", check_sound)
+            if attempts == 2:
+                patch.setattr("client_app.handler.Handler.trained", lost)
+            with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
+                play(settings)
+        assert NoisySums.by_round(tmp_path) == {1: 1, 2: attempts}
+        stopped = TinyRun(tmp_path).summary
+        assert stopped["privacy"]["epsilon"] == spent(config, 4, 2, {2: attempts}).epsilon
+        settings["resume"] = True
+    run = play(settings)
+    assert NoisySums.by_round(tmp_path) == {1: 1, 2: 2, 3: 1}
+    bills = [spent(config, 4, t, {2: 2} if t > 1 else {}).epsilon for t in (1, 2, 3)]
+    assert [entry["privacy"]["epsilon"] for entry in run.journal[1:]] == bills
+    assert run.summary["privacy"]["epsilon"] == bills[-1] > spent(config, 4, 3).epsilon
+
+
+def lost(*_: object) -> ModelReply:
+    raise OSError("no reply")
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])

@@ -68,10 +68,14 @@ class Secret:
             raise ValueError(f"{path} has {len(key)} bytes, a key has {SIZE}")
         return cls(key)
 
+    def derived(self, *name: str | int | bytes) -> bytes:
+        """Return 32 bytes for ``name``, which tell nothing of the key or of other names."""
+        text = b"/".join(part if isinstance(part, bytes) else str(part).encode() for part in name)
+        return hashlib.sha256(self._key + text).digest()
+
     def uniform(self, n: int, *name: str | int | bytes) -> np.ndarray:
         """Return n numbers in (0, 1], float64, of the draw ``name``."""
-        text = b"/".join(part if isinstance(part, bytes) else str(part).encode() for part in name)
-        key = hashlib.sha256(self._key + text).digest()
+        key = self.derived(*name)
         stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * n))
         words: np.ndarray = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
         return (words + 1.0) / 2.0**53

@@ -53,6 +53,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
     rounds = [entry for entry in entries if entry.round > 0]
     last = rounds[-1] if rounds else Entry(round=0)
     combined = {name: over(entries, name) for name in OVER}
+    spent = entries[-1].privacy if entries else None
     failures, flops, seconds = (combined[name] for name in ("failures", "flops", "seconds"))
     return {
         **{k: v.as_dict() if isinstance(v, Part) else v for k, v in combined.items()},
@@ -77,8 +78,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
         "failures": [failure.model_dump() for failure in failures[:MANY]],
         "further_failures": len(failures) - MANY if len(failures) > MANY else None,
         "warnings": [note for entry in rounds for note in entry.notes] or None,
-        "privacy": last.privacy
-        and {**config.privacy.model_dump(by_alias=True), **last.privacy.model_dump()},
+        "privacy": spent and {**config.privacy.model_dump(by_alias=True), **spent.model_dump()},
         "versions": {
             "fedmosaic": VERSION,
             "torch": torch.__version__,
