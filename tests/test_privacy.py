@@ -7,23 +7,43 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch import nn
 
-from client_app.handler import private
+from client_app.handler import Handler, private
 from client_app.methods import make
 from client_app.participant import Participant
 from common import methods
-from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest, ScoreRequest
+from common.exchange.protocol import (
+    CensusRequest,
+    ModelReply,
+    ModelRequest,
+    Reply,
+    ScoreRequest,
+)
 from common.exchange.records import StateDict
-from common.journal import Entry
+from common.journal import Entry, Failure
 from common.parse import parse
 from common.techniques import privacy
-from common.techniques.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
+from common.techniques.privacy import (
+    NAME,
+    ORDERS,
+    Secret,
+    averaged,
+    clipped,
+    flattened,
+    gaussian_epsilon,
+    local_cost,
+    moved,
+    noised,
+)
 from deploy.report import sections
 from deploy.report.read import read
+from deploy.run.loopback import Loopback
 from server_app.aggregation.privacy import NoisyMean, NoisySums, delta, spent
 from server_app.scoring.score import Scorer
 from server_app.stopped import Stopped
+from server_app.strategy import MethodStrategy
 from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, overrides, play, under
 
@@ -255,6 +275,21 @@ def test_the_file_of_sums_has_no_half_line_and_no_damage(tmp_path: Path) -> None
     assert NoisySums.by_round(tmp_path) == {}, "a new run begins anew"
 
 
+@pytest.mark.parametrize(("z", "rounds"), [(1.0, 1), (2.0, 40), (50.0, 600), (0.1, 3)])
+def test_a_clients_ledger_adds_up_what_an_accountant_does(z: float, rounds: int) -> None:
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant, usual = RdpAccountant([*ORDERS]), RdpAccountant()
+    for one in (accountant, usual):
+        one.compose(dp.GaussianDpEvent(z / 2), rounds)  # two updates are 2 C apart
+    epsilon = gaussian_epsilon(local_cost(z) * rounds)
+    assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert dp.get_epsilon_gaussian(z / 2 / math.sqrt(rounds), 1e-5) <= epsilon
+    assert epsilon <= usual.get_epsilon(1e-5) * (1 + 1e-4), "finer orders"
+    assert gaussian_epsilon(0.0) == 0.0
+
+
 def test_who_is_selected_publicly_counts_as_selected_always() -> None:
     assert bill(7, per_round=3) == bill(7, per_round=0)
     assert bill(7, per_round=100, sampling="secret") == bill(7), "everybody is nobody's secret"
@@ -373,6 +408,82 @@ def test_a_round_that_a_stopped_run_repeats_counts_twice(
     bills = [spent(config, 4, t, {2: 2} if t > 1 else {}).epsilon for t in (1, 2, 3)]
     assert [entry["privacy"]["epsilon"] for entry in run.journal[1:]] == bills
     assert run.summary["privacy"]["epsilon"] == bills[-1] > spent(config, 4, 3).epsilon
+
+
+def asked(grid: Loopback, t: int, w: StateDict, experiment: str = "test") -> Message:
+    """Return the reply of client 0 to a request of round t."""
+    content = ModelRequest(w=w).stamped(experiment, t).pack()
+    (reply,) = grid.pull_messages(grid.push_messages([Message(content, 1, "train")]))
+    return reply
+
+
+def test_a_server_averages_no_noise_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It asks for one round again and again, with slightly different weights."""
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 1, "privacy__mode": "local"}
+    settings = flat(tmp_path, **given, privacy__noise_multiplier=100.0, rounds=3)
+    config = parse(settings)
+    w = Participant(config, {"partition-id": 0}, "test").model("mlp@0.25").state_dict()
+    name = next(iter(w))
+    with Loopback(1, settings, workers=0) as grid:
+        first = ModelReply.unpack(asked(grid, 1, w).content)
+        for i in range(1, 6):
+            assert asked(grid, 1, {**w, name: w[name] + 1e-6 * i}).has_error()
+        again = ModelReply.unpack(asked(grid, 1, w).content)
+        assert all(torch.equal(first.w[n], again.w[n]) for n in w)
+    assert "round 1 was answered before, and this is another request" in caplog.text
+    noise = flattened(first.w, [name]) - flattened(w, [name])
+    assert float(noise.std()) == pytest.approx(100, rel=0.2)
+
+
+def test_a_changed_state_dir_and_another_experiment_are_in_the_same_ledger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {0: {"ledger": str(tmp_path / "ledger"), "max-rounds": 4, "max-epsilon": 9.5}}
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 1, "privacy__mode": "local"}
+    for i in range(3):
+        settings = flat(tmp_path / str(i), **given, privacy__noise_multiplier=2.0, rounds=9)
+        w = Participant(parse(settings), {"partition-id": 0}, "e").model("mlp@0.25").state_dict()
+        with Loopback(1, settings, workers=0, node_configs=own) as grid:
+            replies = [asked(grid, t, w, f"e{i}") for t in (1, 2)]
+            assert [reply.has_error() for reply in replies] == [i == 2, i > 0]
+    assert "max-epsilon = 9.5 of this client's owner: another round makes ε = 10.7" in caplog.text
+
+
+def test_a_resumed_local_run_gets_the_stored_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = {"mode": "local", "rounds": 3}
+    whole = run(tmp_path / "whole", **local)
+    record, folder = MethodStrategy._record, tmp_path / "part"
+
+    def stop(self: MethodStrategy, refused: list[Failure]) -> None:
+        if self.entry.round == 2:
+            raise KeyboardInterrupt  # the replies are here, but no checkpoint of the round
+        record(self, refused)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodStrategy, "_record", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, **local)
+    trained, rounds = Handler.trained, list[int]()
+
+    def counted(self: Handler[Any, Any], request: ModelRequest) -> Reply:
+        rounds.append(request.t)
+        return trained(self, request)
+
+    monkeypatch.setattr(Handler, "trained", counted)
+    part = run(folder, **local, resume=True)
+    assert rounds == [3, 3], "round 2 is not trained again"
+    assert part.timeless == whole.timeless and part.weights == whole.weights
+
+
+def test_a_new_run_with_the_name_of_another_one_is_refused_in_the_census(tmp_path: Path) -> None:
+    state = {"state_dir": str(tmp_path / "state"), "mode": "local"}
+    run(tmp_path / "a", **state)
+    line = "experiment = 'test': this client has answered its round 2, and .*; choose another name"
+    with pytest.raises(Stopped, match=line):
+        run(tmp_path / "b", **state)
+    run(tmp_path / "c", **state, experiment="other")
 
 
 def lost(*_: object) -> ModelReply:

@@ -162,6 +162,11 @@ class Privacy(Section):
         return self.on and (self.sampling == "secret" or self.round_seconds > 0)
 
     @property
+    def local_noise(self) -> float:
+        """z of the noise that a client adds to its update; 0: it adds none."""
+        return self.noise_multiplier if self.mode == "local" else 0.0
+
+    @property
     def on(self) -> bool:
         """Whether differential privacy is on."""
         return self.mode != "off"
