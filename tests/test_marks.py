@@ -83,6 +83,7 @@ def test_what_a_resumed_run_may_change() -> None:
         *("resume", "runtime", "out", "state-dir", "timeout", "wait", "experiment"),
         *("max-samples", "rebind", "track", "plugins", "from-round", "keep", "sanity"),
         *("window", "name", "labels", "min-clients", "leave-after", "callbacks"),
+        "privacy.round-seconds",
         *("score.stop", "score.patience", "score.collapse", "wire.max-mb"),
         *("node.K.device", "node.K.memory-mb", "node.K.state-dir"),
     }

@@ -152,7 +152,7 @@ class Privacy(Section):
     round. ``secret`` (``central`` only): select each client independently with probability
     per-round / clients from the operating system's entropy, which gives a smaller ε. The journal
     then has no times."""
-    round_seconds: NonNegative = 0.0
+    round_seconds: Annotated[NonNegative, Mark.FREE] = 0.0
     """Duration of every round in seconds, for runs that others watch while they go on; 0: a round
     takes as long as its clients. The server waits until it is over. It must exceed ``timeout``."""
 
