@@ -35,6 +35,7 @@ def answer(message: Message, context: Context) -> Message:
     from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import open_message
+    from client_app.store import NotAnswered
     from common import progress
     from common.errors import LONGEST, line
     from common.exchange import protocol
@@ -67,15 +68,23 @@ def answer(message: Message, context: Context) -> Message:
             raise ValueError(f"the message is for round {request.t} of {config.run.rounds}")
         participant = Participant(config, context.node_config, request.experiment)
         received.admit()
-        with progress.block(f"client {participant.k}"):
+
+        def stamped() -> ToServer:
             reply = work(half(participant), request)
-        # The census of round t comes after that round.
-        t = request.t + isinstance(request, protocol.CensusRequest)
-        reply = reply.stamped(request, participant.k, participant.kept(t))
+            # The census of round t comes after that round.
+            t = request.t + isinstance(request, protocol.CensusRequest)
+            return reply.stamped(request, participant.k, participant.kept(t))
+
+        with progress.block(f"client {participant.k}"):
+            if (kind := message.metadata.message_type).startswith("train"):
+                z = config.privacy.local_noise
+                reply = participant.ledger.answer(kind, request, z, stamped)
+            else:
+                reply = stamped()
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error
         kind = message.metadata.message_type
-        known = isinstance(error, Damaged)  # its message needs no traceback
+        known = isinstance(error, Damaged | NotAnswered)  # its message needs no traceback
         log.error("client failed on %s%s", kind, f": {error}" if known else "", exc_info=not known)
         reason = line(error, LONGEST, typed=True)
         if kind == "query.hello":  # before the census the server cannot map a node to a client

@@ -1,5 +1,6 @@
 """Base class of a method's client half: the work of participant k for each type of message."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, TypeVar, cast, final
@@ -31,6 +32,8 @@ from common.settings.config import Config, MethodOptions, listed
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs
 from common.training.task import Result
+
+log = logging.getLogger("flwr.fedmosaic")
 
 O = TypeVar("O", bound=MethodOptions)  # noqa: E741 - a method's options
 D = TypeVar("D", bound=Request)
@@ -95,6 +98,8 @@ class Handler(ABC, Generic[O, D]):
         p, task = self.participant, self.task
         if hello.clients and p.clients != hello.clients:
             raise ValueError(f"this client expects {p.clients} clients, the server {hello.clients}")
+        if answered := p.ledger.check(hello.experiment, hello.t, self.config.privacy.local_noise):
+            log.info("client %d: %s", p.k, answered)
         if hello.forget:
             p.forget()
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
@@ -190,7 +195,11 @@ class Handler(ABC, Generic[O, D]):
 
     @final
     def trained_second(self, request: Request) -> Reply:
-        """Return the reply of ``second`` with costs added."""
+        """Return the reply of ``second`` with costs added.
+
+        Raises ``ValueError`` under ``privacy.mode = "local"``.
+        """
+        self._refuse("second reply in a round")
         return self._with_costs(self.second, request)
 
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:

@@ -19,9 +19,15 @@ KINDS: dict[str, type] = {
     "key": str,  #: file of the client's registered key; with it, messages must be sealed
     "ca": str,  #: file of the authority's certificate; required with key
     "server-keys": str,  #: comma-separated fingerprints of ServerApps; default: any
+    "ledger": str,  #: folder of the client's ledger; default: ~/.fedmosaic/ledger
+    "max-rounds": int,  #: most rounds that the client answers, over all runs; default: any number
+    "max-epsilon": float,  #: largest ε of the client's noisy replies, over all runs; default: any
     **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
 }
-LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200}
+LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200, "max-rounds": 1}
+LEDGER = "FEDMOSAIC_LEDGER"  #: environment variable of a client with the folder of its ledger
+IN_STATE = "state-dir"
+"""Value of ``ledger`` for clients of a simulation: the ledger lies with the client's state."""
 NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from client_app.node import check, limit_memory
-from client_app.store import Store
+from client_app.store import Ledger, Store
 from common import models, progress, seeds
 from common.data import divide, pool_of
 from common.data.dataset import Dataset
@@ -50,6 +50,7 @@ class Participant:
         check(node, strict=False)
         self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
+        own = node
         self.node = node = {**config.node(self.k), **node}
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
@@ -67,6 +68,7 @@ class Participant:
         )
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
         self.folder = self._store.folder  #: folder of the saved state; it need not exist
+        self.ledger = Ledger.of(own, self.k, self.folder)
         self._saved = 0  #: round of the state that this process saved; 0: none
 
     @cached_property

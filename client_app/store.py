@@ -12,17 +12,32 @@ last good state unchanged.
 """
 
 import contextlib
+import hashlib
+import os
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Self, TypeVar, final
 
+import filelock
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from client_app.node import IN_STATE, LEDGER
+from common.exchange.protocol import ModelReply, ToClient, ToServer
 from common.exchange.records import Records
-from common.files import Damaged, write_atomically
+from common.files import Damaged, home, write_atomically
+from common.settings.section import Value
+from common.techniques.privacy import OWNERS_DELTA, gaussian_epsilon, local_cost
 
 T = TypeVar("T", bound=Records)
 
+STORED_REPLIES = 5  #: experiments whose newest reply a ledger stores
 NAMED = "also-"
 """Prefix of an empty file next to a round's state; the round that its request named follows."""
+
+
+class NotAnswered(ValueError):
+    """Error for a request that a client's ledger or its owner's limits exclude, in one line."""
 
 
 @final
@@ -139,3 +154,226 @@ class Store:
                 with contextlib.suppress(OSError):  # another process may delete it meanwhile
                     files[path] = path.stat().st_mtime_ns
         return files
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+@final
+class _Newest(_Content):
+    """The newest round that a client answered in one experiment."""
+
+    round: int
+    requests: dict[str, str]  #: digest of the newest request by message type
+    reply: str = ""  #: file name of the stored reply; empty: none is stored
+    kind: str = ""  #: kind of the stored reply
+
+
+@final
+class _Answered(_Content):
+    """Content of a ledger."""
+
+    rounds: int = 0  #: answered rounds; a round counts again for each further request
+    cost: float = 0.0  #: sum of the rounds with noise, see ``gaussian_epsilon``
+    experiments: dict[str, _Newest] = {}  #: by name, the one that was answered last at the end
+
+
+@final
+class Ledger:
+    """The rounds that one client has answered in all experiments, in a folder of its node.
+
+    A server chooses the experiment's name, the round and the weights of a request. The node's
+    configuration alone chooses the folder, so that no server can begin a new ledger. A round is
+    recorded before its reply leaves. A reply with noise is stored: the same request gets the same
+    bytes again, and another request for that round or an earlier one is refused. Requests without
+    noise are counted only, if the owner limits rounds.
+    """
+
+    def __init__(self, folder: Path, max_rounds: int = 0, max_epsilon: float = 0.0) -> None:
+        self.folder, self._path = folder, folder / "ledger"
+        self._max_rounds, self._max_epsilon = max_rounds, max_epsilon
+
+    @classmethod
+    def of(cls, node: Mapping[str, Value], k: int, state: Path) -> Self:
+        """Return the ledger of client k. ``node``: its node's own configuration, without the run's;
+        ``state``: folder of the client's state."""
+        place = str(node.get("ledger", "")) or os.environ.get(LEDGER, "")
+        folder = Path(place or home() / ".fedmosaic" / "ledger") / str(k)
+        rounds, epsilon = int(node.get("max-rounds", 0)), float(node.get("max-epsilon", 0.0))
+        return cls(state / "ledger" if place == IN_STATE else folder, rounds, epsilon)
+
+    def check(self, experiment: str, t: int, z: float) -> str:
+        """Return what was answered so far, in one line; empty without noise.
+
+        ``t``: the round after which a run starts or resumes; ``z``: the noise of its replies, 0
+        without. Raises ``NotAnswered``, one line, if this client can answer no further round of it.
+        """
+        if not self._is_needed(z):
+            return ""
+        answered = self._read()
+        past = answered.experiments.get(experiment)
+        if past is None or past.round <= t:  # else the next request may be a repetition
+            self._check_limits(answered, z)
+        if z and past is not None and past.round > t + 1:
+            raise NotAnswered(
+                f"experiment = {experiment!r}: this client has answered its round {past.round}, "
+                f"and the run goes on after round {t}; choose another name"
+            )
+        epsilon = gaussian_epsilon(answered.cost)
+        told = f"over all runs this client has answered {answered.rounds} rounds"
+        return f"{told}, with noise: ε = {epsilon:.3g} at δ = {OWNERS_DELTA:g}" if z else ""
+
+    def answer(
+        self, kind: str, request: ToClient, z: float, work: Callable[[], ToServer]
+    ) -> ToServer:
+        """Return the stored reply to ``request``, or record and return ``work()``.
+
+        ``kind``: message type; ``z``: noise of the reply, 0 without. Raises ``NotAnswered``, one
+        line, for a round that was answered before and beyond the owner's limits, and ``Damaged``
+        if the ledger cannot be read or written.
+        """
+        if not self._is_needed(z):
+            return work()
+        sha = hashlib.sha256()
+        for piece in request.pieces():
+            sha.update(piece)
+        digest = sha.hexdigest()
+        with self._locked():
+            reply = self._stored(self._read(), kind, request, digest, z)
+        if reply is not None:
+            return reply
+        reply = work()
+        with self._locked():  # another process may have answered meanwhile
+            answered = self._read()
+            former = self._stored(answered, kind, request, digest, z)
+            if former is None:
+                self._record(answered, kind, request, digest, reply, z)
+        return former or reply
+
+    def _is_needed(self, z: float) -> bool:
+        return bool(z or self._max_rounds or self._max_epsilon)
+
+    def _stored(
+        self, answered: _Answered, kind: str, request: ToClient, digest: str, z: float
+    ) -> ToServer | None:
+        """Return the stored reply; None if the request may be answered, else ``NotAnswered``."""
+        past = answered.experiments.get(request.experiment)
+        if not self._counts(past, kind, request, digest) and not z:
+            return None
+        if z and past is not None and request.t <= past.round:
+            asked = f"experiment = {request.experiment!r}: round {request.t}"
+            if request.t < past.round:
+                raise NotAnswered(f"{asked} is before round {past.round}, which was answered")
+            if past.requests.get(kind) != digest:
+                raise NotAnswered(f"{asked} was answered before, and this is another request")
+            if not past.reply:
+                raise NotAnswered(f"{asked} was answered before, and its reply is not stored")
+            return _reply_class(past.kind).load(self.folder / past.reply)
+        self._check_limits(answered, z)
+        return None
+
+    @staticmethod
+    def _counts(past: _Newest | None, kind: str, request: ToClient, digest: str) -> bool:
+        """Return whether a request is a further round: not the newest one in this experiment.
+
+        The second exchange belongs to its round, and so does a repetition of the newest request.
+        """
+        if past is None or past.round != request.t:
+            return True
+        return past.requests.get(kind, digest) != digest
+
+    def _check_limits(self, answered: _Answered, z: float) -> None:
+        """Raise ``NotAnswered`` if the owner's limits allow no further round."""
+        if 0 < self._max_rounds <= answered.rounds:
+            raise NotAnswered(
+                f"max-rounds = {self._max_rounds} of this client's owner: it has answered "
+                f"{answered.rounds} rounds, over all runs"
+            )
+        if not self._max_epsilon:
+            return
+        limit = f"max-epsilon = {self._max_epsilon:g} of this client's owner"
+        if not z:
+            raise NotAnswered(f'{limit}: privacy.mode = "local" is required')
+        if (after := gaussian_epsilon(answered.cost + local_cost(z))) > self._max_epsilon:
+            raise NotAnswered(
+                f"{limit}: another round makes ε = {after:.3g} at δ = {OWNERS_DELTA:g}, over all "
+                "runs"
+            )
+
+    def _record(
+        self,
+        answered: _Answered,
+        kind: str,
+        request: ToClient,
+        digest: str,
+        reply: ToServer,
+        z: float,
+    ) -> None:
+        past = answered.experiments.pop(request.experiment, None)
+        if self._counts(past, kind, request, digest):
+            answered.rounds += 1
+            answered.cost += local_cost(z) if z else 0.0
+        same = past.requests if past is not None and past.round == request.t else {}
+        newest = _Newest(round=request.t, requests={**same, kind: digest})
+        if z:
+            newest.reply, newest.kind = f"{digest[:32]}.reply", reply.kind
+        answered.experiments[request.experiment] = newest
+        stored = [one for one in answered.experiments.values() if one.reply]
+        for one in stored[:-STORED_REPLIES]:
+            one.reply = ""
+        try:
+            if z:
+                write_atomically(self.folder / newest.reply, reply.pieces(), private=True)
+            body = answered.model_dump_json().encode()
+            seal = hashlib.sha256(body).hexdigest().encode()
+            write_atomically(self._path, body + b"\n" + seal + b"\n", private=True)
+            needed = {one.reply for one in stored}
+            for path in self.folder.glob("*.reply"):
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _read(self) -> _Answered:
+        """Return the content of the ledger; raise ``Damaged`` if it is not as it was written."""
+        try:
+            body, seal, rest = self._path.read_bytes().split(b"\n")
+            if rest or hashlib.sha256(body).hexdigest().encode() != seal:
+                raise ValueError
+            return _Answered.model_validate_json(body)
+        except FileNotFoundError:
+            return _Answered()
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        except (ValueError, ValidationError):
+            why = "is damaged"
+        raise Damaged(
+            f"{self._path} {why}; without it this client does not know what it has answered, so it "
+            "answers no round"
+        )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Make the folder, and let no other process use the ledger within the block."""
+        try:
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.folder / "ledger.lock", mode=0o600)
+            lock.acquire()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _unwritable(self, error: OSError) -> Damaged:
+        return Damaged(f"ledger {self.folder} cannot be written: {error.strerror}")
+
+
+def _reply_class(kind: str) -> type[ModelReply]:
+    """Return the class of replies of this kind."""
+    classes = [ModelReply]
+    for one in classes:
+        classes += one.__subclasses__()
+    return next(one for one in classes if one.kind == kind)

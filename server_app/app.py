@@ -46,7 +46,9 @@ def main(grid: Grid, context: Context) -> None:
         device.settle(config.run.threads)
         dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         log.info("%s: results go to %s", experiment, out)
-        record = Record(config, Sink(out, config.run.track, numbers.settings(config)), settings)
+        at_end = config.privacy.hides_times and not config.privacy.round_seconds
+        sink = Sink(out, config.run.track, numbers.settings(config), at_end=at_end)
+        record = Record(config, sink, settings)
         task = Task.of(config, dataset, device.choose(config.run.device))
         check_fleet(task)
         channel: Channel = PlainChannel(config, experiment)

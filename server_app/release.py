@@ -12,7 +12,8 @@ number: ``Failure.released``, set where the failure arises. Log lines have it as
 
 import logging
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import final
@@ -20,7 +21,7 @@ from typing import final
 from common import progress
 from common.journal import Entry, Failure, Member, Part, Use
 from common.settings.config import Config
-from server_app.aggregation.privacy import spent
+from server_app.aggregation.privacy import NoisySums, spent
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -31,6 +32,7 @@ LINES = {
     r"round \d+: the SuperLink failed while it took the messages": r"\g<0>",
     r"round \d+: the loss of the server's model is \S+, so the round is not kept": r"\g<0>",
     r"(round \d+): training diverged": r"\1: the server's training diverged",
+    r"round \d+ lasted longer than privacy.round-seconds = \S+": r"\g<0>",
 }
 """Log lines and lines of a stopped run that may leave the server, and their text."""
 
@@ -53,17 +55,24 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
     secret = config.privacy.sampling == "secret"  # a missing reply tells that a client was selected
     if entry.round:
         entry.notes = [] if secret else _missing(entry.failures)
-        entry.privacy = spent(config, clients, entry.round)
+        sums = NoisySums.by_round(Path(config.run.out))
+        entry.privacy = spent(config, clients, entry.round, sums)
     else:
         entry.clients = [_reduced(member) for member in entry.clients]
     for event in entry.events:
         event.member = event.member and _reduced(event.member)
-    for name, default in _withheld(Entry).items():
-        setattr(entry, name, default)
-        entry.model_fields_set.discard(name)
+    for name in _withheld(Entry):
+        _clear(entry, name)
     if secret:
-        entry.selected = []
-        entry.model_fields_set.discard("selected")
+        _clear(entry, "selected")
+    if config.privacy.hides_times:
+        _clear(entry, "seconds")
+
+
+def _clear(entry: Entry, name: str) -> None:
+    """Set a field of the entry to its default, so that the journal's line does not have it."""
+    setattr(entry, name, Entry.model_fields[name].get_default(call_default_factory=True))
+    entry.model_fields_set.discard(name)
 
 
 def _reduced(member: Member) -> Member:
@@ -95,6 +104,41 @@ def stop_line(error: Exception) -> str:
         at = at.tb_next
     where = f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}" if at else ""
     return f"{type(error).__name__}{where}; under [privacy] its text is withheld"
+
+
+@final
+class Pace:
+    """Fixed duration of the rounds of a run, in ``seconds``; 0: rounds end without a wait.
+
+    The rounds end at fixed times after the start of the first one. A round that lasts longer ends
+    with a later one of these times.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._seconds, self._clock, self._sleep = seconds, clock, sleep
+        self._end = 0.0  #: end of the current round; 0 before the first one
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._end = (self._end or self._clock()) + self._seconds
+
+    def wait(self, t: int, renew: Callable[[], None] = lambda: None) -> None:
+        """Wait until the end of round t; call ``renew`` at least every second meanwhile."""
+        if not self._seconds:
+            return
+        if self._clock() > self._end:
+            late = "round %d lasted longer than privacy.round-seconds = %g"
+            log.warning(late, t, self._seconds)
+        while self._clock() > self._end:
+            self._end += self._seconds
+        while (rest := self._end - self._clock()) > 0:
+            self._sleep(min(rest, 1.0))
+            renew()
 
 
 @contextmanager

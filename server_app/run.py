@@ -95,7 +95,8 @@ class Run:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure the time of a phase, and name the phase in the status and in progress lines."""
-        self.status.enter(self.entry.round, name)
+        if not (self.config.privacy.hides_times and self.entry.round):
+            self.status.enter(self.entry.round, name)
         with clock(self.entry, name), progress.block("server step" if name == "step" else name):
             yield
 

@@ -29,7 +29,7 @@ from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import check_bound
 from server_app.method import mean_metrics
-from server_app.release import withhold
+from server_app.release import Pace, withhold
 from server_app.run import Run
 from server_app.scoring.score import score_check, score_requests
 from server_app.stopped import DivergedRound
@@ -59,6 +59,7 @@ class MethodStrategy(Run, Strategy):
         self.built_in: Sequence[RunCallback] = [kind(self) for kind in BUILT_IN]
         self.history = History(self, self.built_in)
         self.plan = self.history.plan
+        self.pace = Pace(self.config.privacy.round_seconds if self.private else 0.0)
 
     # The run.
 
@@ -90,6 +91,7 @@ class MethodStrategy(Run, Strategy):
         ``configure_…`` selects clients and makes messages, ``exchange`` sends them and collects
         the replies, ``aggregate_…`` checks and uses the replies.
         """
+        self.pace.begin()
         events, refused_nodes = self._renew(t)
         self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
         if events:
@@ -111,8 +113,10 @@ class MethodStrategy(Run, Strategy):
                 if self.entry.end and not self.due(self.config.score.every):
                     self._score()  # the clients' scores end the run
         except DivergedRound as diverged:
+            self.pace.wait(t, self.status.renew)
             self.history.go_back(diverged)
         else:
+            self.pace.wait(t, self.status.renew)
             self._record(refused_nodes)
 
     def _call(self, hook: Callable[..., None], *args: object) -> None:
@@ -123,7 +127,7 @@ class MethodStrategy(Run, Strategy):
     def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
         """Update the members before round t; return the events, and failures for the journal."""
         method, membership = self.method, self.membership
-        self.status.enter(t, "membership")
+        self.status.enter(t, "exchange" if self.config.privacy.hides_times else "membership")
         events, refused_nodes = membership.renew(t, method.admit)
         method.clients, method.roster = self.clients, membership.roster
         for event in events:

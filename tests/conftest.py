@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["FEDMOSAIC_LEDGER"] = "state-dir"  # no test writes to the ledger of this machine
 
 import pytest
 import torch

@@ -83,6 +83,7 @@ def test_what_a_resumed_run_may_change() -> None:
         *("resume", "runtime", "out", "state-dir", "timeout", "wait", "experiment"),
         *("max-samples", "rebind", "track", "plugins", "from-round", "keep", "sanity"),
         *("window", "name", "labels", "min-clients", "leave-after", "callbacks"),
+        "privacy.round-seconds",
         *("score.stop", "score.patience", "score.collapse", "wire.max-mb"),
         *("node.K.device", "node.K.memory-mb", "node.K.state-dir"),
     }
@@ -132,6 +133,8 @@ def test_what_differential_privacy_excludes() -> None:
         "finetune.epochs": (0,),
         "select.by": ("uniform",),
         "select.tags": ("",),
+        "data.test": ("split",),
+        "data.score-on": ("test",),
         "flops": (False,),
         "memory": (False,),
         "from-round": (-1,),
@@ -140,6 +143,8 @@ def test_what_differential_privacy_excludes() -> None:
     }
     local = [key for key, mark in rules.items() if mark.modes != ("central", "local")]
     assert local == ["privacy.sampling"] and rules["privacy.sampling"].modes == ("local",)
+    conditions = {key: mark.unless for key, mark in rules.items() if mark.unless}
+    assert conditions == {"data.test": ("data.partition", "own")}
 
 
 def test_what_a_leaderboard_fixes() -> None:

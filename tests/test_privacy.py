@@ -7,21 +7,43 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch import nn
 
-from client_app.handler import private
+from client_app.handler import Handler, private
 from client_app.methods import make
 from client_app.participant import Participant
 from common import methods
-from common.exchange.protocol import CensusRequest, ModelReply, ModelRequest, ScoreRequest
+from common.exchange.protocol import (
+    CensusRequest,
+    ModelReply,
+    ModelRequest,
+    Reply,
+    ScoreRequest,
+)
 from common.exchange.records import StateDict
+from common.journal import Entry, Failure
 from common.parse import parse
 from common.techniques import privacy
-from common.techniques.privacy import NAME, Secret, averaged, clipped, flattened, moved, noised
+from common.techniques.privacy import (
+    NAME,
+    ORDERS,
+    Secret,
+    averaged,
+    clipped,
+    flattened,
+    gaussian_epsilon,
+    local_cost,
+    moved,
+    noised,
+)
 from deploy.report import sections
 from deploy.report.read import read
-from server_app.aggregation.privacy import NoisyMean, delta, spent
+from deploy.run.loopback import Loopback
+from server_app.aggregation.privacy import NoisyMean, NoisySums, delta, spent
+from server_app.scoring.score import Scorer
 from server_app.stopped import Stopped
+from server_app.strategy import MethodStrategy
 from tests.support.adversary import Largest
 from tests.support.tiny import TinyRun, flat, overrides, play, under
 
@@ -219,6 +241,55 @@ def test_epsilon_of_one_secret_round_is_the_exact_one_or_slightly_more(q: float,
     assert 0.98e-5 <= p - math.exp(epsilon) * reference <= 1e-5 * (1 + 1e-6)
 
 
+def test_a_round_with_two_sums_costs_as_much_as_one_with_less_noise() -> None:
+    """Both have the same selection, so they are one Gaussian at distance √2 C."""
+
+    def cost(rounds: int, sums: dict[int, int], **changes: Any) -> float:
+        given = {"mode": "central", "noise_multiplier": 2.0, "delta": 1e-5, **changes}
+        more = {"method": "fedavg", "clients": 10, "per_round": 3}
+        config = parse(flat(Path("nowhere"), **more, **under("privacy", **given)))
+        return spent(config, 10, rounds, sums).epsilon
+
+    assert cost(3, {}) == cost(3, {1: 1, 2: 1}) == cost(2, {1: 1, 3: 1})
+    assert cost(3, {2: 2}) == cost(4, {}) == cost(2, {1: 1, 3: 2}), "exact, and public"
+    secret = {"sampling": "secret"}
+    less = cost(1, {}, sampling="secret", noise_multiplier=math.sqrt(2.0))
+    assert cost(1, {1: 2}, **secret) == pytest.approx(less, rel=1e-3)
+    assert cost(2, {}, **secret) < less < cost(3, {3: 2}, **secret) < cost(3, {})
+
+
+def test_the_file_of_sums_has_no_half_line_and_no_damage(tmp_path: Path) -> None:
+    sums = NoisySums(tmp_path, resume=False)
+    for t, name in ((1, b"a" * 32), (2, b"b" * 32), (2, b"b" * 32), (2, b"c" * 32)):
+        sums.add(t, name)
+    path = tmp_path / "privacy.sums"
+    assert NoisySums.by_round(tmp_path) == {1: 1, 2: 2} and path.stat().st_mode & 0o777 == 0o600
+    whole = path.read_text()
+    path.write_text(whole + "3 ab")  # cut by a crash, before anything of round 3 left
+    NoisySums(tmp_path, resume=True).add(2, b"b" * 32)
+    assert path.read_text() == whole
+    path.write_text(whole.replace("2", "two", 1))
+    with pytest.raises(ValueError, match="privacy.sums, line 2 is damaged; without it ε cannot"):
+        NoisySums.by_round(tmp_path)
+    NoisySums(tmp_path, resume=False)
+    assert NoisySums.by_round(tmp_path) == {}, "a new run begins anew"
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(1.0, 1), (2.0, 40), (50.0, 600), (0.1, 3)])
+def test_a_clients_ledger_adds_up_what_an_accountant_does(z: float, rounds: int) -> None:
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant, usual = RdpAccountant([*ORDERS]), RdpAccountant()
+    for one in (accountant, usual):
+        one.compose(dp.GaussianDpEvent(z / 2), rounds)  # two updates are 2 C apart
+    epsilon = gaussian_epsilon(local_cost(z) * rounds)
+    assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert dp.get_epsilon_gaussian(z / 2 / math.sqrt(rounds), 1e-5) <= epsilon
+    assert epsilon <= usual.get_epsilon(1e-5) * (1 + 1e-4), "finer orders"
+    assert gaussian_epsilon(0.0) == 0.0
+
+
 def test_who_is_selected_publicly_counts_as_selected_always() -> None:
     assert bill(7, per_round=3) == bill(7, per_round=0)
     assert bill(7, per_round=100, sampling="secret") == bill(7), "everybody is nobody's secret"
@@ -276,6 +347,15 @@ def test_a_method_that_sends_more_than_what_is_averaged_refuses(method: str) -> 
         ("score.drift=true", "score.drift = true is not allowed .* allowed: false"),
         ("flops=true", "flops = true is not .* how many samples a client has; allowed: false"),
         ("memory=true", "memory = true is not .* how many samples a client has; allowed: false"),
+        (
+            "data.score-on=validation data.validation=0.2",
+            'data.score-on = "validation" .* on clients\' samples, without noise; allowed: "test"',
+        ),
+        ("data.test=merge", 'data.test = "merge" .* on clients\' samples, .*; allowed: "split"'),
+        (
+            "data.test=own data.partition=natural",
+            'data.test = "own" .* on clients\' samples, .*; allowed: "split"',
+        ),
     ],
 )
 def test_what_noise_on_a_mean_would_not_protect_is_refused(change: str, line: str) -> None:
@@ -285,6 +365,12 @@ def test_what_noise_on_a_mean_would_not_protect_is_refused(change: str, line: st
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("test", ["own", "merge"])
+def test_a_server_with_its_own_data_set_scores_on_no_clients_sample(test: str) -> None:
+    given = {"method": "fedavg", "privacy.mode": "central", "data.partition": "own"}
+    assert parse(flat(Path("nowhere"), **given, data__test=test)).data.test == test
+
+
 # Whole runs.
 def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     given = {"method": "fedavg", "fleet": "mlp@0.25", "privacy__mode": "local"}
@@ -292,6 +378,116 @@ def test_no_round_is_undone_under_privacy(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
         play(settings, Largest)
     assert [entry["round"] for entry in TinyRun(tmp_path).journal] == [0, 1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"privacy__sampling": "secret", "per_round": 3}])
+def test_a_round_that_a_stopped_run_repeats_counts_twice(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the first attempt was shown, and the noise of the second one is another."""
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 4, "privacy__mode": "central"}
+    settings = flat(tmp_path, **given, **changes, privacy__clip=0.01, rounds=3)
+    config, sound = parse(settings), Scorer.check_sound
+
+    def check_sound(self: Scorer, entry: Entry, guess: float) -> None:
+        sound(self, entry, -1.0 if entry.round == 2 else guess)
+
+    for attempts in (1, 1, 2):  # the second one has the same sum, and stops again
+        with monkeypatch.context() as patch:
+            patch.setattr(Scorer, "check_sound", check_sound)
+            if attempts == 2:
+                patch.setattr("client_app.handler.Handler.trained", lost)
+            with pytest.raises(Stopped, match="round 2: the loss of the server's model is"):
+                play(settings)
+        assert NoisySums.by_round(tmp_path) == {1: 1, 2: attempts}
+        stopped = TinyRun(tmp_path).summary
+        assert stopped["privacy"]["epsilon"] == spent(config, 4, 2, {2: attempts}).epsilon
+        settings["resume"] = True
+    run = play(settings)
+    assert NoisySums.by_round(tmp_path) == {1: 1, 2: 2, 3: 1}
+    bills = [spent(config, 4, t, {2: 2} if t > 1 else {}).epsilon for t in (1, 2, 3)]
+    assert [entry["privacy"]["epsilon"] for entry in run.journal[1:]] == bills
+    assert run.summary["privacy"]["epsilon"] == bills[-1] > spent(config, 4, 3).epsilon
+
+
+def asked(grid: Loopback, t: int, w: StateDict, experiment: str = "test") -> Message:
+    """Return the reply of client 0 to a request of round t."""
+    content = ModelRequest(w=w).stamped(experiment, t).pack()
+    (reply,) = grid.pull_messages(grid.push_messages([Message(content, 1, "train")]))
+    return reply
+
+
+def test_a_server_averages_no_noise_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It asks for one round again and again, with slightly different weights."""
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 1, "privacy__mode": "local"}
+    settings = flat(tmp_path, **given, privacy__noise_multiplier=100.0, rounds=3)
+    config = parse(settings)
+    w = Participant(config, {"partition-id": 0}, "test").model("mlp@0.25").state_dict()
+    name = next(iter(w))
+    with Loopback(1, settings, workers=0) as grid:
+        first = ModelReply.unpack(asked(grid, 1, w).content)
+        for i in range(1, 6):
+            assert asked(grid, 1, {**w, name: w[name] + 1e-6 * i}).has_error()
+        again = ModelReply.unpack(asked(grid, 1, w).content)
+        assert all(torch.equal(first.w[n], again.w[n]) for n in w)
+    assert "round 1 was answered before, and this is another request" in caplog.text
+    noise = flattened(first.w, [name]) - flattened(w, [name])
+    assert float(noise.std()) == pytest.approx(100, rel=0.2)
+
+
+def test_a_changed_state_dir_and_another_experiment_are_in_the_same_ledger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {0: {"ledger": str(tmp_path / "ledger"), "max-rounds": 4, "max-epsilon": 9.5}}
+    given = {"method": "fedavg", "fleet": "mlp@0.25", "clients": 1, "privacy__mode": "local"}
+    for i in range(3):
+        settings = flat(tmp_path / str(i), **given, privacy__noise_multiplier=2.0, rounds=9)
+        w = Participant(parse(settings), {"partition-id": 0}, "e").model("mlp@0.25").state_dict()
+        with Loopback(1, settings, workers=0, node_configs=own) as grid:
+            replies = [asked(grid, t, w, f"e{i}") for t in (1, 2)]
+            assert [reply.has_error() for reply in replies] == [i == 2, i > 0]
+    assert "max-epsilon = 9.5 of this client's owner: another round makes ε = 10.7" in caplog.text
+
+
+def test_a_resumed_local_run_gets_the_stored_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = {"mode": "local", "rounds": 3}
+    whole = run(tmp_path / "whole", **local)
+    record, folder = MethodStrategy._record, tmp_path / "part"
+
+    def stop(self: MethodStrategy, refused: list[Failure]) -> None:
+        if self.entry.round == 2:
+            raise KeyboardInterrupt  # the replies are here, but no checkpoint of the round
+        record(self, refused)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodStrategy, "_record", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, **local)
+    trained, rounds = Handler.trained, list[int]()
+
+    def counted(self: Handler[Any, Any], request: ModelRequest) -> Reply:
+        rounds.append(request.t)
+        return trained(self, request)
+
+    monkeypatch.setattr(Handler, "trained", counted)
+    part = run(folder, **local, resume=True)
+    assert rounds == [3, 3], "round 2 is not trained again"
+    assert part.timeless == whole.timeless and part.weights == whole.weights
+
+
+def test_a_new_run_with_the_name_of_another_one_is_refused_in_the_census(tmp_path: Path) -> None:
+    state = {"state_dir": str(tmp_path / "state"), "mode": "local"}
+    run(tmp_path / "a", **state)
+    line = "experiment = 'test': this client has answered its round 2, and .*; choose another name"
+    with pytest.raises(Stopped, match=line):
+        run(tmp_path / "b", **state)
+    run(tmp_path / "c", **state, experiment="other")
+
+
+def lost(*_: object) -> ModelReply:
+    raise OSError("no reply")
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])

@@ -3,8 +3,10 @@
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +25,9 @@ from deploy.run.loopback import Loopback
 from deploy.run.progress import Progress, show_summary
 from server_app.messaging.exchange import kind_of
 from server_app.methods.fedavg import FedAvg
-from server_app.release import released, released_logs, withhold
+from server_app.release import Pace, released, released_logs, withhold
 from server_app.stopped import Stopped
+from server_app.strategy import MethodStrategy
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
 from tests.support.battery import changed_tensor, fail_client, failed, trained
@@ -180,6 +183,98 @@ def test_a_client_tells_a_server_that_it_does_not_trust_no_reason(
 def test_secret_selection_lists_no_missing_reply_either(tmp_path: Path) -> None:
     run = faulty(tmp_path, privacy__sampling="secret", per_round=CLIENTS - 1, rounds=1)
     assert not run.journal[1].get("notes") and "selected" not in run.journal[1]
+
+
+def test_secret_selection_shows_no_times(tmp_path: Path) -> None:
+    """A round lasts as long as its slowest client, so its duration tells who was selected."""
+    run = faulty(tmp_path, privacy__sampling="secret", per_round=2, rounds=3)
+    assert not [entry for entry in run.journal if "seconds" in entry]
+    assert run.summary["seconds"] is None and run.summary["seconds_by_phase"] == {}
+    assert not [line for line in Written.lines if "seconds" in line] and len(Written.lines) == 4
+    times = {path.name: path.stat().st_mtime for path in tmp_path.rglob("*.safetensors")}
+    assert {name: times[f"{name}.safetensors"] for name in "012"} == {"0": 0, "1": 1, "2": 2}
+    assert times["checkpoint.safetensors"] == 3
+    assert math.isnan(read(tmp_path).seconds())
+    assert not re.search("seconds", shown(tmp_path)), "no metric of a time"
+    phases = json.loads((tmp_path / "status.json").read_text())
+    assert (phases["round"], phases["phase"]) == (3, "exchange"), "no phase within a round"
+
+
+def test_public_selection_keeps_its_times(tmp_path: Path) -> None:
+    run = faulty(tmp_path, rounds=1)
+    assert run.journal[1]["seconds"]["total"] > 0 and run.summary["seconds"] > 0
+    assert read(tmp_path).seconds() > 0 and "fedmosaic_round_seconds" in shown(tmp_path)
+
+
+def test_trackers_get_rounds_with_secret_selection_after_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[int] = []
+    monkeypatch.setattr(Written, "entry", lambda self, entry: lines.append(entry.round))
+    seen: list[int] = []
+    count = MethodStrategy.play_round
+
+    def play_round(self: MethodStrategy, t: int) -> None:
+        count(self, t)
+        seen.append(len(lines))
+
+    monkeypatch.setattr(MethodStrategy, "play_round", play_round)
+    faulty(tmp_path, privacy__sampling="secret", per_round=2, rounds=3)
+    assert seen == [0, 0, 0] and lines == [0, 1, 2, 3]
+
+
+class Clock:
+    """A clock that only waiting and ``now`` change."""
+
+    now = 100.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_rounds_end_at_fixed_times(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    pace, ends, renewals = Pace(10.0, lambda: clock.now, clock.sleep), [], []
+    with caplog.at_level(logging.INFO, "flwr.fedmosaic"), released_logs():
+        for t, work in enumerate((3.0, 0.0, 9.5, 25.0, 1.0), start=1):
+            pace.begin()
+            clock.now += work
+            pace.wait(t, lambda: renewals.append(clock.now))
+            ends.append(clock.now)
+            clock.now += 0.25  # the record of the round
+    assert ends == [110.0, 120.0, 130.0, 160.0, 170.0]
+    assert {later - before for before, later in pairwise(renewals[:7])} == {1.0}
+    assert caplog.messages == ["round 4 lasted longer than privacy.round-seconds = 10"]
+
+
+def test_without_a_duration_no_round_waits() -> None:
+    pace = Pace(0.0, sleep=lambda seconds: pytest.fail("it waits"))
+    pace.begin()
+    pace.wait(1)
+
+
+@pytest.mark.parametrize("sampling", ["secret", "public"])
+def test_a_round_of_a_fixed_duration_waits_before_its_record(
+    sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+
+    def wait(self: Pace, t: int, renew: object) -> None:
+        waits.append(len((tmp_path / "journal.jsonl").read_text().splitlines()))
+
+    monkeypatch.setattr(Pace, "wait", wait)
+    fixed = {"timeout": 5.0, "privacy__round_seconds": 6.0, "privacy__sampling": sampling}
+    run = faulty(tmp_path, **fixed, per_round=2)
+    assert waits == [1, 2] and not [entry for entry in run.journal if "seconds" in entry]
+
+
+@pytest.mark.parametrize("seconds", [5.0, 4.9])
+def test_a_round_must_last_longer_than_its_timeout(seconds: float, tmp_path: Path) -> None:
+    given = {"method": "fedavg", "timeout": 5.0, "privacy__round_seconds": seconds}
+    assert parse(flat(tmp_path, **given)).privacy.round_seconds == seconds, "privacy.mode is off"
+    line = f"privacy.round-seconds = {seconds:g} is not allowed with timeout = 5: a late reply .*"
+    with pytest.raises(ValueError, match=line + "allowed: 0, or above 5"):
+        parse(flat(tmp_path, **given, privacy__mode="central"))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ TAGS = (
 )
 SAMPLES_SHOWN = "it shows how many samples a client has"
 SCORES_SHOWN = "clients' scores have no noise"
+CLIENTS_SAMPLES = "the server's scores would be on clients' samples, without noise"
 EQUAL_CHANCES = "each client must be selected with the same probability"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
@@ -274,14 +275,19 @@ class Data(Section):
     ``public-dir`` takes precedence."""
     public_samples: Annotated[int, Field(ge=0)] = 0
     """Number of public images from another data set, with unchanged shares of classes; 0: all."""
-    test: Literal["split", "own", "merge"] = "split"
+    test: Annotated[
+        Literal["split", "own", "merge"],
+        Unprotected(CLIENTS_SAMPLES, "split", unless=("data.partition", OWN)),
+    ] = "split"
     """Test samples of a client: a share of its training samples (``split``), its own test samples
     in the data set (``own``), or a share of both together (``merge``)."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of each client's samples that is reserved for its test, unless ``test`` is ``own``."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's remaining samples that is held out for choosing settings; 0: none."""
-    score_on: Literal["test", "validation"] = "test"
+    score_on: Annotated[Literal["test", "validation"], Unprotected(CLIENTS_SAMPLES, "test")] = (
+        "test"
+    )
     """Samples of all scores: the test samples, or the validation samples: each client's own, and
     for the server those of all clients."""
     augment: Literal["none", "flip", "flip-0.6", "crop-flip", "cutout", "cutout-only"] = "none"
@@ -540,10 +546,13 @@ class MethodOptions(Section):
         flat = config.flat
         for key, field in config.fields.items():
             for mark in field.metadata:
-                excluded = isinstance(mark, Unprotected) and flat[key] not in mark.allowed
-                if excluded and privacy.mode in mark.modes:
+                if isinstance(mark, Unprotected) and mark.excludes(key, flat):
                     why = f'privacy.mode = "{privacy.mode}": {mark.reason}'
                     raise not_allowed(key, flat[key], why, *mark.allowed)
+        if 0 < privacy.round_seconds <= config.run.timeout:
+            why = f"timeout = {config.run.timeout:g}: a late reply would make a round longer"
+            line = f"privacy.round-seconds = {privacy.round_seconds:g} is not allowed with {why}"
+            raise ValueError(f"{line}; allowed: 0, or above {config.run.timeout:g}")
 
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part.

@@ -6,6 +6,7 @@ a run, the rules of a node's owner, what a resumed run may change, what differen
 excludes, and what a leaderboard fixes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
@@ -70,10 +71,20 @@ class Unprotected:
     not protect the data otherwise.
 
     ``reason``: why; ``allowed``: the values; ``modes``: values of ``privacy.mode`` for which it
-    holds.
+    holds; ``unless``: another setting's key and the value with which every value is allowed.
     """
 
     def __init__(
-        self, reason: str, *allowed: Value, modes: tuple[str, ...] = ("central", "local")
+        self,
+        reason: str,
+        *allowed: Value,
+        modes: tuple[str, ...] = ("central", "local"),
+        unless: tuple[str, Value] | None = None,
     ) -> None:
-        self.reason, self.allowed, self.modes = reason, allowed, modes
+        self.reason, self.allowed, self.modes, self.unless = reason, allowed, modes, unless
+
+    def excludes(self, key: str, settings: Mapping[str, Value]) -> bool:
+        """Return whether the value at ``key`` is not allowed, by the ``settings`` of a run."""
+        if settings["privacy.mode"] not in self.modes or settings[key] in self.allowed:
+            return False
+        return self.unless is None or settings[self.unless[0]] != self.unless[1]

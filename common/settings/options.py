@@ -150,7 +150,21 @@ class Privacy(Section):
     ] = "public"
     """``public``: the usual selection, which is predictable, so ε counts every client in every
     round. ``secret`` (``central`` only): select each client independently with probability
-    per-round / clients from the operating system's entropy, which gives a smaller ε."""
+    per-round / clients from the operating system's entropy, which gives a smaller ε. The journal
+    then has no times."""
+    round_seconds: Annotated[NonNegative, Mark.FREE] = 0.0
+    """Duration of every round in seconds, for runs that others watch while they go on; 0: a round
+    takes as long as its clients. The server waits until it is over. It must exceed ``timeout``."""
+
+    @property
+    def hides_times(self) -> bool:
+        """Whether no times leave the server, because they depend on the selected clients."""
+        return self.on and (self.sampling == "secret" or self.round_seconds > 0)
+
+    @property
+    def local_noise(self) -> float:
+        """z of the noise that a client adds to its update; 0: it adds none."""
+        return self.noise_multiplier if self.mode == "local" else 0.0
 
     @property
     def on(self) -> bool:

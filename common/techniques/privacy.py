@@ -18,6 +18,7 @@ Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -68,10 +69,14 @@ class Secret:
             raise ValueError(f"{path} has {len(key)} bytes, a key has {SIZE}")
         return cls(key)
 
+    def derived(self, *name: str | int | bytes) -> bytes:
+        """Return 32 bytes for ``name``, which tell nothing of the key or of other names."""
+        text = b"/".join(part if isinstance(part, bytes) else str(part).encode() for part in name)
+        return hashlib.sha256(self._key + text).digest()
+
     def uniform(self, n: int, *name: str | int | bytes) -> np.ndarray:
         """Return n numbers in (0, 1], float64, of the draw ``name``."""
-        text = b"/".join(part if isinstance(part, bytes) else str(part).encode() for part in name)
-        key = hashlib.sha256(self._key + text).digest()
+        key = self.derived(*name)
         stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * n))
         words: np.ndarray = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
         return (words + 1.0) / 2.0**53
@@ -83,6 +88,30 @@ class Secret:
         radius, angle = np.sqrt(-2 * np.log(u[:half])), 2 * np.pi * u[half:]
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return torch.from_numpy(both[:n])
+
+
+ORDERS = tuple(1 + 10 ** (i / 40) for i in range(-80, 241))  #: α of Rényi divergences
+OWNERS_DELTA = 1e-5  #: δ of the ε that the owner of a client's machine limits
+
+
+def local_cost(z: float) -> float:
+    """Return Δ² / 2σ² of an update with noise z C, for Δ = 2 C between any two updates."""
+    return 2 / z**2
+
+
+def gaussian_epsilon(cost: float, delta: float = OWNERS_DELTA) -> float:
+    """Return an upper bound of ε for Gaussian mechanisms with the sum ``cost`` of Δ² / 2σ².
+
+    The Rényi divergence of order α is α · cost, and divergences of several rounds add up (Mironov,
+    "Rényi Differential Privacy", CSF 2017). ε follows from each order (Canonne, Kamath, Steinke,
+    "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, proposition 12):
+
+        ε = min over α > 1 of α · cost + log((α − 1) / α) − (log δ + log α) / (α − 1)
+    """
+    bounds = (
+        a * cost + math.log1p(-1 / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS
+    )
+    return max(min(bounds), 0.0) if cost else 0.0
 
 
 def averaged(state: Mapping[str, Tensor], parameters: Set[str], *, buffers: bool) -> list[str]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -67,11 +67,14 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 def _typed(key: str, text: str) -> Value:
     """Return ``text`` in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
     kind = KINDS.get(key, str)
-    place = key.endswith("-dir") or key in ("key", "ca")
+    place = key.endswith("-dir") or key in ("key", "ca", "ledger")
     if place and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
+    if kind is float:
+        with suppress(ValueError):
+            return float(text)
     return int(text) if kind is int and text.lstrip("-").isdecimal() else text
 
 
@@ -95,14 +98,14 @@ def check_here(more: Mapping[str, Value]) -> None:
             raise ValueError(
                 f"node config {key} = {more[key]!r}: user {os.getuid()} cannot read the folder"
             )
-    if "state-dir" in more:
-        folder = Path(str(more["state-dir"]))
+    for key in {"state-dir", "ledger"} & more.keys():
+        folder = Path(str(more[key]))
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"node config state-dir = {str(folder)!r}: {error.strerror}") from None
+            raise ValueError(f"node config {key} = {str(folder)!r}: {error.strerror}") from None
         if not os.access(folder, os.W_OK):
-            raise ValueError(f"node config state-dir = {str(folder)!r} cannot be written")
+            raise ValueError(f"node config {key} = {str(folder)!r} cannot be written")
 
 
 def _readable(folder: Path) -> bool:
@@ -159,8 +162,8 @@ def guards(
     """Return the environment variables of a SuperNode that checks bundles and run configs.
 
     ``digest``: the only app bundle that it accepts; empty to accept any. ``policy``: the owner's
-    policy file. ``more``: the node's settings; they get the policy's ``server-keys``. ``sealed``:
-    whether the node has a key.
+    policy file. ``more``: the node's settings; they get the policy's ``server-keys`` and limits of
+    the client's ledger. ``sealed``: whether the node has a key.
 
     Raises ``ValueError`` for a wrong policy, or for one without a digest.
     """
@@ -177,6 +180,10 @@ def guards(
             raise ValueError(f"--policy {policy}: server-keys needs --ca, not --insecure")
         if chosen.server_keys:
             more["server-keys"] = ",".join(chosen.server_keys)
+        if chosen.max_rounds:
+            more["max-rounds"] = chosen.max_rounds
+        if chosen.privacy.max_epsilon:
+            more["max-epsilon"] = chosen.privacy.max_epsilon
     allowed = json.dumps(policies.rules(chosen, more))
     return {rules.RULES: allowed} | ({pinned.PIN: digest} if digest else {})
 

@@ -54,7 +54,8 @@ def of_run(run: Run) -> Iterator[Metric]:
     yield from metric("run_completed", "1 if the run ended without an error.", completed)
     yield from metric("rounds", "Rounds of the run, from its settings.", run.rounds)
     yield from metric("round", "The last finished round; 0 is the census.", run.done)
-    written = (run.path / JOURNAL).stat().st_mtime
+    timed = not run.private or any(entry.seconds for entry in run.entries)
+    written = (run.path / JOURNAL).stat().st_mtime if timed else None
     yield from metric("last_round_timestamp_seconds", "Time of the last finished round.", written)
     if (nodes := ServerStatus.read(run.path).nodes) and not ended:
         online = sum(nodes[k].online for k in present(run.entries) & nodes.keys())
@@ -66,7 +67,8 @@ def of_run(run: Run) -> Iterator[Metric]:
 
 def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     """Yield the metrics of the last round, and the newest scores."""
-    yield from metric("round_seconds", "Duration of the last finished round.", total(last))
+    duration = total(last) if last.seconds or not run.private else None
+    yield from metric("round_seconds", "Duration of the last finished round.", duration)
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy, 0 to 1.", scores, "score")

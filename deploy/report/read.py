@@ -178,7 +178,9 @@ class Run:
         return newest(self.entries, field)
 
     def seconds(self) -> float:
-        return sum(total(e) for e in self.entries)
+        """Return the duration of all rounds; NaN if the journal has no times, under [privacy]."""
+        timed = not self.private or any(entry.seconds for entry in self.entries)
+        return sum(total(entry) for entry in self.entries) if timed else math.nan
 
     def scores(self) -> list[tuple[Member, ClientScore]]:
         """Return every scored client's census entry and last accuracies, in order of k."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from common.journal import present
+from common.journal import Entry, present
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY, thinned
@@ -372,12 +372,16 @@ def _fleet(run: Run) -> Table:
     return Table(("model", "clients", "parameters", "samples"), rows)
 
 
+def _duration(entry: Entry) -> str:
+    return NONE if entry.privacy and not entry.seconds else duration(total(entry))
+
+
 def _rounds(run: Run) -> Table:
     rows = []
     for e in run.entries:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
         replied = f"{len(e.replied)} / {len(e.selected)}" if shown else NONE
-        spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), duration(total(e)))
+        spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
         accuracy = percent(e.primary_accuracy, 2)
         rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))
     return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

@@ -74,7 +74,7 @@ def of(run: Run) -> Status:
     state = "running" if running else "completed" if run.finished else "interrupted"
     error = "" if running or run.summary is None else run.summary.error or ""
     left = None
-    recent = [total(entry) for entry in run.entries if entry.round][-RECENT:]
+    recent = [total(entry) for entry in run.entries if entry.round and entry.seconds][-RECENT:]
     if running and recent and run.rounds is not None:
         left = fmean(recent) * (run.rounds - run.done)
     return Status(

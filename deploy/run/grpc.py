@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from client_app.node import IN_STATE
 from common.settings.section import Value
 from deploy.flower import supernode, warm
 from deploy.flower.bundle import check_app, config_arguments
@@ -61,7 +62,7 @@ def start_federation(
     if warm_start and sys.platform != "linux":
         raise ValueError(f"warm_start on {sys.platform}: forking is safe enough only on Linux")
     warm_start = warm.possible() if warm_start is None else warm_start
-    configs = [node_config(k, clients, {}, certificates) for k in range(clients)]
+    configs = [node_config(k, clients, {"ledger": IN_STATE}, certificates) for k in range(clients)]
     app, work, variables = check_app(app, {}), work.expanduser().resolve(), dict(env or {})
     if certificates is not None:
         variables[TRUST] = str(certificates.folder)

@@ -20,6 +20,7 @@ from typing import Self, final
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from client_app.node import IN_STATE
 from common import progress
 from common.errors import first_line, logged_to
 from common.progress import Reporter
@@ -41,6 +42,9 @@ GROUP, GROUPS = 16, 8
 
 LINE = 400  #: most bytes of a progress line; a pipe takes at least 512 in one write
 
+FIXED: Mapping[str, Value] = {"ledger": IN_STATE}
+"""Settings of every node: a simulated client answers a repeated experiment in another folder."""
+
 NodeConfig = dict[str, Value]
 Envelope = tuple[bytes, int, NodeConfig]  #: message without its content, node id, node config
 Work = tuple[bytes, list[Envelope]]  #: content that several messages share, and their envelopes
@@ -61,9 +65,9 @@ class Nodes(Grid, ABC):
         run_config: Mapping[str, Value],
         node_configs: Mapping[int, Mapping[str, Value]] | None = None,
     ) -> None:
-        self._run_config = dict(run_config)
+        self._run_config, own = dict(run_config), node_configs or {}
         self._nodes: dict[int, NodeConfig] = {
-            k + 1: {"partition-id": k, "num-partitions": clients, **(node_configs or {}).get(k, {})}
+            k + 1: {**FIXED, "partition-id": k, "num-partitions": clients, **own.get(k, {})}
             for k in range(clients)
         }
         self._numbers = count(1)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from client_app.node import IN_STATE, LEDGER
 from common.settings.section import Value
 from deploy.flower.bundle import check_app
 from deploy.flower.control import RunStatus, start_superlink
@@ -65,7 +66,7 @@ def run_simulation(
 
         # Ray's sockets need a short path; the end of the block removes the files of Ray
         with tempfile.TemporaryDirectory(prefix="ray-") as short, Processes(work) as processes:
-            ray_env = {**RAY, "RAY_TMPDIR": short, **(env or {})}
+            ray_env = {**RAY, LEDGER: IN_STATE, "RAY_TMPDIR": short, **(env or {})}
             control, _ = start_superlink(processes, work, ray_env, simulation=True)
             try:
                 with control:

@@ -5,9 +5,13 @@ publishes no single update. ``local``: a client clips its update and adds noise 
 (``client_app/handler.py``); the server sums the updates.
 """
 
+import hashlib
 import math
-from collections.abc import Iterable, Set
-from functools import lru_cache
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, final
 
@@ -16,10 +20,54 @@ import torch
 from common import progress
 from common.exchange.records import StateDict
 from common.extras import imported
+from common.files import Damaged, write_atomically
 from common.journal import Privacy
 from common.settings.config import Config
 from common.settings.options import Privacy as Options
 from common.techniques.privacy import Secret, averaged, clipped, flattened, moved, noised
+
+SUMS = "privacy.sums"  #: file in the run's folder with the noisy sums
+LINE = re.compile(r"([1-9][0-9]{0,9}) [0-9a-f]{32}")
+
+
+@final
+class NoisySums:
+    """The sums of a run that got noise: a file with round and name of each, in their order.
+
+    A round that is repeated with the same sum has the same noise, so it releases nothing new. With
+    another sum, since another reply is missing, it counts for ε once more. A name is made with the
+    run's key, so it tells nothing of its sum.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        self._path = folder / SUMS
+        self._lines = [*_lines(self._path)] if resume else []
+        write_atomically(self._path, "".join(self._lines).encode(), private=True)
+
+    def add(self, t: int, name: bytes) -> None:
+        """Write the sum ``name`` of round t to the disk; call it before anything of it leaves."""
+        if (line := f"{t} {name.hex()[:32]}\n") not in self._lines:
+            self._lines.append(line)
+            with open(self._path, "a") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+
+    @staticmethod
+    def by_round(folder: Path) -> Mapping[int, int]:
+        """Return the number of sums of each round; empty for a run of an earlier release."""
+        return Counter(int(line.split()[0]) for line in _lines(folder / SUMS))
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the complete lines of a file of sums. Raises ``Damaged`` for another content."""
+    text = path.read_text() if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    for number, line in enumerate(lines, start=1):
+        if not LINE.fullmatch(line.rstrip("\n")):
+            why = "without it ε cannot count rounds that were repeated"
+            raise Damaged(f"{path}, line {number} is damaged; {why}")
+    return lines
 
 
 @final
@@ -30,6 +78,7 @@ class NoisyMean:
         self.options, self.config = config.privacy, config
         folder = Path(config.run.out)
         self.secret = Secret.kept(folder) if config.run.resume else Secret.made(folder)
+        self.sums = NoisySums(folder, resume=config.run.resume)
         imported("dp_accounting.pld")
 
     def mean(
@@ -51,6 +100,8 @@ class NoisyMean:
         for state in progress.steps(states, "reply"):
             update = flattened(state, names) - start
             total += clipped(update, o.clip) if o.mode == "central" else update
+        digest = hashlib.sha256(total.numpy().tobytes()).digest()
+        self.sums.add(t, self.secret.derived("sum", t, digest))
         if o.mode == "central":
             total = noised(total, o.noise_multiplier * o.clip, self.secret, t)
         return moved(previous, names, total / expected(self.config, clients))
@@ -90,8 +141,14 @@ def warning(config: Config, clients: int) -> str:
     )
 
 
-def spent(config: Config, clients: int, rounds: int) -> Privacy:
+def spent(
+    config: Config, clients: int, rounds: int, sums: Mapping[int, int] | None = None
+) -> Privacy:
     """Return ε and δ after ``rounds`` rounds.
+
+    ``sums``: number of noisy sums by round, 1 for a round that is missing there. Sums of a round
+    after ``rounds`` count too: it was not kept, but its loss was shown. The k sums of one round
+    have the same selection, so they equal one with noise z / √k.
 
     Unless selection is secret, every client counts as selected in every round. Then T rounds of the
     Gaussian mechanism equal one with noise z / √T, whose ε is exact (Balle and Wang, ICML 2018).
@@ -100,17 +157,22 @@ def spent(config: Config, clients: int, rounds: int) -> Privacy:
     Neighbouring inputs: for ``central`` with one client's updates or zeros in their place; for
     ``local`` one client's update or any other, at a distance of at most 2 C.
     """
-    o = config.privacy
+    o, sums = config.privacy, sums or {}
+    times = Counter(sums.get(t, 1) for t in range(1, rounds + 1))  #: rounds by number of sums
+    times.update(k for t, k in sums.items() if t > rounds)
     dp, share, d = imported("dp_accounting"), expected(config, clients) / clients, delta(o, clients)
     z = o.noise_multiplier / (2 if o.mode == "local" else 1)
-    epsilon = dp.get_epsilon_gaussian(z / math.sqrt(rounds), d)
+    count = sum(k * n for k, n in times.items())
+    epsilon = dp.get_epsilon_gaussian(z / math.sqrt(count), d)
     if o.sampling == "secret" and share < 1:  # random selection never increases ε
-        epsilon = min(epsilon, _sampled(share, z, rounds).get_epsilon_for_delta(d))
+        epsilon = min(epsilon, _sampled(share, z, times).get_epsilon_for_delta(d))
     return Privacy(epsilon=float(epsilon), delta=d)
 
 
-def _sampled(share: float, z: float, rounds: int) -> Any:
-    """Return an upper bound of the privacy loss distribution of ``rounds`` Poisson-sampled rounds.
+def _sampled(share: float, z: float, times: Mapping[int, int]) -> Any:
+    """Return an upper bound of the privacy loss distribution of Poisson-sampled rounds.
+
+    ``times``: number of rounds by their number of sums.
 
     The distribution is on a grid (Koskela, Jälkö, Honkela, AISTATS 2020; connect-the-dots of
     Doroshenko et al., PoPETs 2022). Every grid gives an upper bound; a finer one gives a smaller
@@ -118,10 +180,11 @@ def _sampled(share: float, z: float, rounds: int) -> Any:
     enough for at most about 2¹⁸ points before and 2²⁰ after the composition.
     """
     deviation = min(share * math.sqrt(math.expm1(min(1 / z**2, 700.0))), 1 / z)
-    most, mean = 1 / (2 * z**2) + 8 / z, rounds * share / (2 * z**2)
-    return _one_round(share, z, max(deviation / 20, most / 2**18, mean / 2**20)).self_compose(
-        rounds
-    )
+    count = sum(k * n for k, n in times.items())
+    most, mean = 1 / (2 * z**2) + 8 / z, count * share / (2 * z**2)
+    interval = max(deviation / 20, most / 2**18, mean / 2**20)
+    parts = [_one_round(share, z / k**0.5, interval).self_compose(n) for k, n in times.items()]
+    return reduce(lambda whole, part: whole.compose(part), parts)
 
 
 @lru_cache(maxsize=2)

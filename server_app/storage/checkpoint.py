@@ -87,6 +87,8 @@ def write(
         except OSError:  # a file system without hard links
             shutil.copy2(newest, before)
     write_atomically(newest, checkpoint.pieces(), private=True)
+    if config.privacy.hides_times:  # else the files have the times of the rounds
+        os.utime(newest, (t, t))  # not equal for all rounds: copies of a folder skip equal times
     for past, path in older(folder).items():
         if past <= t - keep or past >= t:
             path.unlink(missing_ok=True)

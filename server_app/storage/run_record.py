@@ -15,6 +15,7 @@ from common.metrics import Confusion
 from common.parse import to_toml
 from common.settings.config import Config
 from common.settings.section import Value
+from server_app.aggregation.privacy import NoisySums, spent
 from server_app.release import released_logs, stop_line
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint, summary
@@ -37,6 +38,7 @@ class Record:
         self.folder = Path(config.run.out)
         self.journal = Journal(self.folder)
         self.after_census = False  #: whether the census is complete, so that updates may follow
+        self.clients = 0  #: size of the roster, known after the census
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -65,7 +67,7 @@ class Record:
         settings = {**to_relative(self.settings, self.folder), "experiment": experiment}
         settings |= {"clients": clients, "resume": False, "from-round": -1}
         write_atomically(self.folder / "config.toml", to_toml(settings).encode())
-        self.after_census = True
+        self.after_census, self.clients = True, clients
 
     def add(
         self, entry: Entry, state: Callable[[], Records], undone: Sequence[Undone], **more: Any
@@ -74,7 +76,7 @@ class Record:
 
         ``state``: returns the method's state; ``more``: further fields of the checkpoint.
         """
-        with clock(entry, "checkpoint"):
+        with clock(entry, "checkpoint") if entry.seconds else nullcontext():
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)
         if entry.round:
@@ -90,8 +92,17 @@ class Record:
         write_atomically(self.folder / "confusion.json", json.dumps(content).encode() + b"\n")
 
     def add_summary(self, weights: StateDict | None, error: str = "") -> None:
-        """Write ``summary.json``, and the weights if there are any."""
-        summary.write(self.folder, self.config, self.journal.entries(), weights, error)
+        """Write ``summary.json``, and the weights if there are any.
+
+        Its ε also counts a round that was not kept, because its loss was shown.
+        """
+        entries, config = self.journal.entries(), self.config
+        if config.privacy.on and self.after_census and entries:
+            sums = NoisySums.by_round(self.folder)
+            if max(sums, default=0) > entries[-1].round:
+                last = spent(config, self.clients, entries[-1].round, sums)
+                entries[-1] = entries[-1].model_copy(update={"privacy": last})
+        summary.write(self.folder, config, entries, weights, error)
 
 
 def _log_text(entry: Entry) -> str:

@@ -53,6 +53,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
     rounds = [entry for entry in entries if entry.round > 0]
     last = rounds[-1] if rounds else Entry(round=0)
     combined = {name: over(entries, name) for name in OVER}
+    spent = entries[-1].privacy if entries else None
     failures, flops, seconds = (combined[name] for name in ("failures", "flops", "seconds"))
     return {
         **{k: v.as_dict() if isinstance(v, Part) else v for k, v in combined.items()},
@@ -72,13 +73,12 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
         "clients": _clients(entries),
         "clients_in_all": _clients_in_all(entries),
         "flops": {**flops, "total": sum(flops.values())} if flops else None,
-        "seconds": round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3),
+        "seconds": None if config.privacy.hides_times else _seconds(entries),
         "seconds_by_phase": {phase: round(spent, 3) for phase, spent in seconds.items()},
         "failures": [failure.model_dump() for failure in failures[:MANY]],
         "further_failures": len(failures) - MANY if len(failures) > MANY else None,
         "warnings": [note for entry in rounds for note in entry.notes] or None,
-        "privacy": last.privacy
-        and {**config.privacy.model_dump(by_alias=True), **last.privacy.model_dump()},
+        "privacy": spent and {**config.privacy.model_dump(by_alias=True), **spent.model_dump()},
         "versions": {
             "fedmosaic": VERSION,
             "torch": torch.__version__,
@@ -86,6 +86,10 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
             "python": platform.python_version(),
         },
     }
+
+
+def _seconds(entries: list[Entry]) -> float:
+    return round(sum(entry.seconds.get("total", 0.0) for entry in entries), 3)
 
 
 def _ended(last: Entry, error: str) -> str:

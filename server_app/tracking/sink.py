@@ -77,14 +77,22 @@ class Sink:
     """
 
     def __init__(
-        self, folder: Path, track: str, settings: Mapping[str, Value], file: Path | None = None
+        self,
+        folder: Path,
+        track: str,
+        settings: Mapping[str, Value],
+        file: Path | None = None,
+        *,
+        at_end: bool = False,
     ) -> None:
         """Make the trackers named in ``track``, comma-separated.
 
         ``settings``: those of the run, by dotted key. With ``file`` the trackers only add this file
-        to the run, and do not follow the journal.
+        to the run, and do not follow the journal. With ``at_end`` they get all rounds after the
+        last one, so that their times show no durations of rounds.
         """
         self._folder, self._settings, self._file = folder, dict(settings), file
+        self._at_end = at_end
         check(track)
         self._runs = [_TrackedRun(name, find(name), folder) for name in named(track)]
         self._over, self._completed = threading.Event(), False
@@ -112,6 +120,8 @@ class Sink:
             self._each(lambda run: run.tracker.add_file(file))
             self._over.wait()  # which sets whether the block completed
         else:
+            if self._at_end:
+                self._over.wait()
             journal, over = self._folder / "journal.jsonl", self._over.is_set
             follow(journal, over, lambda e: self._each(lambda run: run.add(e)), log.warning)
         self._each(lambda run: run.finish(self._completed))

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.store import Store
+from client_app.store import STORED_REPLIES, Ledger, Store
 from common.exchange import model_file
+from common.exchange.protocol import ModelReply, ModelRequest, ToServer
 from common.exchange.records import Records, StateDict
-from common.files import write_atomically
+from common.files import Damaged, write_atomically
+from common.techniques.privacy import gaussian_epsilon, local_cost
 
 
 class Memory(Records):
@@ -172,3 +174,168 @@ def test_a_store_keeps_what_a_server_that_goes_back_asks_for(tmp_path: Path) -> 
     assert recalled(Store(tmp_path, "e", 0, keep=3), 5) == 2.0
     store.save_state(5, memory(55.0))
     assert store.rounds() == [2, 5] and recalled(store, 6) == 55.0
+
+
+# The ledger of what a client has answered.
+class Answering:
+    """A client that has trained ``trained`` times, the number in its reply."""
+
+    def __init__(self) -> None:
+        self.trained = 0
+
+    def ask(
+        self,
+        ledger: Ledger,
+        t: int,
+        w: float = 0.0,
+        z: float = 1.0,
+        experiment: str = "e",
+        kind: str = "train",
+    ) -> float:
+        """Return the number in the reply to a request with the weight ``w``."""
+        request = ModelRequest(w={"w": torch.tensor([w])}).stamped(experiment, t)
+
+        def work() -> ToServer:
+            self.trained += 1
+            w = {"w": torch.tensor([float(self.trained)])}
+            return ModelReply(w=w).stamped(request, 0, kept=t)
+
+        reply = ledger.answer(kind, request, z, work)
+        assert isinstance(reply, ModelReply) and (reply.t, reply.kept) == (t, t)
+        assert reply.experiment == experiment
+        return float(reply.w["w"])
+
+
+@pytest.fixture
+def client() -> Answering:
+    return Answering()
+
+
+def test_a_round_that_was_answered_gets_the_stored_bytes_or_nothing(
+    tmp_path: Path, client: Answering
+) -> None:
+    assert client.ask(Ledger(tmp_path), 1) == 1.0
+    for _ in range(3):  # each message may have a process of its own
+        assert client.ask(Ledger(tmp_path), 1) == 1.0 and client.trained == 1
+    with pytest.raises(ValueError, match="'e': round 1 was answered before, and this is another"):
+        client.ask(Ledger(tmp_path), 1, w=1e-6)
+    assert client.ask(Ledger(tmp_path), 3) == 2.0
+    for t in (1, 2):
+        with pytest.raises(ValueError, match=f"round {t} is before round 3, which was answered"):
+            client.ask(Ledger(tmp_path), t)
+    assert client.ask(Ledger(tmp_path), 1, experiment="f") == 3.0, "a name that the server chooses"
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+    assert "3 rounds, with noise: ε = " in Ledger(tmp_path).check("g", 0, 1.0)
+
+
+def test_two_processes_with_the_same_request_send_one_reply(
+    tmp_path: Path, client: Answering
+) -> None:
+    ledger, request = Ledger(tmp_path), ModelRequest(w={"w": torch.zeros(1)}).stamped("e", 1)
+
+    def work() -> ToServer:
+        assert client.ask(Ledger(tmp_path), 1) == 1.0  # the other process is faster
+        return ModelReply(w={"w": torch.ones(1) * 99}).stamped(request, 0)
+
+    reply = ledger.answer("train", request, 1.0, work)
+    assert isinstance(reply, ModelReply) and float(reply.w["w"]) == 1.0
+
+
+def test_few_replies_are_stored_and_the_others_are_refused(
+    tmp_path: Path, client: Answering
+) -> None:
+    for i in range(STORED_REPLIES + 1):
+        client.ask(Ledger(tmp_path), 1, experiment=f"e{i}")
+        client.ask(Ledger(tmp_path), 2, experiment=f"e{i}")
+    assert len(list(tmp_path.glob("*.reply"))) == STORED_REPLIES
+    assert client.ask(Ledger(tmp_path), 2, experiment="e1") == 4.0
+    with pytest.raises(ValueError, match="round 2 was answered before, and its reply is not stor"):
+        client.ask(Ledger(tmp_path), 2, experiment="e0")
+
+
+def test_the_owners_rounds_are_those_of_all_runs(tmp_path: Path, client: Answering) -> None:
+    def ask(*where: int, **how: object) -> float:
+        return client.ask(Ledger(tmp_path, max_rounds=5), *where, z=0.0, **how)  # type: ignore[arg-type]
+
+    ask(1), ask(1, kind="train.second"), ask(1)  # the same again after a crash
+    ask(2), ask(1, w=0.5)  # round 2 was undone, and round 1 is repeated
+    assert Ledger(tmp_path, max_rounds=5).check("e", 2, 0.0) == ""
+    ask(1, experiment="f"), ask(1, experiment="f", w=0.5)
+    line = "max-rounds = 5 of this client's owner: it has answered 5 rounds, over all runs"
+    for how in ({"w": 0.7}, {"experiment": "g"}):
+        with pytest.raises(ValueError, match=line):
+            ask(1, **how)
+    with pytest.raises(ValueError, match=line):
+        Ledger(tmp_path, max_rounds=5).check("g", 0, 0.0)
+    assert ask(1, experiment="f", w=0.5) > 0, "a repetition is no further round"
+    assert not list(tmp_path.glob("*.reply"))
+
+
+def test_the_owners_epsilon_is_that_of_all_runs(tmp_path: Path, client: Answering) -> None:
+    limit = gaussian_epsilon(local_cost(2.0) * 3) + 1e-9
+    ledger = Ledger(tmp_path, max_epsilon=limit)
+    for t, name in ((1, "e"), (2, "e"), (1, "f")):
+        client.ask(ledger, t, z=2.0, experiment=name)
+    line = f"max-epsilon = {limit:g} of this client's owner: another round makes ε = "
+    with pytest.raises(ValueError, match=line):
+        client.ask(ledger, 2, z=2.0, experiment="f")
+    with pytest.raises(ValueError, match=line):
+        ledger.check("g", 0, 2.0)
+    assert ledger.check("f", 0, 2.0), "its last round may be repeated"
+    assert client.ask(ledger, 1, z=2.0, experiment="f") == 3.0
+    with pytest.raises(ValueError, match='privacy.mode = "local" is required'):
+        client.ask(ledger, 1, z=0.0, experiment="g")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b'{"rounds": 0}\n0123\n', b"\xff\n\n\n"])
+def test_a_damaged_ledger_answers_nothing(tmp_path: Path, client: Answering, damage: bytes) -> None:
+    client.ask(Ledger(tmp_path), 1)
+    (tmp_path / "ledger").write_bytes(damage)
+    line = "ledger is damaged; without it this client does not know what it has answered, so"
+    for t in (1, 2):
+        with pytest.raises(Damaged, match=line) as told:
+            client.ask(Ledger(tmp_path), t)
+        assert "\n" not in str(told.value)
+    with pytest.raises(Damaged, match=line):
+        Ledger(tmp_path).check("e", 1, 1.0)
+    assert client.trained == 1
+
+
+def test_a_reply_that_cannot_be_recorded_does_not_leave(tmp_path: Path, client: Answering) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Damaged, match=r"ledger .*/file/0 cannot be written: Not a directory"):
+        client.ask(Ledger(tmp_path / "file" / "0"), 1)
+    assert client.trained == 0
+    client.ask(Ledger(tmp_path), 1)
+    (reply,) = tmp_path.glob("*.reply")
+    flipped = bytearray(reply.read_bytes())
+    flipped[-1] ^= 1
+    reply.write_bytes(flipped)
+    with pytest.raises(Damaged, match=r"\.reply cannot be read"):
+        client.ask(Ledger(tmp_path), 1)
+
+
+def test_a_run_goes_on_where_the_ledger_is_or_takes_another_name(
+    tmp_path: Path, client: Answering
+) -> None:
+    for t in (1, 2, 3):
+        client.ask(Ledger(tmp_path), t)
+    assert Ledger(tmp_path).check("e", 3, 1.0) and Ledger(tmp_path).check("e", 2, 1.0)
+    line = "experiment = 'e': this client has answered its round 3, and the run goes on after round"
+    with pytest.raises(ValueError, match=f"{line} 0; choose another name"):
+        Ledger(tmp_path).check("e", 0, 1.0)
+
+
+def test_without_noise_and_limits_there_is_no_ledger(tmp_path: Path, client: Answering) -> None:
+    for w in (0.0, 0.5):
+        client.ask(Ledger(tmp_path / "none"), 1, w=w, z=0.0)
+    assert client.trained == 2 and not (tmp_path / "none").exists()
+
+
+def test_the_node_alone_chooses_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Ledger.of({}, 3, state).folder == state / "ledger", "of a simulation"
+    monkeypatch.delenv("FEDMOSAIC_LEDGER")
+    assert Ledger.of({}, 3, state).folder == tmp_path / ".fedmosaic" / "ledger" / "3"
+    assert Ledger.of({"ledger": "/var/x"}, 3, state).folder == Path("/var/x/3")

@@ -22,6 +22,7 @@ from deploy.flower.certificates import make
 from deploy.flower.owner import pinned, policy, rules
 from deploy.flower.owner.rules import Refused
 from deploy.machines import node
+from deploy.run.grpc import node_config
 from deploy.settings import resolve
 from tests.support.commandline import error_of, typed
 from tests.support.own_modules import distribution, importing_from, module
@@ -209,6 +210,8 @@ def test_a_nodes_own_folders_replace_those_of_the_run(run: Flat, folders: Path) 
         ('download = "no"', 'download = "no" is not allowed; it should be boolean'),
         ('[privacy]\nmodes = "off"', "key 'privacy.modes' is unknown; allowed: mode, noise-"),
         ("[privacy]\nnoise-multiplier = 1", "noise-multiplier = 1 needs privacy.mode"),
+        ("[privacy]\nmax-epsilon = 2", "privacy.max-epsilon = 2 needs privacy.mode = local"),
+        ('[privacy]\nmode = "local"\nmax-epsilon = 0', "max-epsilon = 0 is not allowed; it should"),
         ("server-keys = []", "server-keys = [] is not allowed; it should"),
         ('server-keys = ["no.crt"]', "server-keys has 'no.crt': No such file or directory; it"),
         ("x", "policy.toml is not TOML: Expected '='"),
@@ -265,6 +268,19 @@ def test_a_policy_needs_a_pinned_digest_and_server_keys_need_tls(tmp_path: Path)
     assert guard[pinned.PIN] == PIN and json.loads(guard[rules.RULES])["policy"] is True
     assert own == {"server-keys": SERVER_KEY}
     assert "--policy" in typed("node", "--help").stdout
+
+
+def test_the_limits_of_the_ledger_reach_the_client(tmp_path: Path) -> None:
+    text = 'max-rounds = 9\n[privacy]\nmode = "local"\nmax-epsilon = 2.5\n'
+    (tmp_path / "policy.toml").write_text(text)
+    own: Flat = {}
+    node.guards(PIN, tmp_path / "policy.toml", own, sealed=False)
+    assert own == {"max-rounds": 9, "max-epsilon": 2.5}
+    assert node_config(0, 2, own).endswith("max-rounds=9 max-epsilon=2.5")
+    typed_in = node.settings(["max-rounds=9", "max-epsilon=2.5", "ledger=here"])
+    assert typed_in == {**own, "ledger": str(Path("here").absolute())}
+    with pytest.raises(ValueError, match="max-rounds = 0; it must be an integer of at least 1"):
+        node.settings(["max-rounds=0"])
 
 
 def test_code_that_is_not_pinned_is_warned_of_and_the_rules_hold_all_the_same(

@@ -49,6 +49,9 @@ class LeastPrivacy(Table):
     must be ``"local"``, so that no update leaves this machine without noise."""
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Least ``privacy.noise-multiplier`` z."""
+    max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Largest ε of this client's replies with local noise, over all runs, at δ = 1e-5; without the
+    key, any."""
 
 
 @final
@@ -71,7 +74,8 @@ class Policy(Table):
     plugins: list[Text] = []
     """Allowed names of installed plug-ins."""
     max_rounds: Most | None = None
-    """Most ``rounds``; without the key, any number."""
+    """Most ``rounds`` of a run, and most rounds that the client answers over all runs; without the
+    key, any number."""
     max_epochs: Most | None = None
     """Most epochs of a client in a round, in every setting that the method reads; without the key,
     any number."""
@@ -106,6 +110,11 @@ def read(path: Path) -> Policy:
         raise ValueError(
             f"--policy {path}: privacy.noise-multiplier = {policy.privacy.noise_multiplier:g} "
             "needs privacy.mode = central or local"
+        )
+    if policy.privacy.max_epsilon and policy.privacy.mode != "local":
+        raise ValueError(
+            f"--policy {path}: privacy.max-epsilon = {policy.privacy.max_epsilon:g} needs "
+            "privacy.mode = local"
         )
     absolute = {
         name: [str(place.parent / Path(text).expanduser()) for text in getattr(policy, name)]
