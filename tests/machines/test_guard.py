@@ -5,12 +5,17 @@ by the policy, and an app and a run that are allowed must run.
 """
 
 import contextlib
+import hashlib
+import io
 import json
 import os
+import random
 import shlex
 import shutil
 import subprocess
 import sys
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,7 +213,9 @@ def test_a_node_whose_checks_are_gone_refuses_each_message_and_does_not_start_ag
         checks.with_suffix(".away").rename(checks)
         assert site.answer(app) == "trained"
         assert "Traceback" not in said
-    checks.write_text(checks.read_text().replace("if (actual := digest(fab)) != pin:", "if False:"))
+    checks.write_text(
+        checks.read_text().replace("if (actual := digest(fab)) != pin and pin:", "if False:")
+    )
     with site.node("--app-digest", digest, "--cold-start") as process:
         assert process.wait(PATIENCE) == 1
     said = site.log.read_text()
@@ -336,3 +343,61 @@ def test_a_clientapp_that_cannot_start_fails_its_message_at_once() -> None:
     assert served._ended(state, supernode.Counter())
     assert ended == [(5, "/nowhere/python cannot be started: No such file or directory")]
     assert served._failure == ended[0][1]
+
+
+def zipped(method: int, size: int) -> bytes:
+    """Return a bundle with one file of ``size`` zeros."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as file, file.open("a.py", "w") as entry:
+        for _ in range(size >> 20):
+            entry.write(bytes(1 << 20))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "why"),
+    [
+        (zipfile.ZIP_BZIP2, 32 << 20, "a file that is not stored or deflated"),
+        (zipfile.ZIP_LZMA, 1 << 20, "a file that is not stored or deflated"),
+        (zipfile.ZIP_DEFLATED, pinned.MOST + (1 << 20), r"has 68,\d+,\d+ bytes, allowed are"),
+    ],
+)
+@pytest.mark.parametrize("pin", ["", WRONG])
+def test_a_bundle_is_measured_before_it_is_opened(
+    method: int, size: int, why: str, pin: str
+) -> None:
+    bomb = zipped(method, size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(rules.Refused, match=why):
+            pinned.check(bomb, pin)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_file_is_hashed_in_pieces_to_the_same_digest() -> None:
+    bundle = zipped(zipfile.ZIP_DEFLATED, 16 << 20)
+    line = hashlib.sha256(b"a.py").digest() + hashlib.sha256(bytes(16 << 20)).digest()
+    tracemalloc.start()
+    try:
+        assert pinned.digest(bundle) == hashlib.sha256(line).hexdigest()
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_bytes_of_a_bundle_raise_another_error_than_a_refusal() -> None:
+    source = random.Random(5)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("common/a.py", "pyproject.toml"):
+            file.writestr(name, "x = 1\n" * 50)
+    whole = packed.getvalue()
+    for _ in range(2000):
+        bundle = bytearray(whole[: source.choice([len(whole), source.randrange(len(whole))])])
+        for _ in range(source.randint(1, 8)):
+            if bundle:
+                bundle[source.randrange(len(bundle))] = source.randrange(256)
+        with contextlib.suppress(rules.Refused):
+            pinned.digest(bytes(bundle))

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 PIN = "FEDMOSAIC_APP_DIGEST"  #: environment variable of a SuperNode with the digest, 64 hex digits
 PROGRAM = "flwr-clientapp"
+MOST = 1 << 26  #: bytes of all files in a bundle, unpacked; Flower's own are a tenth of it
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  #: whose size in memory is bounded
+PIECE = 1 << 20  #: bytes of a file that are read at a time
+LONGEST = 200  #: characters of an error's text
 PATIENCE = 600.0  #: longest time in seconds for a self-test, on a slow machine with much to import
 FLOWER = "flwr.supernode.runtime.run_clientapp"  #: module whose functions are replaced
 SELF_TEST = "--self-test"  #: argument for ``self_test`` in the place of a message
@@ -42,22 +46,39 @@ UNKNOWN = "self-test"  #: relative path of ``weights``, which rules without exce
 def digest(fab: bytes) -> str:
     """Return the SHA-256 of the names and contents of all files in a bundle, 64 hex digits.
 
-    A digest of the bundle's bytes would depend on the zlib version that compressed it.
+    A digest of the bundle's bytes would depend on the zlib version that compressed it. Nothing in
+    ``fab`` is trusted: its files are read in pieces, up to ``MOST`` bytes in all.
 
-    Raises ``Refused`` if ``fab`` is not a bundle.
+    Raises ``Refused`` if ``fab`` is not a bundle, or is too large.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(fab)) as file:
-            parts = [(entry.filename.encode(), file.read(entry)) for entry in file.infolist()]
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise Refused(f"the received app bundle cannot be read: {error}") from None
-    lines = [hashlib.sha256(name).digest() + hashlib.sha256(text).digest() for name, text in parts]
+            entries = file.infolist()
+            if (size := sum(entry.file_size for entry in entries)) > MOST:
+                raise Refused(f"the received app bundle has {size:,} bytes, allowed are {MOST:,}")
+            if any(entry.compress_type not in METHODS for entry in entries):
+                raise Refused("the received app bundle has a file that is not stored or deflated")
+            lines = [_line(file, entry) for entry in entries]
+    except Refused:
+        raise
+    except Exception as error:  # the reader of zip files has many, and what sent it is not known
+        text = " ".join(str(error).split())[:LONGEST]
+        raise Refused(f"the received app bundle cannot be read: {text}") from None
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
+def _line(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Return the digests of an entry's name and content, without its content in memory."""
+    content = hashlib.sha256()
+    with file.open(entry) as stream:
+        while piece := stream.read(PIECE):
+            content.update(piece)
+    return hashlib.sha256(entry.filename.encode()).digest() + content.digest()
+
+
 def check(fab: bytes, pin: str) -> None:
-    """Raise ``Refused`` for a bundle whose digest is not ``pin``."""
-    if (actual := digest(fab)) != pin:
+    """Raise ``Refused`` for what is no bundle; with ``pin``, for one with another digest."""
+    if (actual := digest(fab)) != pin and pin:
         raise Refused(f"the received app bundle has the digest {actual}, --app-digest is {pin}")
 
 
@@ -82,8 +103,7 @@ def run(pin: str, allowed: str, real: Callable[[], None]) -> None:
         return message, context, *more
 
     def checked(fab: bytes, **options: Any) -> Path:
-        if pin:
-            check(fab, pin)
+        check(fab, pin)
         if allowed:
             (context,) = contexts
             rules.check(json.loads(allowed), context.run_config, context.node_config)
