@@ -29,7 +29,7 @@ from common.exchange import protocol
 from common.exchange.seal import body, files, session
 from common.exchange.seal.body import NotAuthentic
 from common.exchange.seal.session import Keys, NoSession, Offer, Place
-from common.files import Damaged, home, write_atomically
+from common.files import Damaged, home, parse_json, write_atomically
 from common.settings.section import Value
 
 ROOT = Path(__file__).resolve().parents[1]  #: root folder of the app bundle
@@ -113,7 +113,7 @@ class ClientSession:
     def read(cls, path: Path) -> Self | None:
         """Return the session in a file; None without the file, ``Damaged`` for other content."""
         try:
-            fields = json.loads(path.read_bytes())
+            fields = parse_json(path.read_bytes())
             transcript, secret = (bytes.fromhex(fields[name]) for name in ("transcript", "secret"))
             keys = Keys(transcript, secret, int(fields["n"]))
             share = bytes.fromhex(fields["share"])

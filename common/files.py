@@ -2,17 +2,36 @@
 
 import contextlib
 import glob
+import json
 import os
 import re
 import stat
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def read_text(path: Path) -> str:
     """Return the text of a user's file: UTF-8, with or without a byte order mark."""
     return path.read_text(encoding="utf-8-sig")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the content of a TOML file; raise ``ValueError`` also for one with deep nesting."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the content of a JSON file; raise ``ValueError`` also for one with deep nesting."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def home() -> Path:

@@ -6,7 +6,6 @@ before anything starts, and ``RuntimeError`` if a run cannot continue.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from rich.console import Console
 
 from common.extras import imported, missing
+from common.files import parse_json
 from common.journal import Entry
 from common.settings.section import Value, kebab
 from deploy import settings as experiments
@@ -59,7 +59,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``; empty until the run ends."""
         path = self.folder / "summary.json"
-        summary: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        summary: dict[str, Any] = parse_json(path.read_text("utf-8")) if path.exists() else {}
         return summary
 
     @property

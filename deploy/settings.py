@@ -7,7 +7,6 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from common import methods
 from common.errors import refusal
-from common.files import read_text
+from common.files import parse_toml, read_text
 from common.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
@@ -275,11 +274,11 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ``ValueError``, one line, if it is not TOML."""
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        return parse_toml(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
 def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:

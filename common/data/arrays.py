@@ -5,7 +5,6 @@ images stay bytes, and floats are not rescaled, whatever their range. An array t
 one kind is refused unless ``data.kind`` says what it is.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from common.data import decoded
 from common.data.dataset import Dataset, check_classes, measured
 from common.data.unpickle import check_sizes, read_npz
 from common.errors import first_line
-from common.files import check_regular, in_order
+from common.files import check_regular, in_order, parse_json
 from common.settings.config import Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
@@ -120,7 +119,7 @@ def _users(path: Path, kind: str) -> dict[str, Pair]:
     """Return the samples and labels of each user with samples in one file."""
     try:
         check_regular(path)
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = first_line(error).removeprefix(f"{path}: ")
         raise ValueError(f"{path}: damaged or no JSON ({reason})") from None
@@ -335,7 +334,7 @@ def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[st
     count = top + 1
     if config is not None and config.is_file():
         try:
-            count = json.loads(config.read_bytes())["num_classes"]
+            count = parse_json(config.read_bytes())["num_classes"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
         if type(count) is not int or count <= top:

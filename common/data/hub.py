@@ -8,7 +8,6 @@ The data set's files are not trusted. They can name other files, and an image ca
 regular files inside the folder are read, and never the network.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from common.data.arrays import samples
 from common.data.dataset import Dataset, check_classes, halved, measured
 from common.data.folder import GREY, as_bytes
 from common.extras import imported
-from common.files import check_regular, in_order
+from common.files import check_regular, in_order, parse_json
 from common.settings.config import Data
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
@@ -122,7 +121,7 @@ def _named(path: Path, root: Path, names: Callable[[Any], list[str]]) -> list[st
     """Return the file or folder names that ``names`` takes from the content of a JSON file."""
     check_regular(path, root)
     try:
-        return list(map(str, names(json.loads(path.read_bytes()))))
+        return list(map(str, names(parse_json(path.read_bytes()))))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}: damaged or not saved by save_to_disk ({reason})") from None

@@ -10,7 +10,6 @@ Flower serializes an outgoing message completely before it sends the first part,
 memory. ``few_at_once`` passes it a few parts at a time.
 """
 
-import json
 import tempfile
 import threading
 import time
@@ -33,7 +32,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.superlink.grid import grpc_grid
 
 from common.errors import first_line
-from common.files import written_in
+from common.files import parse_json, written_in
 
 STALLED = 300.0  #: longest pause between two parts in seconds; a part has at most 20 MB
 AGAIN = 0.05
@@ -117,7 +116,7 @@ class ChunkFile:
         kind, parts, _ = get_object_head_values_from_object_content(content)
         if kind != Array.__qualname__:
             return None
-        about = json.loads(get_object_body(content, Array))
+        about = parse_json(get_object_body(content, Array))
         chunks = [parts[i] for i in about["arraychunk_ids"]]
         if len(chunks) > len(set(chunks)):
             self._check(chunks, contents)

@@ -1,7 +1,6 @@
 """Optimisers by the names and options of the configuration."""
 
 import inspect
-import tomllib
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -11,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from common.errors import first_line
 from common.exchange.records import StateDict
+from common.files import parse_toml
 from common.settings.options import Descent
 from common.settings.plugins import nearest
 from common.settings.section import Value
@@ -109,8 +109,8 @@ def check(table: str, o: Descent) -> None:
 def _read(options: str) -> dict[str, Value | tuple[Value, ...]]:
     """Return the arguments in a text. Raises ``ValueError`` if the text is not TOML."""
     try:
-        parsed = tomllib.loads(f"options = {{{options}}}")
-    except tomllib.TOMLDecodeError as error:
+        parsed = parse_toml(f"options = {{{options}}}")
+    except ValueError as error:
         raise ValueError(f"it is not like alpha = 0.9, eps = 1e-6 ({error})") from None
     named = parsed["options"].items()
     return {name: tuple(v) if isinstance(v, list) else v for name, v in named}

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from common.errors import invalid
-from common.files import write_all
+from common.files import parse_json, write_all
 from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,
@@ -76,7 +76,7 @@ class Board:
         if not path.exists():
             return kind()
         try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
+            content: dict[str, Any] = parse_json(path.read_bytes())
             # without a name it is of the time when there was one board
             saved = content.get("board", FIRST), content["version"]
             if saved == wanted:

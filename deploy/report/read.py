@@ -5,9 +5,7 @@ Reading is tolerant: the run may be unfinished or killed, and its last line may 
 another release, is rejected. Every text is cleaned, so that no name or reason controls a terminal.
 """
 
-import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +15,7 @@ from typing import Annotated, Any, TypeVar, final
 from pydantic import Field, ValidationError
 
 from common.errors import invalid
+from common.files import parse_json, parse_toml
 from common.journal import (
     ClientScore,
     Entry,
@@ -347,7 +346,7 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     clients = members(entries) if census else []
     if not (path / "config.toml").is_file():
         notes.append("config.toml is missing: the settings are unknown.")
-    config = _load(path / "config.toml", lambda text: _cleaned(tomllib.loads(text), LONGEST), notes)
+    config = _load(path / "config.toml", lambda text: _cleaned(parse_toml(text), LONGEST), notes)
     summary = _load(path / "summary.json", _summary, notes)
     confusion = _load(path / "confusion.json", Confusion.model_validate_json, notes)
     classes = census.classes if census else []
@@ -396,7 +395,7 @@ def _load(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
 
 
 def _summary(text: str) -> Summary:
-    return Summary.model_validate(_cleaned(json.loads(text), LONGEST))
+    return Summary.model_validate(_cleaned(parse_json(text), LONGEST))
 
 
 def _cleaned(value: Any, limit: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Literal, final
 from common.errors import first_line
 from common.exchange import model_file
 from common.exchange.records.arrays import prove
+from common.files import parse_json
 from common.journal import Entry
 from deploy.settings import load_run
 from server_app.storage import checkpoint
@@ -132,7 +133,7 @@ def _model(folder: Path) -> Iterator[Verdict]:
     if not path.exists():
         return
     try:
-        content = json.loads(summary.read_text(encoding="utf-8"))
+        content = parse_json(summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         content = None
     expected = content.get("weights_sha256") if isinstance(content, dict) else None

@@ -22,6 +22,7 @@ from typing import Any, final
 import filelock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from common.files import parse_json
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.settings.config import Value
@@ -129,7 +130,7 @@ def completed(run: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = parse_json(path.read_text(encoding="utf-8"))
         return summary if summary["status"] == "completed" else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

@@ -19,7 +19,7 @@ from typing import final
 
 from rich.console import Console
 
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from deploy.run import preload
 from deploy.study import records
 from deploy.study.paper_table import CellRun, check, recorded
@@ -43,7 +43,7 @@ class Unfinished(dict[str, str]):
         """Read the file in ``folder``. Raises ``ValueError``, one line, if it is damaged."""
         self._path = folder / UNFINISHED
         try:
-            super().__init__(json.loads(self._path.read_bytes()) if self._path.exists() else {})
+            super().__init__(parse_json(self._path.read_bytes()) if self._path.exists() else {})
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self._path} is damaged: {error}; delete it to try again") from error
 

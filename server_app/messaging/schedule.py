@@ -12,14 +12,13 @@ stored state, ``replaced`` deletes it. ``missed``: the client is selected and se
 round. From a journal, every selected client without a valid reply has missed its round.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
-from common.files import read_text
+from common.files import parse_toml, read_text
 from common.journal import Change, Event
 from server_app.storage.journal import read_lines
 
@@ -96,7 +95,7 @@ def _why_not(event: Planned, size: int, members: set[int], met: set[int]) -> str
 
 def _of_list(path: Path, size: int) -> tuple[set[int], list[Planned]]:
     """Return the clients that are absent at the start, and the events."""
-    planned = _List.model_validate(tomllib.loads(read_text(path))).event
+    planned = _List.model_validate(parse_toml(read_text(path))).event
     by_round = sorted(planned, key=lambda event: event.round)
     first = {event.client: event.kind for event in reversed(by_round) if event.kind != MISSED}
     return {k for k, kind in first.items() if kind == "joined"}, planned

@@ -11,7 +11,7 @@ import torch
 
 from common.exchange import model_file
 from common.exchange.records import StateDict
-from common.files import home, write_atomically
+from common.files import home, parse_json, write_atomically
 from common.journal import OVER, ClientScore, Entry, Part, members, over, primary_course
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.settings.config import Config
@@ -112,7 +112,7 @@ def complete(folder: Path, config: Config) -> str:
     if config.run.from_round >= 0:
         return ""
     try:
-        saved = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        saved = parse_json((folder / "summary.json").read_text(encoding="utf-8"))
         status, rounds, accuracy = saved["status"], saved["rounds"], saved["accuracy"]
     except (OSError, ValueError, KeyError):
         return ""

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from client_app.seal import ClientSession
 from common import parse
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.exchange.seal import files as seal_files
+from common.files import Damaged
 from common.methods import names
 from common.models import MODELS
 from common.parse import to_toml
@@ -26,6 +28,7 @@ from deploy.report.listing import LISTINGS
 from deploy.report.table import terminal
 from deploy.run import preflight
 from deploy.settings import resolve
+from server_app.messaging.schedule import Schedule
 from tests.support.commandline import completed, error_of, fedmosaic, interruptible, typed
 from tests.support.own_modules import ONE_MODULE, package
 from tests.support.tiny import flat
@@ -270,3 +273,15 @@ def test_a_byte_order_mark_begins_any_text_file_of_a_user(tmp_path: Path) -> Non
     assert policy.read(marked("p.toml", "max-rounds = 3\n")).max_rounds == 3
     keys = marked("revoked", f"SHA256:{'A' * 43}\n")
     assert seal_files.read_revoked(keys)
+
+
+def test_deep_nesting_in_a_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text("rounds = " + "[" * 20_000 + "]" * 20_000 + "\n")
+    for read in (settings.load, policy.read, lambda path: Schedule(path, 3)):
+        with pytest.raises(ValueError, match="nested too deeply") as refused:
+            read(file)
+        assert "\n" not in str(refused.value)
+    file.write_text('{"at": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(Damaged, match="is damaged: delete it"):
+        ClientSession.read(file)

@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from common.files import parse_json
+
 KEY, NONCE, TAG = 32, 12, 16  #: bytes
 MAX_PIECES = 1000
 ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one stream
@@ -66,7 +68,7 @@ def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
     except InvalidTag:
         raise NotAuthentic("its content was altered") from None
     try:  # the sender is authenticated, but may be malicious
-        match json.loads(opened[0]):
+        match parse_json(opened[0]):
             case {"kind": str(kind), "arrays": [*names]}:
                 arrays = {str(name): data for name, data in zip(names, opened[2:], strict=True)}
             case _:

@@ -45,7 +45,7 @@ from common.exchange.seal.body import (
     packed,
     plain,
 )
-from common.files import Damaged
+from common.files import Damaged, parse_json
 from common.settings.section import Value
 
 T = TypeVar("T", int, bytes, str)
@@ -82,7 +82,7 @@ class Offer:
     def from_bytes(cls, text: bytes) -> Self:
         """Return the offer from ``to_bytes``; raise ``NotAuthentic`` if it is malformed."""
         try:
-            return cls(**json.loads(text))
+            return cls(**parse_json(text))
         except (ValueError, TypeError, RecursionError):
             raise NotAuthentic("its offer is malformed") from None
 

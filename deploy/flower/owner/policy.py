@@ -6,7 +6,6 @@ which that module must not import.
 
 import contextlib
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common import keys, methods
 from common.errors import refusal
 from common.exchange.seal import files
-from common.files import home, read_text
+from common.files import home, parse_toml, read_text
 from common.parse import reads, tables, usual
 from common.settings.marks import Mark, Names, Place, Value
 from common.settings.plugins import ON_THE_SERVER, installed, nearest
@@ -95,7 +94,7 @@ def read(path: Path) -> Policy:
     """
     place = path.expanduser().resolve()
     try:
-        policy = Policy.model_validate(tomllib.loads(read_text(place)))
+        policy = Policy.model_validate(parse_toml(read_text(place)))
     except OSError as error:
         raise ValueError(f"--policy {path}: {error.strerror}") from None
     except ValidationError as invalid:
