@@ -42,6 +42,7 @@ def answer(message: Message, context: Context) -> Message:
     from common.files import Damaged
     from common.parse import parse
 
+    progress.without_colours()
     received: OpenedMessage | None = None
     trusted = True
     try:

@@ -108,6 +108,14 @@ def reporting(new: Reporter) -> Iterator[None]:
         _reporter.reset(token)
 
 
+def without_colours() -> None:
+    """Leave out the colour codes of Flower's log lines where they go to no terminal."""
+    for handler in logging.getLogger("flwr").handlers:
+        stream = getattr(handler, "stream", None)
+        if getattr(handler, "colored", False) and not (stream and stream.isatty()):
+            handler.colored = False  # type: ignore[attr-defined]
+
+
 @contextmanager
 def without_counts() -> Iterator[None]:
     """Show lines of this thread without counts and notes, which may reveal who replied."""

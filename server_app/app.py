@@ -15,6 +15,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Execute one run. Raises ``ValueError`` or ``Stopped`` with a message of one line."""
+    from common import progress
     from common.data.shares import for_testing
     from common.errors import reported
     from common.parse import parse
@@ -31,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.tracking import numbers
     from server_app.tracking.sink import Sink
 
+    progress.without_colours()
     settings = context.run_config
     config = parse(settings)
     experiment = config.run.experiment or f"run-{context.run_id}"

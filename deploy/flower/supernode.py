@@ -226,6 +226,8 @@ def main() -> None:
         sys.exit(f"error: {why}")
     from flwr.supernode.cli import flower_supernode
 
+    for handler in logging.getLogger("flwr").handlers:
+        handler.colored = sys.stderr.isatty()  # type: ignore[attr-defined]
     loop: Any = importlib.import_module(LOOP)
     node = Node()
     node.quiet = LEVEL not in os.environ

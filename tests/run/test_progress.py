@@ -1,14 +1,17 @@
 """A run can be watched on a terminal and in a log, from the journal alone."""
 
 import io
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from common.journal import Entry
+from common.progress import without_colours
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
 from server_app.storage.journal import follow
@@ -224,3 +227,12 @@ def test_follow_takes_whole_lines_and_a_new_journal_from_its_start(tmp_path: Pat
     assert seen == [0, 1, 2, 0]  # what was written before stop() turned true is not lost
     (line,) = file.getvalue().splitlines()  # entries of another release are passed over
     assert line.startswith("the journal has version 1, this release reads version ")
+
+
+def test_log_lines_have_colours_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = [
+        Mock(colored=True, stream=Mock(isatty=lambda tty=tty: tty)) for tty in (True, False)
+    ]
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", handlers)
+    without_colours()
+    assert [handler.colored for handler in handlers] == [True, False]
