@@ -35,11 +35,8 @@ def answer(message: Message, context: Context) -> Message:
     from client_app import methods
     from client_app.participant import Participant
     from client_app.seal import open_message
-    from client_app.store import NotAnswered
     from common import progress
-    from common.errors import LONGEST, line
     from common.exchange import protocol
-    from common.files import Damaged
     from common.parse import parse
 
     progress.without_colours()
@@ -84,14 +81,24 @@ def answer(message: Message, context: Context) -> Message:
                 reply = stamped()
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error
-        kind = message.metadata.message_type
-        known = isinstance(error, Damaged | NotAnswered)  # its message needs no traceback
-        log.error("client failed on %s%s", kind, f": {error}" if known else "", exc_info=not known)
-        reason = line(error, LONGEST, typed=True)
-        if kind == "query.hello":  # before the census the server cannot map a node to a client
-            reason = f"client {context.node_config.get('partition-id', '?')}: {reason}"
-        elif not trusted:  # the server, which may learn nothing of this client without noise
-            reason = "the client failed, its own log has the reason"
+        reason = _reason(error, message.metadata.message_type, context, trusted=trusted)
         if received is not None and (content := received.failure(reason)) is not None:
             return Message(content, reply_to=message)
         return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)
+
+
+def _reason(error: Exception, kind: str, context: Context, *, trusted: bool) -> str:
+    """Return the line about an error for the server, and log the error with its traceback.
+
+    ``trusted``: whether the server may learn something of this client without noise.
+    """
+    from client_app.store import NotAnswered
+    from common.errors import LONGEST, line
+    from common.files import Damaged
+
+    known = isinstance(error, Damaged | NotAnswered)  # its message needs no traceback
+    log.error("client failed on %s%s", kind, f": {error}" if known else "", exc_info=not known)
+    reason = line(error, LONGEST, typed=True)
+    if kind == "query.hello":  # before the census the server cannot map a node to a client
+        return f"client {context.node_config.get('partition-id', '?')}: {reason}"
+    return reason if trusted else "the client failed, its own log has the reason"
