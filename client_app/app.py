@@ -40,6 +40,7 @@ def answer(message: Message, context: Context) -> Message:
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
+    from common.keys import decisive
     from common.parse import parse
 
     received: OpenedMessage | None = None
@@ -78,7 +79,8 @@ def answer(message: Message, context: Context) -> Message:
         with progress.block(f"client {participant.k}"):
             if (kind := message.metadata.message_type).startswith("train"):
                 z = config.privacy.local_noise
-                reply = participant.ledger.answer(kind, request, z, stamped)
+                settings = decisive(context.run_config)
+                reply = participant.ledger.answer(kind, request, z, stamped, settings)
             else:
                 reply = stamped()
         return Message(received.answer(reply.pack()), reply_to=message)
