@@ -40,7 +40,6 @@ def answer(message: Message, context: Context) -> Message:
     from common.errors import LONGEST, line
     from common.exchange import protocol
     from common.files import Damaged
-    from common.keys import decisive
     from common.parse import parse
 
     received: OpenedMessage | None = None
@@ -77,12 +76,8 @@ def answer(message: Message, context: Context) -> Message:
             return reply.stamped(request, participant.k, participant.kept(t))
 
         with progress.block(f"client {participant.k}"):
-            if (kind := message.metadata.message_type).startswith("train"):
-                z = config.privacy.local_noise
-                settings = decisive(context.run_config)
-                reply = participant.ledger.answer(kind, request, z, stamped, settings)
-            else:
-                reply = stamped()
+            kind = message.metadata.message_type
+            reply = participant.answer(kind, request, context.run_config, stamped)
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error
         kind = message.metadata.message_type
