@@ -74,11 +74,8 @@ def answer(message: Message, context: Context) -> Message:
             return reply.stamped(request, participant.k, participant.kept(t))
 
         with progress.block(f"client {participant.k}"):
-            if (kind := message.metadata.message_type).startswith("train"):
-                z = config.privacy.local_noise
-                reply = participant.ledger.answer(kind, request, z, stamped)
-            else:
-                reply = stamped()
+            kind = message.metadata.message_type
+            reply = participant.answer(kind, request, context.run_config, stamped)
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error
         reason = _reason(error, message.metadata.message_type, context, trusted=trusted)

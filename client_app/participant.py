@@ -20,9 +20,10 @@ from common.data import divide, pool_of
 from common.data.dataset import Dataset
 from common.data.shares import Share, check_public, for_testing, share
 from common.exchange import tree
-from common.exchange.protocol import NO_PLACE
+from common.exchange.protocol import NO_PLACE, ToClient, ToServer
 from common.exchange.records import Records, StateDict
 from common.files import home
+from common.keys import decisive
 from common.models.batchnorm import measure
 from common.models.classifier import Classifier
 from common.names import check_requested
@@ -251,6 +252,22 @@ class Participant:
         """Delete the saved state of all rounds."""
         self._store.forget()
         self._saved = 0
+
+    def answer(
+        self,
+        kind: str,
+        request: ToClient,
+        settings: Mapping[str, Value],
+        work: Callable[[], ToServer],
+    ) -> ToServer:
+        """Return ``work()``, the reply to a message of type ``kind``; record it if it trains.
+
+        ``settings``: the run config. Raises ``ValueError`` as ``Ledger.answer`` does.
+        """
+        if not kind.startswith("train"):
+            return work()
+        z = self.config.privacy.local_noise
+        return self.ledger.answer(kind, request, z, work, decisive(settings))
 
     @cached_property
     def secret(self) -> Secret:

@@ -13,10 +13,12 @@ last good state unchanged.
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar, final
 
 import filelock
@@ -31,6 +33,7 @@ from common.techniques.privacy import OWNERS_DELTA, gaussian_epsilon, local_cost
 
 T = TypeVar("T", bound=Records)
 
+NONE: Mapping[str, Value] = MappingProxyType({})
 STORED_REPLIES = 5  #: experiments whose newest reply a ledger stores
 NAMED = "also-"
 """Prefix of an empty file next to a round's state; the round that its request named follows."""
@@ -176,7 +179,12 @@ class _Answered(_Content):
 
     rounds: int = 0  #: answered rounds; a round counts again for each further request
     cost: float = 0.0  #: sum of the rounds with noise, see ``gaussian_epsilon``
-    experiments: dict[str, _Newest] = {}  #: by name, the one that was answered last at the end
+    noisy: dict[str, _Newest] = {}  #: rounds with noise by experiment, the last answered at the end
+    plain: dict[str, _Newest] = {}  #: rounds without noise by experiment, as far as they count
+
+    def of(self, z: float) -> dict[str, _Newest]:
+        """Return the rounds of requests with noise z."""
+        return self.noisy if z else self.plain
 
 
 @final
@@ -212,7 +220,7 @@ class Ledger:
         if not self._is_needed(z):
             return ""
         answered = self._read()
-        past = answered.experiments.get(experiment)
+        past = answered.of(z).get(experiment)
         if past is None or past.round <= t:  # else the next request may be a repetition
             self._check_limits(answered, z)
         if z and past is not None and past.round > t + 1:
@@ -225,17 +233,24 @@ class Ledger:
         return f"{told}, with noise: ε = {epsilon:.3g} at δ = {OWNERS_DELTA:g}" if z else ""
 
     def answer(
-        self, kind: str, request: ToClient, z: float, work: Callable[[], ToServer]
+        self,
+        kind: str,
+        request: ToClient,
+        z: float,
+        work: Callable[[], ToServer],
+        settings: Mapping[str, Value] = NONE,
     ) -> ToServer:
         """Return the stored reply to ``request``, or record and return ``work()``.
 
-        ``kind``: message type; ``z``: noise of the reply, 0 without. Raises ``NotAnswered``, one
-        line, for a round that was answered before and beyond the owner's limits, and ``Damaged``
-        if the ledger cannot be read or written.
+        ``kind``: message type; ``z``: noise of the reply, 0 without; ``settings``: those on which a
+        reply without noise depends, so that a request with others is another one.
+
+        Raises ``NotAnswered``, one line, for a round that was answered before and beyond the
+        owner's limits, and ``Damaged`` if the ledger cannot be read or written.
         """
         if not self._is_needed(z):
             return work()
-        sha = hashlib.sha256()
+        sha = hashlib.sha256(b"" if z else json.dumps(dict(settings)).encode())
         for piece in request.pieces():
             sha.update(piece)
         digest = sha.hexdigest()
@@ -258,7 +273,7 @@ class Ledger:
         self, answered: _Answered, kind: str, request: ToClient, digest: str, z: float
     ) -> ToServer | None:
         """Return the stored reply; None if the request may be answered, else ``NotAnswered``."""
-        past = answered.experiments.get(request.experiment)
+        past = answered.of(z).get(request.experiment)
         if not self._counts(past, kind, request, digest) and not z:
             return None
         if z and past is not None and request.t <= past.round:
@@ -310,7 +325,7 @@ class Ledger:
         reply: ToServer,
         z: float,
     ) -> None:
-        past = answered.experiments.pop(request.experiment, None)
+        past = answered.of(z).pop(request.experiment, None)
         if self._counts(past, kind, request, digest):
             answered.rounds += 1
             answered.cost += local_cost(z) if z else 0.0
@@ -318,8 +333,8 @@ class Ledger:
         newest = _Newest(round=request.t, requests={**same, kind: digest})
         if z:
             newest.reply, newest.kind = f"{digest[:32]}.reply", reply.kind
-        answered.experiments[request.experiment] = newest
-        stored = [one for one in answered.experiments.values() if one.reply]
+        answered.of(z)[request.experiment] = newest
+        stored = [one for one in answered.noisy.values() if one.reply]
         for one in stored[:-STORED_REPLIES]:
             one.reply = ""
         try:

@@ -42,6 +42,12 @@ def marked(*marks: Mark, within: Fields = SHARED_FIELDS) -> list[str]:
     return [key for key, field in within.items() if not {*marks}.isdisjoint(marks_of(field))]
 
 
+def decisive(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of a flat run config that a resumed run may not change, by key."""
+    free = {key for key, field in SHARED_FIELDS.items() if Mark.FREE in field.metadata}
+    return {key: value for key, value in sorted(flat.items()) if general(key) not in free}
+
+
 def mark_of(kind: type[M], field: FieldInfo | None) -> M | None:
     """Return the field's mark of class ``kind``; None if it has none, or if there is no field."""
     return next((m for m in field.metadata if isinstance(m, kind)), None) if field else None

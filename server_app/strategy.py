@@ -71,7 +71,12 @@ class MethodStrategy(Run, Strategy):
         """
         self.grid, config, record = grid, self.config, self.record
         self.membership = Membership(self.messenger, grid, self.task)
-        self.status = StatusFile(record.folder, grid, lambda: self.membership.known)
+        self.status = StatusFile(
+            record.folder,
+            grid,
+            lambda: self.membership.known,
+            timed=not config.privacy.hides_times,
+        )
         self.messenger.channel.waiting = self.status.renew
         saved = resume.newest(config) if config.run.resume else None
         with record.opened():

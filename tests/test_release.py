@@ -194,6 +194,8 @@ def test_secret_selection_shows_no_times(tmp_path: Path) -> None:
     times = {path.name: path.stat().st_mtime for path in tmp_path.rglob("*.safetensors")}
     assert {name: times[f"{name}.safetensors"] for name in "012"} == {"0": 0, "1": 1, "2": 2}
     assert times["checkpoint.safetensors"] == 3
+    stamps = [(tmp_path / name).stat().st_mtime for name in ("privacy.sums", "status.json")]
+    assert stamps == [3, 0], "the replies of the last round, and its start"
     assert math.isnan(read(tmp_path).seconds())
     assert not re.search("seconds", shown(tmp_path)), "no metric of a time"
     phases = json.loads((tmp_path / "status.json").read_text())

@@ -52,6 +52,7 @@ class NoisySums:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+            os.utime(self._path, (t, t))  # else it shows when all replies had arrived
 
     @staticmethod
     def by_round(folder: Path) -> Mapping[int, int]:

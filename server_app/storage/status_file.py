@@ -57,8 +57,19 @@ class ServerStatus(Part):
 class StatusFile:
     """The status of a run that is going on, written at the beginning of every phase."""
 
-    def __init__(self, folder: Path, grid: Grid, known: Callable[[], Mapping[int, Client]]) -> None:
-        """``known``: returns the clients of the roster that have ever been connected, by k."""
+    def __init__(
+        self,
+        folder: Path,
+        grid: Grid,
+        known: Callable[[], Mapping[int, Client]],
+        *,
+        timed: bool = True,
+    ) -> None:
+        """``known``: returns the clients of the roster that have ever been connected, by k.
+
+        ``timed``: whether the file keeps the time of its last change.
+        """
+        self._timed = timed
         self._folder, self._grid, self._known = folder, grid, known
         self._status, self._due = ServerStatus.read(folder), 0.0
 
@@ -98,4 +109,6 @@ class StatusFile:
         with contextlib.suppress(OSError):
             temporary = self._folder / f".{NAME}.{os.getpid()}"
             temporary.write_text(self._status.model_dump_json())
+            if not self._timed:
+                os.utime(temporary, (0, 0))
             os.replace(temporary, self._folder / NAME)

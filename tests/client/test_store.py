@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.store import STORED_REPLIES, Ledger, Store
+from client_app.store import STORED_REPLIES, Ledger, NotAnswered, Store
 from common.exchange import model_file
 from common.exchange.protocol import ModelReply, ModelRequest, ToServer
 from common.exchange.records import Records, StateDict
@@ -191,6 +191,7 @@ class Answering:
         z: float = 1.0,
         experiment: str = "e",
         kind: str = "train",
+        lr: float = 0.1,
     ) -> float:
         """Return the number in the reply to a request with the weight ``w``."""
         request = ModelRequest(w={"w": torch.tensor([w])}).stamped(experiment, t)
@@ -200,7 +201,7 @@ class Answering:
             w = {"w": torch.tensor([float(self.trained)])}
             return ModelReply(w=w).stamped(request, 0, kept=t)
 
-        reply = ledger.answer(kind, request, z, work)
+        reply = ledger.answer(kind, request, z, work, {"train.lr": lr})
         assert isinstance(reply, ModelReply) and (reply.t, reply.kept) == (t, t)
         assert reply.experiment == experiment
         return float(reply.w["w"])
@@ -216,7 +217,7 @@ def test_a_round_that_was_answered_gets_the_stored_bytes_or_nothing(
 ) -> None:
     assert client.ask(Ledger(tmp_path), 1) == 1.0
     for _ in range(3):  # each message may have a process of its own
-        assert client.ask(Ledger(tmp_path), 1) == 1.0 and client.trained == 1
+        assert client.ask(Ledger(tmp_path), 1, lr=0.5) == 1.0 and client.trained == 1
     with pytest.raises(ValueError, match="'e': round 1 was answered before, and this is another"):
         client.ask(Ledger(tmp_path), 1, w=1e-6)
     assert client.ask(Ledger(tmp_path), 3) == 2.0
@@ -226,6 +227,17 @@ def test_a_round_that_was_answered_gets_the_stored_bytes_or_nothing(
     assert client.ask(Ledger(tmp_path), 1, experiment="f") == 3.0, "a name that the server chooses"
     assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
     assert "3 rounds, with noise: ε = " in Ledger(tmp_path).check("g", 0, 1.0)
+
+
+def test_a_request_without_noise_opens_no_round_with_noise_again(
+    tmp_path: Path, client: Answering
+) -> None:
+    ledger = Ledger(tmp_path, max_rounds=9)
+    client.ask(ledger, 5)
+    client.ask(ledger, 1, z=0.0)
+    with pytest.raises(NotAnswered, match="round 2 is before round 5"):
+        client.ask(ledger, 2)
+    assert client.ask(ledger, 5) == 1.0
 
 
 def test_two_processes_with_the_same_request_send_one_reply(
@@ -260,14 +272,14 @@ def test_the_owners_rounds_are_those_of_all_runs(tmp_path: Path, client: Answeri
     ask(1), ask(1, kind="train.second"), ask(1)  # the same again after a crash
     ask(2), ask(1, w=0.5)  # round 2 was undone, and round 1 is repeated
     assert Ledger(tmp_path, max_rounds=5).check("e", 2, 0.0) == ""
-    ask(1, experiment="f"), ask(1, experiment="f", w=0.5)
+    ask(1, experiment="f"), ask(1, experiment="f", lr=0.5)  # another request
     line = "max-rounds = 5 of this client's owner: it has answered 5 rounds, over all runs"
     for how in ({"w": 0.7}, {"experiment": "g"}):
         with pytest.raises(ValueError, match=line):
             ask(1, **how)
     with pytest.raises(ValueError, match=line):
         Ledger(tmp_path, max_rounds=5).check("g", 0, 0.0)
-    assert ask(1, experiment="f", w=0.5) > 0, "a repetition is no further round"
+    assert ask(1, experiment="f", lr=0.5) > 0, "a repetition is no further round"
     assert not list(tmp_path.glob("*.reply"))
 
 

@@ -335,7 +335,8 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         assert "0 of 2 keys registered, 2 were registered already" in again
         pin = typed("app-digest").stdout.strip()
         policy = tmp_path / "policy.toml"
-        policy.write_text(f'methods = ["fedorion"]\nserver-keys = ["{files.app}"]\n')
+        text = f'methods = ["fedorion"]\nserver-keys = ["{files.app}"]\nmax-rounds = 1\n'
+        policy.write_text(text)
         nodes = []
         for i, own in enumerate((["model=mlp", "memory-mb=4000"], ["model=cnn2", "device=cpu"])):
             line = command_line("node", "--superlink", fleet, "--ca", files.ca, "--clients", 2)
@@ -343,7 +344,7 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             line += ["--app-digest", ["installed", pin][i], *([] if i else ["--cold-start"])]
             line += ["--policy", str(policy)]
             own += [f"data-dir={painted(f'images{i}', i, 12 + i)}"]
-            own += [f"state-dir={tmp_path / f'state{i}'}"]
+            own += [f"state-dir={tmp_path / f'state{i}'}", f"ledger={tmp_path / 'ledger'}"]
             line += [part for setting in own for part in ("-s", setting)]
             log = tmp_path / f"node{i}.log"
             nodes.append(stack.enter_context(started(line, log, dict(os.environ))))
@@ -376,6 +377,10 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
             assert "refused: " in log and "Traceback" not in log, log
         # a run that fails says why, and its status is not 0
         assert "holds a run already" in error_of("submit", *sets, *to)
+        # the clients have answered the only round that their owner allows, of whatever run
+        another = ("-s", "experiment=third", "-s", f"out={tmp_path / 'third'}")
+        third = error_of("submit", *sets, *another, *to)
+        assert "max-rounds = 1 of this client's owner: it has answered 1 rounds, over all" in third
         assert typed("stop", *to).stdout == "active runs: none\n"
         assert f"run 7 is not active at {control}" in error_of("stop", "7", *to)
         sets += ["-s", "rounds=100000", "-s", f"out={tmp_path / 'endless'}"]
