@@ -73,13 +73,17 @@ def places(flat: Mapping[str, Value], method: str = "") -> list[str]:
     return [key for key, value in flat.items() if value and general(key) in found]
 
 
+def naming(flat: Mapping[str, object]) -> dict[str, Names]:
+    """Return the keys of a flat run config whose values are names, each with its mark."""
+    marks = {key: mark_of(Names, SHARED_FIELDS.get(general(key))) for key in flat}
+    return {key: mark for key, mark in marks.items() if mark}
+
+
 def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield (kind, name) of each name in a flat run config; models without their width factor."""
-    for key, value in flat.items():
-        field = SHARED_FIELDS.get(general(key))
-        mark = mark_of(Names, field)
-        for name in str(value).split(",") if mark else ():
-            if mark and (name := name.strip().partition("@")[0]):
+    for key, mark in naming(flat).items():
+        for name in str(flat[key]).split(","):
+            if name := name.strip().partition("@")[0]:
                 yield mark.kind, name
 
 

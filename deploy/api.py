@@ -6,6 +6,8 @@ before anything starts, and ``RuntimeError`` if a run cannot continue.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -163,19 +165,25 @@ def run(
     """
     import torch
 
+    from deploy import user_modules
     from deploy.run.launch import launch
 
     experiments.check_runtime(runtime, workers)
-    overrides = experiments.numbers(_flat(settings))
+    given = _flat(settings)
     if resume is not None:
         if experiment is not None or out is not None:
             raise ValueError(
                 "resume takes the experiment from its folder: give no experiment or out"
             )
-        flat, folder = resumed(Path(resume), overrides, runtime)
+        folder = Path(resume).expanduser().resolve()
+        saved, copies = folder / "config.toml", folder / user_modules.COPIES
+        if saved.exists() and user_modules.hidden(copies, experiments.load(saved)):
+            given |= {"runtime": runtime} if runtime else {}
+            return _elsewhere(folder, given, workers, quiet)
+        flat, folder = resumed(folder, runtime, given=given)
     else:
         file = experiments.DEFAULT if experiment is None else Path(experiment)
-        config = experiments.resolve(file) | overrides
+        config = experiments.read(file, given=given).resolve()
         flat, folder = fresh(config, runtime, None if out is None else Path(out))
     threads, console = torch.get_num_threads(), Console(quiet=quiet)
     try:
@@ -184,6 +192,23 @@ def run(
         raise ValueError(missing(error)) from error
     finally:
         torch.set_num_threads(threads)  # the run has set its own number
+    return Run(folder)
+
+
+def _elsewhere(folder: Path, given: Mapping[str, Value], workers: int | None, quiet: bool) -> Run:
+    """Resume a run in a new process, which does not import from the folder of this script.
+
+    Raises as ``run``.
+    """
+    settings = [part for key, value in given.items() for part in ("-s", f"{key}={value}")]
+    settings += [] if workers is None else ["--workers", str(workers)]
+    program = [sys.executable, "-P", "-c", "import fedmosaic; fedmosaic.main()"]
+    command = [*program, "run", "--resume", str(folder), *settings]
+    out = subprocess.DEVNULL if quiet else None
+    ended = subprocess.run(command, cwd=folder, stdout=out, stderr=subprocess.PIPE, text=True)
+    if ended.returncode:
+        line = ended.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+        raise RuntimeError(line)
     return Run(folder)
 
 
@@ -260,7 +285,7 @@ def sweep(
     path = None if isinstance(source, dict) else experiments.find(source)
     folder, stem = sweeps.target(path, Path(out) if out else None)
     found = sweeps.run(spec, folder, jobs or default_workers())
-    sweeps.write(spec, found, folder, stem)
+    sweeps.write(spec, found, folder, stem, path.parent if path else Path())
     rows = []
     for name, configuration in found.configurations.items():
         cell = found.filled.cell(name, sweeps.COLUMN)

@@ -133,9 +133,8 @@ def run(
             raise ValueError(
                 "--resume takes the experiment from its folder: give no experiment or --out"
             )
-        overrides = dict(reading.parse_override(text) for text in settings or [])
-        overrides |= {"from-round": from_round} if from_round >= 0 else {}
-        flat, folder = preflight.resumed(resume, overrides, runtime)
+        given = {"from-round": from_round} if from_round >= 0 else {}
+        flat, folder = preflight.resumed(resume, runtime, settings or [], given)
     else:
         if from_round >= 0:
             raise ValueError("--from-round is for a resumed run: give --resume FOLDER too")

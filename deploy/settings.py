@@ -7,7 +7,7 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final, get_args
@@ -19,6 +19,7 @@ from common import methods
 from common.errors import refusal
 from common.files import parse_toml, read_text
 from common.parse import NODE, defaults, kind_of, reads, tables
+from common.settings.config import SECTIONS
 from common.settings.old_defaults import OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
@@ -62,17 +63,20 @@ def check_workers(workers: int | None) -> None:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """Keys of an experiment file, and overrides ``key=value``, which take precedence."""
+    """Keys of an experiment file, and what takes precedence over them: overrides ``key=value`` of
+    the command line, or ``given`` keys of Python."""
 
     file: Path
     keys: Mapping[str, Value]
     overrides: Sequence[str]
+    given: Mapping[str, Value]
 
     @property
     def chosen(self) -> dict[str, Value]:
         """The file's keys with the overrides, whose values remain texts."""
         words = (text.partition("=") for text in self.overrides)
-        return {**self.keys, **{key.strip(): value.strip(" \"'") for key, _, value in words}}
+        texts = {key.strip(): value.strip(" \"'") for key, _, value in words}
+        return {**self.keys, **texts, **self.given}
 
     @property
     def runtime(self) -> str:
@@ -80,16 +84,44 @@ class Experiment:
         return str(self.chosen.get("runtime") or RUNTIMES[0])
 
     def resolve(self) -> dict[str, Value]:
-        """Return the complete flat run config. Raises ``ValueError``, one line, for a wrong key."""
+        """Return the complete flat run config.
+
+        Raises ``ValueError``, one line, for a wrong key, and for a setting that nothing reads.
+        """
         keys, chosen = self.keys, self.chosen
         folder, method = self._plugins(chosen), str(chosen.get("method", ""))
         if "method" in keys and method != keys["method"]:  # the file's plug-in method is replaced
             table = table_of(str(keys["method"]))
             if table not in tables():
                 keys = {k: v for k, v in keys.items() if k.rpartition(".")[0] != table}
-        flat = defaults(method) | numbers(keys, method)
-        flat |= dict(parse_override(text, method) for text in self.overrides)
+        usual = defaults(method)
+        given = typed(self.overrides, self.given, method)
+        flat = usual | numbers(keys, method) | given
+        self._check_read(flat, usual, given.keys())
         return flat | {"plugins": folder}
+
+    def _check_read(
+        self, flat: Mapping[str, Value], usual: Mapping[str, Value], given: Collection[str]
+    ) -> None:
+        """Raise ``ValueError`` for a setting that the method does not read, and that is not usual.
+
+        A file may have tables of several methods, from which ``-s method=…`` chooses, and settings
+        that the method of the file reads.
+        """
+        method, in_file = str(flat["method"]), str(self.keys.get("method", ""))
+        for key in (*given, *self.keys):
+            table, from_file = key.rpartition(".")[0], key not in given
+            of_file = in_file in methods.names() and reads(in_file, key)
+            others = from_file and (table not in SECTIONS or of_file)
+            if others or NODE.fullmatch(table) or reads(method, key):
+                continue
+            if flat[key] not in (usual.get(key), OLD_DEFAULTS.get(key)):
+                readers = [name for name in methods.names() if reads(name, key)]
+                raise ValueError(
+                    f"{f'{self.file}: ' * from_file}{key} = {flat[key]!r} is not allowed with "
+                    f"method = {method!r}, which does not read it; methods that do: "
+                    f"{', '.join(readers[:8])}{', …' * (len(readers) > 8)}"
+                )
 
     def shipped(self) -> dict[str, Value]:
         """Return the settings that decide the code of a run: names, ``[node.K]`` tables, plug-ins.
@@ -103,8 +135,8 @@ class Experiment:
         if not built_in or chosen.keys() - nodes - known.keys():
             return self.resolve()
         flat = chosen | numbers({key: self.keys[key] for key in nodes & self.keys.keys()})
-        overrides = (text for text in self.overrides if text.partition("=")[0].strip() in nodes)
-        flat |= dict(parse_override(text) for text in overrides)
+        overrides = [text for text in self.overrides if text.partition("=")[0].strip() in nodes]
+        flat |= typed(overrides, {key: self.given[key] for key in nodes & self.given.keys()})
         return flat | {"plugins": self._plugins(chosen)}
 
     def _plugins(self, chosen: Mapping[str, Value]) -> str:
@@ -126,8 +158,10 @@ class Experiment:
         return ""
 
 
-def read(experiment: Path | None, overrides: Iterable[str] = ()) -> Experiment:
-    """Read an experiment file (None: only the defaults).
+def read(
+    experiment: Path | None, overrides: Iterable[str] = (), given: Mapping[str, Value] | None = None
+) -> Experiment:
+    """Read an experiment file (None: only the defaults); for the others see ``Experiment``.
 
     The ``config.toml`` of a run is also an experiment file, which repeats the run in a new folder.
 
@@ -135,7 +169,7 @@ def read(experiment: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """
     file = find(experiment or DEFAULT)
     keys = {} if experiment is None else _without_run(load(file), file)
-    return Experiment(file, keys, list(overrides))
+    return Experiment(file, keys, list(overrides), given or {})
 
 
 def resolve(experiment: Path | None, overrides: Iterable[str] = ()) -> dict[str, Value]:
@@ -187,15 +221,20 @@ def load(experiment: Path) -> dict[str, Value]:
     return flatten(table)
 
 
-def load_run(folder: Path) -> dict[str, Value]:
+def load_run(folder: Path, *, private: bool = False) -> dict[str, Value]:
     """Return the run config of the run in ``folder``, and make its plug-ins importable.
+
+    ``private``: where Python imports other modules of their names, such as newer ones beside a
+    script, the run config returned has other names for the run's own copies.
 
     Raises ``ValueError`` if ``config.toml`` lacks a key whose default has changed.
     """
-    flat = to_absolute(load(folder / "config.toml"), folder)
-    copies = folder / user_modules.COPIES
-    if user_modules.look_in(copies, flat):
+    flat, copies = load(folder / "config.toml"), folder / user_modules.COPIES
+    if private and user_modules.hidden(copies, flat):
+        flat |= user_modules.private(copies, flat)
+    elif user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
+    flat = to_absolute(flat, folder)
     check_complete(flat, OLD_DEFAULTS, folder / "config.toml")
     return {**defaults(), **flat}
 
@@ -232,6 +271,17 @@ def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
         key: float(value) if kind_of(key, method) is float and type(value) is int else value
         for key, value in flat.items()
     }
+
+
+def typed(
+    overrides: Iterable[str], given: Mapping[str, Value], method: str = ""
+) -> dict[str, Value]:
+    """Return the values of overrides ``key=value`` and of ``given`` keys in the keys' types.
+
+    ``method``: as for ``numbers``. Raises ``ValueError``, one line, for an unknown key or a text
+    that is no value of the key.
+    """
+    return dict(parse_override(text, method) for text in overrides) | numbers(given, method)
 
 
 def parse_override(text: str, method: str = "") -> tuple[str, Value]:

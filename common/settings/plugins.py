@@ -175,7 +175,11 @@ def required(kind: str, name: str, ours: Iterable[str], what: str) -> object:
 def choices(kind: str, name: str, ours: Iterable[str]) -> str:
     """Return the built-in and installed names, and the one nearest to the unknown ``name``."""
     known = [*ours, *installed(kind)]
-    return f"{', '.join(known)}{nearest(name, known)}"
+    module, dot, attribute = name.rpartition(".")
+    dotted = (
+        dot and re.fullmatch(_DOTTED, name, re.ASCII) and f"; did you mean '{module}:{attribute}'?"
+    )
+    return f"{', '.join(known)}{dotted or nearest(name, known)}"
 
 
 def top_of(name: str) -> str:

@@ -119,7 +119,7 @@ def cell(
 ) -> None:
     """Run one cell of a table on loopback, or resume it from its checkpoint."""
     if checkpoint.path_in(folder).exists() and (folder / "config.toml").exists():
-        resolved, folder = resumed(folder, {}, "loopback")
+        resolved, folder = resumed(folder, "loopback")
     else:
         resolved, folder = fresh(flat, "loopback", folder)
     launch(resolved, folder, workers=workers, console=console, learnt=learnt, notes=False)

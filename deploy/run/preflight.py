@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import client_app.methods
@@ -24,7 +24,7 @@ from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
-from deploy.settings import RUNTIMES, load_run
+from deploy.settings import RUNTIMES, load_run, typed
 from server_app import callbacks
 from server_app.messaging.schedule import Schedule
 from server_app.selection import find as find_rule
@@ -61,26 +61,31 @@ def fresh(
 
 
 def resumed(
-    folder: Path, overrides: Mapping[str, Value], runtime: str
+    folder: Path,
+    runtime: str,
+    overrides: Iterable[str] = (),
+    given: Mapping[str, Value] | None = None,
 ) -> tuple[dict[str, Value], Path]:
     """Return the run config with which the run in ``folder`` resumes, and the folder.
 
     Only settings with ``Mark.FREE`` may differ. ``runtime``: empty: that of the run so far.
+    ``overrides``, ``given``: as for ``Experiment``.
 
     Raises ``ValueError`` if ``folder`` contains no run to resume, or for another ``out`` or method.
     """
     folder = folder.expanduser().resolve()
-    if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
-        raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
         raise ValueError(f"--resume {folder}: no config.toml there, so no run to resume")
     saved = load_run(folder)
-    if (method := overrides.get("method", saved.get("method"))) != saved.get("method"):
+    changed = typed(overrides, given or {}, str(saved["method"]))
+    if "out" in changed and Path(str(changed["out"])).expanduser().resolve() != folder:
+        raise ValueError(f"out = {changed['out']!r} is not allowed; the run goes on in {folder}")
+    if (method := changed.get("method", saved.get("method"))) != saved.get("method"):
         raise ValueError(
             f"method = {method!r} is not allowed: the run in {folder} has method = "
             f"{saved.get('method')!r}, and a resumed run keeps it; start a new run without --resume"
         )
-    flat = saved | dict(overrides) | _absolute(overrides, str(method))
+    flat = saved | changed | _absolute(changed, str(method))
     runtime = runtime or str(flat.get("runtime") or RUNTIMES[0])
     flat |= {"resume": True, "runtime": runtime, "out": str(folder)}
     return flat, folder

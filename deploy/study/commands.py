@@ -110,7 +110,7 @@ def sweep(
     for row, why in found.unfinished.items():
         plain(f"{row}: {why}")
     plain(f"best on validation samples: {found.best}" if found.best else "none has finished")
-    written = sweeps.write(spec, found, folder, stem)
+    written = sweeps.write(spec, found, folder, stem, find(file).parent)
     finish(written, best=found.best, unfinished=dict(found.unfinished))
 
 

@@ -51,7 +51,7 @@ class Finished:
     @cached_property
     def saved(self) -> Checkpoint:
         """The server's state at the end of the run."""
-        return checkpoint.read(self.folder, self.config)
+        return checkpoint.load(self.folder, self.config.run.from_round)
 
     def method(self, task: Task) -> AnyMethod:
         """Return the method's server half at the end of the run, on the task's device."""
@@ -95,7 +95,7 @@ def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
     for name in ("config.toml", needed):
         if not (folder / name).exists():
             raise ValueError(f"{folder} holds no finished run: it has no {name}")
-    flat = {**load_run(folder), "out": str(folder)}
+    flat = {**load_run(folder, private=True), "out": str(folder)}
     if (state := folder / "state").is_dir():  # the default place of the clients' states
         flat["state-dir"] = str(state)
     return Finished(folder, flat, parse(flat))

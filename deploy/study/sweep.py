@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from deploy.study.comparison import Comparison
 from deploy.study.paper_table import CellRun, FilePart, Line, Sheet, TableFile
 from deploy.study.records import Flat
 from deploy.study.runner import OnBatch, OnCell, Runner, Running, Unfinished
-from deploy.user_modules import look_in
+from deploy.user_modules import UserModules, look_in
 
 COLUMN = "validation"  #: the only column of a sweep's table
 VALIDATION = ("data.validation", "data.score-on")
@@ -146,6 +146,13 @@ class SweepFile(Sheet):
         """Return the settings of ``[base]``, flat."""
         return flatten(self.base)
 
+    def named(self) -> Iterator[Flat]:
+        """Yield the settings of ``[base]`` with each listed value of the space, one at a time."""
+        yield self.fixed()
+        for key, values in self.space.items():
+            for value in values if isinstance(values, list) else ():
+                yield {**self.fixed(), key: value}
+
 
 @final
 @dataclass(frozen=True)
@@ -211,8 +218,8 @@ def _check_methods(file: SweepFile, where: Path) -> None:
     methods = [str(one) for one in tried] if isinstance(tried, list) else []
     fixed = file.fixed()
     methods = methods or [str(fixed.get("method") or defaults()["method"])]
-    for method in methods:
-        look_in(where.parent, {**fixed, "method": method})
+    for named in file.named():
+        look_in(where.parent, named)
     for key in file.space:
         if not (key.startswith("node.") or any(reads(method, key) for method in methods)):
             raise ValueError(f"{where}: space.{key} is not read by {', '.join(methods)}")
@@ -386,8 +393,13 @@ def chosen(file: SweepFile, found: Result) -> str:
     return head + to_toml(flat | found.configurations[found.best])
 
 
-def write(file: SweepFile, found: Result, folder: Path, stem: str) -> list[Path]:
-    """Write the table and its file, a picture of the space, and the chosen configuration."""
+def write(file: SweepFile, found: Result, folder: Path, stem: str, beside: Path) -> list[Path]:
+    """Write the table and its file, a picture of the space, and the chosen configuration.
+
+    ``beside``: the folder of the sweep's file, whose modules are copied.
+    """
+    for named in file.named():
+        UserModules.of({**named, "plugins": str(beside)}).copy(folder)
     written = tables.write(found.filled, found.file, folder, stem)
     texts = {f"{stem}.toml": tables.as_toml(found.file)}
     if found.best is not None:

@@ -38,7 +38,7 @@ def begun(folder: Path, **changes: Any) -> Path:
 
 
 def resume(folder: Path, rounds: int = 3) -> TinyRun:
-    settings, _ = resumed(folder, {"rounds": rounds}, "")
+    settings, _ = resumed(folder, "", given={"rounds": rounds})
     return play(settings)
 
 

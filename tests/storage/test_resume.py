@@ -202,7 +202,7 @@ def test_a_run_of_earlier_code_goes_on_as_that_code_went_on(
     name: str, old: Path, tmp_path: Path
 ) -> None:
     run = old / name / "run"
-    continued = resumed(run, {"rounds": 3}, "")[0]
+    continued = resumed(run, "", given={"rounds": 3})[0]
     first = {"out": str(tmp_path), "state-dir": str(tmp_path / "state"), "resume": False}
     play(continued | first | {"rounds": 1})
     alike = losses(tmp_path) == losses(run)[:1]
@@ -214,7 +214,9 @@ def test_a_run_of_earlier_code_goes_on_as_that_code_went_on(
 def test_a_run_of_code_with_old_names_is_resumed(method: str, old: Path, tmp_path: Path) -> None:
     run, whole = old / method / "run", tmp_path / "whole"
     before = losses(run)
-    continued = resumed(run, {"rounds": 3}, "")[0]  # with defaults for settings that came later
+    continued = resumed(run, "", given={"rounds": 3})[
+        0
+    ]  # with defaults for settings that came later
     play(continued)
     fresh = continued | {"out": str(whole), "state-dir": str(whole / "state"), "resume": False}
     play(fresh)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.parse import to_toml
+from common.parse import reads, to_toml
 from tests.support.tiny import flat
 
 _NUMBERS = itertools.count()
@@ -62,7 +62,8 @@ def package(folder: Path, files: Mapping[str, str]) -> str:
 
 def experiment(folder: Path, method: str) -> Path:
     """Write the experiment file of a tiny run of a method whose module is in ``folder``."""
-    settings = flat(folder / "unused") | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
+    tiny = {key: v for key, v in flat(folder / "unused").items() if reads("fedavg", key)}
+    settings = tiny | {"out": "", "state-dir": "", "experiment": "", "rounds": 1}
     file = folder / "mine.toml"
     file.write_text(to_toml(settings).replace('method = "fedorion"', f'method = "{method}"'))
     return file
