@@ -155,15 +155,18 @@ class _Private(MetaPathFinder):
         if not root.endswith(self.mark) or place is None:
             return None
         if inner:
-            finders = (FileFinder(entry, (self._loader, SOURCE_SUFFIXES)) for entry in path or ())
+            loader: Any = self._loader  # a function that makes one is as good as a class
+            finders = (FileFinder(entry, (loader, SOURCE_SUFFIXES)) for entry in path or ())
             return next(filter(None, (finder.find_spec(fullname) for finder in finders)), None)
         file = place / "__init__.py" if place.is_dir() else place
         within = [str(place)] if place.is_dir() else None
         if not file.exists():
             return self._without_file(fullname, str(place))
-        loader = self._loader(fullname, str(file))
         return spec_from_file_location(
-            fullname, file, loader=loader, submodule_search_locations=within
+            fullname,
+            file,
+            loader=self._loader(fullname, str(file)),
+            submodule_search_locations=within,
         )
 
     @staticmethod

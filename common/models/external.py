@@ -6,22 +6,29 @@ classes. Its inputs are the features.
 
 import importlib
 import inspect
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from common import seeds
 from common.data.kinds import describe
 from common.errors import at, line
+from common.exchange.records.schema import DTYPES
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.plugins import nearest
 
 Factory = Callable[..., object]
+# of lazy layers, which have their sizes before anything is trained
+warnings.filterwarnings(
+    "ignore", "Lazy modules are a new feature|Initializing zero-element tensors"
+)
 
 
 @final
@@ -64,7 +71,7 @@ class ExternalModel:
         """Return the name of the last linear layer; the result of a trial run is cached.
 
         Raises ``ValueError``, one line, for a network that cannot be built, does not accept the
-        samples or does not end with a linear layer.
+        samples, does not end with a linear layer, or has numbers that cannot be trained or sent.
         """
         return _last(self, shape, classes)
 
@@ -74,7 +81,10 @@ class ExternalModel:
         return ValueError(f"model {self.name!r}: {why}{where}")
 
     def _build(self, shape: Shape, classes: int) -> nn.Module:
-        """Build the network on the default device; if the meta device fails, build on the CPU."""
+        """Build the network on the default device; if the meta device fails, build on the CPU.
+
+        Lazy layers get their sizes, from samples of zeros.
+        """
         try:
             try:
                 net = self.make(shape, classes)
@@ -89,10 +99,23 @@ class ExternalModel:
             raise self.refusal(f"it cannot be built: {line(error, typed=True)}") from error
         if not isinstance(net, nn.Module):
             raise self.refusal(f"it makes a value of type {type(net).__name__}, not an nn.Module")
+        if any(map(is_lazy, (*net.parameters(), *net.buffers()))):
+            with torch.no_grad():
+                self._run(net.eval(), shape)
+            net.train()
         return net
 
-    def _trial(self, shape: Shape, classes: int, device: str) -> tuple[object, str]:
-        """Return a new network's output for two samples, and the linear layer that computed it."""
+    def _run(self, net: nn.Module, shape: Shape) -> object:
+        """Return a network's output for two samples of zeros."""
+        try:
+            return net(torch.zeros(2, *shape))
+        except Exception as error:  # whatever the plug-in's author did
+            why = line(error, typed=True)
+            raise self.refusal(f"it does not take {describe(shape)}: {why}") from error
+
+    def _trial(self, shape: Shape, classes: int, device: str) -> str:
+        """Return the linear layer that computes a new network's output, after trying the network:
+        one pass, one loss, and what its numbers become in a message."""
         called: list[tuple[str, object]] = []
         with torch.device(device), seeds.scope(0, "probe"), torch.no_grad():
             net = self._build(shape, classes).train()
@@ -102,27 +125,71 @@ class ExternalModel:
                         lambda *io, name=name: called.append((name, io[2]))
                     )
             try:
-                out = net(torch.zeros(2, *shape))
-            except Exception as error:  # whatever the plug-in's author did
+                out = self._run(net, shape)
+            except ValueError:
                 if device == "meta" and not self.light:  # its code may depend on values
                     return self._trial(shape, classes, "cpu")
+                raise
+            last = next((name for name, output in reversed(called) if output is out), "")
+            if not last:
                 raise self.refusal(
-                    f"it does not take {describe(shape)}: {line(error, typed=True)}"
-                ) from error
-        return out, next((name for name, output in reversed(called) if output is out), "")
+                    f"its output, {_described(out)}, is not that of a linear layer, so it has no "
+                    "head; it should return the logits of its last nn.Linear, unchanged"
+                )
+            assert isinstance(out, Tensor)
+            if out.ndim != 2 or len(out) != 2:
+                raise self.refusal(
+                    f"two {describe(shape)} give {tuple(out.shape)}; it should be (2, logits)"
+                )
+            self._check_numbers(net, shape, classes)
+            whole = net if isinstance(net, Classifier) else Headed(net, last, classes)
+            logits = self._run(whole, shape)
+            if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+                raise self.refusal(f"it gives {_described(logits)}, not (2, {classes}) logits")
+            nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long))
+        return last
+
+    def _check_numbers(self, net: nn.Module, shape: Shape, classes: int) -> None:
+        """Raise ``ValueError`` for a parameter or buffer that cannot be sent, or that is not sent
+        and differs from machine to machine."""
+        kinds = {f"parameter {name!r}": p.dtype for name, p in net.named_parameters()}
+        for what, dtype in kinds.items():
+            if dtype != torch.float32:
+                raise self.refusal(f"its {what} is {_short(dtype)}; it should be float32")
+        for name, value in net.state_dict().items():
+            if (kind := _short(value.dtype)) not in DTYPES:
+                allowed = ", ".join(sorted(DTYPES))
+                raise self.refusal(f"its buffer {name!r} is {kind}; allowed: {allowed}")
+        if kept := dict(net.named_buffers()).keys() - net.state_dict().keys():
+            with torch.device("cpu"):
+                seeded = []
+                for seed in (0, 1):
+                    with seeds.scope(seed, "probe"):
+                        seeded.append(dict(self._build(shape, classes).named_buffers()))
+            one, other = seeded
+            if random := [name for name in sorted(kept) if not torch.equal(one[name], other[name])]:
+                raise self.refusal(
+                    f"its buffer {random[0]!r} is random, and with persistent=False it is not sent"
+                )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _described(out: object) -> str:
+    """Return what a network returned, in words."""
+    if isinstance(out, Tensor):
+        return f"a tensor of shape {tuple(out.shape)}"
+    if isinstance(out, Mapping):
+        return f"a {type(out).__name__} with {', '.join(map(repr, out))}"
+    many = f" of {len(out)} values" if isinstance(out, tuple | list) else ""
+    return f"of type {type(out).__name__}{many}"
 
 
 @lru_cache(maxsize=64)
 def _last(model: ExternalModel, shape: Shape, classes: int) -> str:
-    out, last = model._trial(shape, classes, "meta")
-    if not last:
-        raise model.refusal("its output is not that of a linear layer, so it has no head")
-    assert isinstance(out, Tensor)
-    if out.ndim != 2 or len(out) != 2:
-        raise model.refusal(
-            f"two {describe(shape)} give {tuple(out.shape)}; it should be (2, logits)"
-        )
-    return last
+    return model._trial(shape, classes, "meta")
 
 
 def of_plugin(name: str, factory: Factory) -> ExternalModel:

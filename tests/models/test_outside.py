@@ -49,6 +49,43 @@ class Softmaxed(Small):
         return super().forward(x).log_softmax(1)
 
 
+class TwoOutputs(Small):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Named(Small):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+class Complex(Small):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
+
+
+class Random(Small):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.register_buffer("places", torch.randn(4), persistent=False)
+
+
+class Half(nn.Sequential):
+    def __init__(self, channels, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(1024, 4), nn.Linear(4, num_classes))
+        self.half()
+
+    def forward(self, x):
+        return super().forward(x.half())
+
+
+class Lazy(nn.Sequential):
+    def __init__(self, channels, num_classes):
+        convolution, norm = nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()
+        super().__init__(convolution, norm, nn.Flatten(), nn.LazyLinear(num_classes))
+
+
 class Ours(Classifier):
     def __init__(self, shape, classes, factor):
         super().__init__()
@@ -111,6 +148,14 @@ def test_parameters_are_counted_without_a_network(kind: str, nets: str) -> None:
     assert smallest(fleet, GREY, 3) == f"{nets}:Small"
 
 
+def test_lazy_layers_have_sizes_before_anything_is_trained(nets: str) -> None:
+    one, same = (build(f"{nets}:Lazy", GREY, 3, seed=1) for _ in range(2))
+    assert one.training and count(one) == parameters(f"{nets}:Lazy", GREY, 3) == 40 + 8 + 10803
+    assert all(map(torch.equal, one.state_dict().values(), same.state_dict().values()))
+    assert isinstance(one, Headed)
+    assert one.trunk[1].running_mean.count_nonzero() == one.trunk[1].num_batches_tracked == 0
+
+
 def test_plugins_keep_their_width_factor_and_have_no_pretrained_weights(nets: str) -> None:
     assert type(build(f"{nets}:Ours", GREY, 3, seed=0)).__name__ == "Ours"
     assert parse(f"{nets}:Ours@0.5") == (f"{nets}:Ours", 0.5)
@@ -122,7 +167,12 @@ def test_plugins_keep_their_width_factor_and_have_no_pretrained_weights(nets: st
 @pytest.mark.parametrize(
     ("spec", "shape", "line"),
     [
-        ("Softmaxed", GREY, "its output is not that of a linear layer, so it has no head"),
+        ("Softmaxed", GREY, "its output, a tensor of shape (2, 7), is not that of a linear layer"),
+        ("TwoOutputs", GREY, "its output, of type tuple of 2 values, is not that of a linear"),
+        ("Named", GREY, "its output, a dict with 'logits', is not that of a linear layer"),
+        ("Half", GREY, "its parameter '1.weight' is float16; it should be float32"),
+        ("Random", GREY, "its buffer 'places' is random, and with persistent=False it is not sent"),
+        ("Complex", GREY, "its buffer 'phase' is complex64; allowed: bfloat16, bool, float16"),
         ("Small", (1, 2, 2), "it does not take images 1×2×2: RuntimeError"),
         ("Demanding", GREY, "its parameter 'depth' needs a default; known parameters are shape,"),
         ("Broken", GREY, "it cannot be built: KeyError: 'weights'"),
@@ -130,7 +180,7 @@ def test_plugins_keep_their_width_factor_and_have_no_pretrained_weights(nets: st
         ("number", GREY, "it makes a value of type int, not an nn.Module"),
         ("Small@0.5", GREY, "has no width factor"),
         ("torchvision:resnt18", COLOUR, "torchvision has no network 'resnt18'; did you mean 'resn"),
-        ("torchvision:squeezenet1_0", COLOUR, "its output is not that of a linear layer"),
+        ("torchvision:squeezenet1_0", COLOUR, "its output, a tensor of shape (2, 3), is not that"),
         ("torchvision:inception_v3", COLOUR, "it does not take images 3×32×32: RuntimeError: Cal"),
         ("torchvision:resnet18@0.5", COLOUR, "torchvision:resnet18 has no width factor"),
         ("torchvision:", COLOUR, "torchvision has no network ''"),
