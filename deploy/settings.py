@@ -19,7 +19,7 @@ from common import methods
 from common.errors import refusal
 from common.files import parse_toml, read_text
 from common.parse import NODE, defaults, kind_of, reads, tables
-from common.settings.old_defaults import OLD_DEFAULTS, check_complete
+from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy import user_modules
@@ -155,7 +155,7 @@ def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
     check_complete(keys, OLD_DEFAULTS, path)
-    return {key: v for key, v in placed.items() if key not in gone}
+    return {**BEFORE, **{key: v for key, v in placed.items() if key not in gone}}
 
 
 def find(experiment: Path) -> Path:
@@ -197,7 +197,7 @@ def load_run(folder: Path) -> dict[str, Value]:
     if user_modules.look_in(copies, flat):
         flat["plugins"] = str(copies)
     check_complete(flat, OLD_DEFAULTS, folder / "config.toml")
-    return {**defaults(), **flat}
+    return {**defaults(), **BEFORE, **flat}
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:
