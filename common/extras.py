@@ -6,6 +6,7 @@ from typing import Any
 EXTRAS: dict[str, str] = {
     "datasets": "hub",
     "flwr_datasets": "hub",
+    "pyarrow": "hub",
     "ray": "sim",
     "sklearn": "sim",
     "scipy": "report",

@@ -148,6 +148,17 @@ def run(
     answer(progress.show(folder, out))
 
 
+@app.command(cls=Answering, rich_help_panel=RUN)
+def data(experiment: Experiment = None, settings: Settings = None) -> None:
+    """Show what an experiment reads, without training: classes, columns, images, ignored files."""
+    from deploy import settings as reading
+
+    flat = reading.read(experiment or reading.DEFAULT, settings or []).resolve()
+    from deploy.run import data as reader
+
+    answer(reader.read(flat, out).as_dict())
+
+
 for compare in (*study.COMMANDS, leaderboard):
     app.command(cls=Answering, rich_help_panel=COMPARE)(compare)
 

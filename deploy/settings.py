@@ -20,7 +20,7 @@ from common.errors import refusal
 from common.files import parse_toml, read_text
 from common.parse import NODE, defaults, kind_of, reads, tables
 from common.settings.config import SECTIONS
-from common.settings.old_defaults import OLD_DEFAULTS, check_complete
+from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Value, kebab
 from deploy import user_modules
@@ -189,7 +189,7 @@ def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     if placed.get("state-dir") == str(folder / "state"):
         gone.add("state-dir")
     check_complete(keys, OLD_DEFAULTS, path)
-    return {key: v for key, v in placed.items() if key not in gone}
+    return {**BEFORE, **{key: v for key, v in placed.items() if key not in gone}}
 
 
 def find(experiment: Path) -> Path:
@@ -236,7 +236,7 @@ def load_run(folder: Path, *, private: bool = False) -> dict[str, Value]:
         flat["plugins"] = str(copies)
     flat = to_absolute(flat, folder)
     check_complete(flat, OLD_DEFAULTS, folder / "config.toml")
-    return {**defaults(), **flat}
+    return {**defaults(), **BEFORE, **flat}
 
 
 def chosen(flat: Mapping[str, Value]) -> dict[str, Value]:

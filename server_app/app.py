@@ -16,6 +16,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Execute one run. Raises ``ValueError`` or ``Stopped`` with a message of one line."""
     from common import progress
+    from common.data import overview
     from common.data.shares import for_testing
     from common.errors import reported
     from common.parse import parse
@@ -48,6 +49,10 @@ def main(grid: Grid, context: Context) -> None:
         device.settle(config.run.threads)
         dataset = for_testing(config.data, config.run.clients, config.partition_seed)
         log.info("%s: results go to %s", experiment, out)
+        if not (out / overview.FILE).exists() and not config.privacy.on:
+            overview.write(out, found := overview.overview(dataset))
+            for heading, text in found.rows():
+                log.info("%s: %s", heading, text)
         at_end = config.privacy.hides_times and not config.privacy.round_seconds
         sink = Sink(out, config.run.track, numbers.settings(config), at_end=at_end)
         record = Record(config, sink, settings)

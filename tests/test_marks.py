@@ -71,7 +71,7 @@ def test_the_tables_of_a_node() -> None:
         "callbacks",
         *("select.tags", "node.K.tags", "node.K.name", "fedktl.generator"),
         *("experiment", "device", "node.K.device"),
-        *("data.label-column", "data.owner-column", "data.digest"),
+        *("data.label-column", "data.owner-column", "data.ignore-columns", "data.digest"),
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),

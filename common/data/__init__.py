@@ -6,7 +6,7 @@ out from the training set or another data set. Partitions divide the remaining s
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
 from common.data.kinds import Shape, describe
 from common.data.packaged import letters, satellite, smartwatch
-from common.data.partition import PARTITIONS
+from common.data.partition import PARTITIONS, local_train
 from common.data.published import (
     CIFAR10,
     CIFAR100,
@@ -36,6 +36,8 @@ from common.data.published import (
 from common.seeds import rng
 from common.settings import plugins
 from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
+
+LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
 
 __all__ = ["DATASETS", "PARTITIONS", "Dataset", "Source", "load", "source"]
 
@@ -102,7 +104,7 @@ def source(name: str) -> Source:
 
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
-    *("label_column", "owner_column", "kind", "window", "stride"),
+    *("label_column", "owner_column", "ignore_columns", "images", "kind", "window", "stride"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -125,7 +127,59 @@ def load(data: Data) -> Dataset:
             f"data.dir = {data.dir!r}: the server needs test data of its own in {folder}"
         )
     settings = data.model_dump(include=_KEYS) | {"dir": folder}
-    return _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
+    dataset = _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
+    if data.small_owners == "leave-out" and data.partition == NATURAL:
+        return _of_large_owners(dataset, data.test, data.test_fraction, data.validation)
+    return dataset
+
+
+@lru_cache(maxsize=4)
+def _of_large_owners(
+    dataset: Dataset, test: str, test_fraction: float, validation: float
+) -> Dataset:
+    """Return the data set without owners that have fewer than ``LEAST`` samples to train on.
+
+    ``test``, ``test_fraction`` and ``validation``: the settings that decide how many are for
+    training. The other owners are numbered anew.
+    """
+    if dataset.owner is None:
+        return dataset
+    counts = torch.bincount(dataset.owner, minlength=dataset.owners)
+    if test == "merge" and dataset.owner_test is not None:
+        counts += torch.bincount(dataset.owner_test, minlength=dataset.owners)
+    fractions = [validation, *([test_fraction] if test != "own" else [])]
+    small = [k for k, n in enumerate(counts.tolist()) if _trained(n, fractions) < LEAST]
+    if not small:
+        return dataset
+    large = torch.ones(dataset.owners, dtype=torch.bool)
+    large[small] = False
+    if not large.any():
+        raise ValueError(f"no owner of {dataset.name!r} has {LEAST} training samples")
+    new = large.cumsum(0) - 1
+    kept = dataset.trained_on(large[dataset.owner].nonzero()[:, 0])
+    if dataset.owner_test is not None:
+        kept = kept.tested_on(large[dataset.owner_test].nonzero()[:, 0])
+    names = dataset.account.owners or tuple(map(str, range(dataset.owners)))
+    gone = ", ".join(names[k] for k in small)
+    note = f"{len(small)} owners with fewer than {LEAST} training samples are left out: {gone}"
+    account = replace(
+        dataset.account,
+        notes=(*dataset.account.notes, note[:400]),
+        owners=tuple(name for name, stays in zip(names, large.tolist(), strict=True) if stays),
+    )
+    return replace(
+        kept,
+        owner=None if kept.owner is None else new[kept.owner],
+        owner_test=None if kept.owner_test is None else new[kept.owner_test],
+        account=account,
+    )
+
+
+def _trained(samples: int, fractions: Sequence[float]) -> int:
+    """Return how many samples are left for training after ``local_train`` of each fraction."""
+    for fraction in fractions:
+        samples = min(samples, local_train(samples, fraction))
+    return samples
 
 
 @lru_cache(maxsize=4)
@@ -133,7 +187,11 @@ def _load(data: Data) -> Dataset:
     if data.digest:
         decoded.check_content(data)
     dataset = source(data.name).load(data)
-    _check(data.name, dataset, every_class=data.partition != OWN)
+    every_class = data.partition != OWN and not dataset.account.declared
+    try:
+        _check(data.name, dataset, every_class=every_class)
+    except ValueError as error:
+        raise ValueError(f"{data.dir}: {error}" if data.dir else str(error)) from None
     if data.kind not in ("auto", dataset.kind.name):
         raise ValueError(
             f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
@@ -159,7 +217,8 @@ def _load(data: Data) -> Dataset:
 def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
     """Raise ``ValueError`` for an invalid data set or one without the necessary samples.
 
-    ``every_class``: every class needs training samples. A client's own data set may lack classes.
+    ``every_class``: every class needs training samples. A client's own data set may lack classes,
+    and so may one whose files list the classes.
     """
     external.check(name, dataset)
     counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
@@ -222,6 +281,7 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
         "digest": "",
         "samples": 0,
         "test_samples": 0,
+        "small_owners": "refuse",
         "image_size": 0 if data.public_name else data.image_size,
     }
     try:

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from common.data import decoded
+from common.data.account import Account, ignored
 from common.data.dataset import Dataset, check_classes, measured
+from common.data.layout import part_folders
+from common.data.spelling import check_numbers
 from common.data.unpickle import check_sizes, read_npz
 from common.errors import first_line
 from common.files import check_regular, in_order, parse_json
-from common.settings.config import Data
+from common.settings.config import OWN, Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
 MOST_CHANNELS = 4  #: most channels of images that are not square, unless ``data.kind`` says so
@@ -41,7 +44,8 @@ def load_npz(data: Data) -> Dataset:
     (Zhang et al. 2023, "PFLlib: Personalized Federated Learning Library"; HtFLlib).
     """
     root = decoded.data_folder(data, "npz")
-    files = {part: _numbered_files(root / part) for part in ("train", "test")}
+    folders = part_folders(root)
+    files = {part: _numbered_files(folders.get(part, root / part)) for part in ("train", "test")}
     if odd := sorted(files["train"].keys() ^ files["test"].keys()):
         missing = "test" if odd[0] in files["train"] else "train"
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
@@ -52,11 +56,13 @@ def load_npz(data: Data) -> Dataset:
             [(str(path), k, _from_npz(path, data.kind)) for k, path in paths.items()]
             for paths in files.values()
         )
-        return tensors(*([(source, k, pair) for source, k, pair in part if pair] for part in parts))
+        sides = ([(source, k, pair) for source, k, pair in part if pair] for part in parts)
+        return tensors(root, *sides)
 
     paths = [path for part in files.values() for path in part.values()]
     samples = decoded.cached_files("npz", paths, decode, data.kind)
-    return measured(root.name, _classes(samples, root / "config.json"), **samples)
+    read = [*paths, config := root / "config.json"]
+    return _measured(data, root, samples, read, config)
 
 
 def _numbered_files(folder: Path) -> dict[int, Path]:
@@ -84,7 +90,10 @@ def load_leaf(data: Data) -> Dataset:
     user has test samples only. Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings".
     """
     root = decoded.data_folder(data, "leaf")
-    files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
+    folders = part_folders(root)
+    files = {
+        part: sorted(folders.get(part, root / part).glob("*.json")) for part in ("train", "test")
+    }
     for part, paths in files.items():
         if not paths:
             raise ValueError(f"{root / part}: no *.json files")
@@ -93,7 +102,7 @@ def load_leaf(data: Data) -> Dataset:
     samples = decoded.cached_files(
         "leaf", files_, lambda: _from_json(train, test, kind=data.kind), data.kind
     )
-    return measured(root.name, _classes(samples), **samples)
+    return _measured(data, root, samples, files_)
 
 
 def _from_json(*parts: list[Path], kind: str) -> dict[str, Tensor]:
@@ -109,7 +118,7 @@ def _from_json(*parts: list[Path], kind: str) -> dict[str, Tensor]:
         ]
         for part in loaded
     )
-    samples = tensors(train, test)
+    samples = tensors(parts[0][0].parent.parent, train, test)
     if any(owner == NOBODY for _, owner, _ in test):
         del samples["owner_test"]
     return samples
@@ -230,8 +239,9 @@ def _floats(x: np.ndarray) -> np.ndarray:
     """Return finite numbers as float32."""
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
-    if not np.isfinite(x).all():
-        raise ValueError("x holds numbers that are not finite")
+    if not (finite := np.isfinite(x)).all():
+        row = int(np.flatnonzero(~finite.reshape(len(x), -1).all(1))[0])
+        raise ValueError(f"x holds numbers that are not finite, the first in sample {row}")
     return x
 
 
@@ -257,8 +267,13 @@ def _images(x: np.ndarray) -> np.ndarray:
 
 
 def labels(values: object, samples: int) -> np.ndarray:
-    """Return labels int64 (N,) from 0 on; raise ``ValueError``, one line, for other values."""
+    """Return labels int64 (N,) from 0 on; raise ``ValueError``, one line, for other values.
+
+    A column (N, 1) counts as (N,).
+    """
     y = _array(values)
+    if y.shape == (samples, 1):
+        y = y[:, 0]
     if y.ndim == 2 and y.shape[1] > 1 and len(y) == samples:
         raise ValueError(
             f"y has the shape {y.shape}: several labels per sample are not supported, it should "
@@ -266,12 +281,12 @@ def labels(values: object, samples: int) -> np.ndarray:
         )
     if y.shape != (samples,):
         raise ValueError(f"y has the shape {y.shape}, but there are {samples} samples")
-    if samples and (y != np.floor(y)).any():
-        raise ValueError(
-            "y has values that are not classes 0, 1, 2, …; regression is not supported"
-        )
-    if samples and y.min() < 0:
-        raise ValueError("y has values that are not classes 0, 1, 2, …")
+    for wrong, advice in ((y != np.floor(y), "; regression is not supported"), (y < 0, "")):
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise ValueError(
+                f"y has values that are not classes 0, 1, 2, …{advice}; sample {row} has {y[row]}"
+            )
     if samples:
         check_classes(y.max().item(), "y")
     return y.astype(np.int64)
@@ -304,15 +319,16 @@ def _has_text(values: object, depth: int = 0) -> bool:
     return any(_has_text(value, depth + 1) for value in values)
 
 
-def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
+def tensors(root: Path, train: Samples, test: Samples) -> dict[str, Tensor]:
     """Return x, y and owner of both parts, by the field names of ``Dataset``.
 
     Raises ``ValueError`` for a part without samples, and for images that differ in shape or type.
+    ``root``: the folder of the data, for messages.
     """
     fields: dict[str, Tensor] = {}
     for suffix, part in (("", train), ("_test", test)):
         if not part:
-            raise ValueError("there are no samples for training, or none for testing")
+            raise ValueError(f"{root}: there are no samples for training, or none for testing")
         first, _, (like, _) = train[0]
         for name, _, (x, _) in part:
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
@@ -328,16 +344,45 @@ def tensors(train: Samples, test: Samples) -> dict[str, Tensor]:
     return fields
 
 
-def _classes(samples: dict[str, Tensor], config: Path | None = None) -> tuple[str, ...]:
-    """Return class names 0, 1, …: up to the largest label, or ``num_classes`` of ``config``."""
-    top = max(int(y.max()) for y in (samples["y"], samples["y_test"]) if len(y))
-    count = top + 1
-    if config is not None and config.is_file():
-        try:
-            count = parse_json(config.read_bytes())["num_classes"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
-        if type(count) is not int or count <= top:
-            raise ValueError(f"{config}: num_classes = {count!r}, but there are labels to {top}")
-        check_classes(count - 1, f"{config}: num_classes = {count}")
-    return tuple(str(c) for c in range(count))
+def _measured(
+    data: Data,
+    root: Path,
+    samples: dict[str, Tensor],
+    files: Sequence[Path],
+    config: Path | None = None,
+) -> Dataset:
+    """Return the data set of ``samples``, whose classes are called by their numbers.
+
+    The classes are 0 up to ``num_classes`` in ``config``, or the labels that occur, which are
+    numbered anew if they are others than 0, 1, 2, … With partition ``own`` they are 0 up to the
+    largest label, because a client's files need not have all classes.
+    """
+    declared, fields, notes = config is not None and config.is_file(), dict(samples), []
+    used = torch.cat([samples["y"], samples["y_test"]]).unique()
+    top = int(used[-1])
+    names = range(top + 1)
+    if declared:
+        assert config is not None
+        names = range(_declared(config, top))
+    elif data.partition != OWN:
+        check_numbers(map(str, used.tolist()), len(samples["y"]), str(root))
+        if len(used) <= top:
+            notes.append(f"labels are {used[0]} to {top}; they are numbered from 0 on")
+            names = used.tolist()
+            for name in ("y", "y_test"):
+                fields[name] = torch.searchsorted(used, samples[name])
+    read = [str(path) for path in files]
+    account = Account(ignored=ignored(root, read), notes=tuple(notes), declared=declared)
+    return measured(root.name, tuple(map(str, names)), **fields).read_as(account)
+
+
+def _declared(config: Path, top: int) -> int:
+    """Return ``num_classes`` of a file; ``top``: the largest label."""
+    try:
+        count = parse_json(config.read_bytes())["num_classes"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{config}: damaged, or without 'num_classes'") from None
+    if type(count) is not int or count <= top:
+        raise ValueError(f"{config}: num_classes = {count!r}, but there are labels to {top}")
+    check_classes(count - 1, f"{config}: num_classes = {count}")
+    return count

@@ -1,17 +1,18 @@
-"""Data sets of CSV files: tables, and signals that are windows of consecutive rows.
+"""Data sets of tables in files: tables, and signals that are windows of consecutive rows.
 
 The first line names the columns. One column holds the classes (``data.label-column``), at most one
-the owners (``data.owner-column``); all others are numbers. A table has a sample per row. With
-``data.window`` > 0 the rows are time steps in order, and samples are signals (columns, window): the
-windows of each run of consecutive rows with one class and one owner in one file.
+the owners (``data.owner-column``); all others are numbers, but for row numbers of pandas and for
+``data.ignore-columns``. A table has a sample per row. With ``data.window`` > 0 the rows are time
+steps in order, and samples are signals (columns, window): the windows of each run of consecutive
+rows with one class and one owner in one file.
 
 Without test files a fifth is held out, always the same: of a table 20 % of each owner's rows of
 each class, of signals the last 20 % of each run's rows, so that no window overlaps a test window.
 """
 
-import csv
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor
 
 from common.data import decoded
+from common.data.account import Account, ignored
 from common.data.dataset import Dataset, check_classes, holdout, measured
-from common.data.folder import subfolders
+from common.data.layout import by_part, check_clients_of, part_folders, subfolders
+from common.data.sheets import SUFFIXES, Sheet, unused
+from common.data.spelling import Names, check_numbers
 from common.files import check_regular, in_order, read_text
 from common.seeds import rng
 from common.settings.config import Data
@@ -32,12 +36,16 @@ Files = list[tuple[str, Path]]  #: owner (empty: by column or none) and path
 
 
 def load_csv(data: Data) -> Dataset:
-    """Load ``train.csv`` and, if it exists, ``test.csv`` in ``data.dir``."""
+    """Load ``train.csv`` and, if it exists, ``test.csv`` in ``data.dir``.
+
+    Without ``test.csv`` a file such as ``valid.csv`` is for testing. Files can be Parquet too.
+    """
     root = decoded.data_folder(data, "csv")
-    if not (root / "train.csv").is_file():
+    parts = by_part(sheets(root))
+    if "train" not in parts:
         raise ValueError(f"{root / 'train.csv'} is missing")
-    test = root / "test.csv"
-    return _load(data, root, [("", root / "train.csv")], [("", test)] if test.is_file() else [])
+    test = parts.get("test", parts.get("valid"))
+    return _load(data, root, [("", parts["train"])], [("", test)] if test else [])
 
 
 def load_client_csv(data: Data) -> Dataset:
@@ -47,19 +55,28 @@ def load_client_csv(data: Data) -> Dataset:
     """
     root = decoded.data_folder(data, "client-csv")
     clients = sorted(subfolders(root), key=in_order)
-    split = {name: (root / name / "train").is_dir() for name in clients}
-    if len(set(split.values())) > 1:
-        odd = next(name for name in clients if not split[name])
-        raise ValueError(f"{root / odd}: there is no train folder, but other clients have one")
-    parts = ("train", "test") if any(split.values()) else (".",)
-    train, *test = (
-        [(name, path) for name in clients for path in sorted((root / name / part).glob("*.csv"))]
-        for part in parts
-    )
-    missing = [name for name in clients if name not in dict(train)]
-    if missing or not clients:
-        raise ValueError(f"{root / missing[0] if missing else root}: no *.csv files of a client")
-    return _load(data, root, train, test[0] if test else [])
+    check_clients_of(root, clients, "csv")
+    parts = {name: part_folders(root / name) for name in clients}
+    split = any("train" in folders for folders in parts.values())
+    train, test = Files(), Files()
+    for name, folders in parts.items():
+        if split and "train" not in folders:
+            raise ValueError(f"{root / name}: there is no train folder, but other clients have one")
+        files = [(name, path) for path in sheets(folders["train"] if split else root / name)]
+        if not files:
+            raise ValueError(f"{root / name}: no *.csv files of a client")
+        train += files
+        testing = folders.get("test", folders.get("valid"))
+        test += [(name, path) for path in sheets(testing)] if split and testing else []
+    if not clients:
+        raise ValueError(f"{root}: no *.csv files of a client")
+    return _load(data, root, train, test)
+
+
+def sheets(folder: Path) -> list[Path]:
+    """Return the files with tables in a folder, without hidden ones, in order."""
+    paths = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in paths if path.name[0] != "." and not path.is_dir())
 
 
 def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
@@ -69,178 +86,192 @@ def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
             f"data.kind = {data.kind!r} is not allowed with data.window = {data.window}: {advice}"
         )
     names = root / CLASSES
-    options = (data.label_column, data.owner_column, str(data.window), str(data.stride))
+    columns = (data.label_column, data.owner_column, data.ignore_columns)
     paths = [path for _, path in train + test] + ([names] if names.is_file() else [])
     tensors = decoded.cached_files(
-        "csv", paths, lambda: _decode(data, names, train, test), *options
+        "csv",
+        paths,
+        lambda: _decode(data, names, train, test),
+        *columns,
+        str(data.window),
+        str(data.stride),
     )
     fields = dict(tensors)
     classes = tuple(bytes(fields.pop("classes").tolist()).decode().split("\n"))
-    return measured(root.name, classes, **fields)
+    account = replace(Account.unpacked(fields.pop("account")), ignored=ignored(root, paths))
+    return measured(root.name, classes, **fields).read_as(account)
 
 
 @final
-class _Run(NamedTuple):
-    """Consecutive rows of one file with one class and one owner: values (n, columns)."""
+class _Part(NamedTuple):
+    """Rows of the files of one part, in their order."""
 
-    owner: str
-    label: str
-    values: np.ndarray
+    values: np.ndarray  #: float32 (rows, columns)
+    label: np.ndarray  #: numbers of the classes (rows,)
+    owner: np.ndarray  #: numbers of the owners (rows,)
+    starts: list[int]  #: row at which each file begins
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the bounds of each run: consecutive rows of one class, owner and file."""
+        change = (np.diff(self.label) != 0) | (np.diff(self.owner) != 0)
+        inside = np.flatnonzero(change) + 1
+        bounds = sorted({0, *self.starts, *inside.tolist(), len(self.label)})
+        return list(pairwise(bounds))
+
+    def of(self, bounds: Sequence[tuple[int, int]], window: int, stride: int) -> "_Part":
+        """Return the windows (n, C, window) of the rows in each of ``bounds``."""
+        cut = [windows(self.values[a:b], window, stride) for a, b in bounds]
+        first = np.repeat([a for a, _ in bounds], [len(part) for part in cut])
+        empty = np.empty((0, self.values.shape[1], window), np.float32)
+        return _Part(np.concatenate([empty, *cut]), self.label[first], self.owner[first], [])
+
+
+@final
+class _Reader:
+    """Reads the files of all parts, which have the same columns, names of classes and owners."""
+
+    def __init__(self, data: Data, known: Sequence[str]) -> None:
+        self._data = data
+        self._header: list[str] = []
+        self._commas: list[Path] = []
+        self.label = Names(data.label_column or "label", frozenset(known))
+        self.owner = Names(data.owner_column, classes=False)
+        self.features: list[int] = []
+        self._unused: dict[str, str] = {}
+
+    def account(self, declared: bool) -> Account:
+        """Return what the files that were read so far hold."""
+        commas = [f"{path.name}: decimal commas" for path in self._commas]
+        return Account(
+            features=tuple(self._header[i] for i in self.features),
+            label=self.label.column,
+            owner=self.owner.column,
+            unused=self._unused,
+            notes=(*commas, *self.owner.alike),
+            declared=declared,
+        )
+
+    def part(self, files: Files) -> _Part:
+        """Read files, block by block, into arrays that are allocated once."""
+        opened = [(owner, Sheet(path)) for owner, path in files]
+        for _, sheet in opened:
+            self._check(sheet)
+        most, end, starts = sum(sheet.rows for _, sheet in opened), 0, []
+        values = np.empty((most, len(self.features)), np.float32)
+        label, owner = np.empty(most, np.int64), np.empty(most, np.int64)
+        position = self._header.index(self.label.column)
+        by = self._header.index(self.owner.column) if self.owner.column else None
+        for name, sheet in opened:
+            starts.append(end)
+            for first, columns in sheet.blocks():
+                into = slice(end, end := end + len(columns[0]))
+                label[into] = self.label.codes(columns[position], sheet.path, first)
+                if by is None:
+                    owner[into] = self.owner.exact(name, len(columns[0]))
+                else:
+                    owner[into] = self.owner.codes(columns[by], sheet.path, first)
+                for j, i in enumerate(self.features):
+                    values[into, j] = sheet.numbers(columns[i], self._header[i], first)
+            self._commas += [sheet.path] if sheet.has_decimal_commas else []
+        return _Part(values[:end], label[:end], owner[:end], starts)
+
+    def _check(self, sheet: Sheet) -> None:
+        """Choose the columns of the first file; raise ``ValueError`` if another one differs."""
+        if self._header:
+            if sheet.header != self._header:
+                raise ValueError(
+                    f"{sheet.path}: its columns are {', '.join(sheet.header)}; those of the first "
+                    f"file are {', '.join(self._header)}"
+                )
+            return
+        self._header = header = sheet.header
+        taken = [name for name in (self.label.column, self.owner.column) if name]
+        for name, role in zip(taken, ("label", "owner"), strict=False):
+            if name not in header:
+                raise ValueError(
+                    f"{sheet.path}: no column {name!r}; data.{role}-column should be one of "
+                    f"{', '.join(header)}"
+                )
+        self._unused = unused(header, taken, self._data.ignore_columns, sheet.path)
+        self.features = [
+            i for i, name in enumerate(header) if name not in taken and name not in self._unused
+        ]
+        if not self.features:
+            raise ValueError(f"{sheet.path}: no column of numbers besides {taken[0]!r}")
 
 
 def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Tensor]:
-    columns: list[str] = []
-    parts = [
-        [run for owner, path in files for run in _runs(data, path, owner, columns)]
-        for files in (train, test)
-    ]
-    runs = [run for part in parts for run in part]
-    classes = _classes(names, runs)
-    owners = {name: i for i, name in enumerate(sorted({r.owner for r in runs}, key=in_order))}
-    if test:
-        samples = [[_samples(data, run) for run in part] for part in parts]
-    elif data.window:
-        parts = [*zip(*(_cut(run) for run in parts[0]), strict=True)]
-        samples = [[_samples(data, run) for run in part] for part in parts]
-    else:
-        parts, samples = [parts[0]], [[run.values for run in parts[0]]]
-    sides = [_tensors(*pair, classes, owners) for pair in zip(parts, samples, strict=True)]
-    if len(sides) == 1:
-        (whole,) = sides
-        key = whole["owner"] * len(classes) + whole["y"]
-        rows = holdout(key, HELD_OUT, rng(0, "csv"))
-        sides = [{name: value[part] for name, value in whole.items()} for part in rows]
+    known = _listed(names)
+    reader = _Reader(data, known)
+    parts = [reader.part(files) for files in ((train, test) if test else (train,))]
+    classes = _classes(names, known, reader.label.names)
+    if not known:
+        check_numbers(classes, sum(len(part.label) for part in parts), str(names.parent))
+    owners = reader.owner.order()
+    new = np.array([classes.index(name) for name in reader.label.names], np.int64)
+    renumbered = np.array([owners.index(name) for name in reader.owner.names], np.int64)
+    parts = [part._replace(label=new[part.label], owner=renumbered[part.owner]) for part in parts]
+    sides = [_tensors(part) for part in _sides(data, parts, len(classes))]
     for side, part in zip(sides, ("training", "testing"), strict=True):
         if not len(side["y"]):
             hint = f": no {data.window} rows in a row have one class" if data.window else ""
             raise ValueError(f"{names.parent}: no samples for {part}{hint}")
     fields = sides[0] | {f"{name}_test": value for name, value in sides[1].items()}
-    if list(owners) == [""]:
+    if owners == [""]:
         del fields["owner"], fields["owner_test"]
+        owners = []
     elif not set(sides[0]["owner"].tolist()) >= set(sides[1]["owner"].tolist()):
         del fields["owner_test"]  # an owner has test samples only
     text = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
-    return {**fields, "classes": text}
+    account = replace(reader.account(declared=bool(known)), owners=tuple(owners))
+    return {**fields, "classes": text, "account": account.packed()}
 
 
-def _classes(names: Path, runs: Sequence[_Run]) -> dict[str, int]:
-    """Return the number of each class: in the order of ``classes.txt``, or of the names.
+def _sides(data: Data, parts: Sequence[_Part], classes: int) -> list[_Part]:
+    """Return the samples for training and for testing."""
+    if len(parts) == 2 and not data.window:
+        return list(parts)
+    if data.window:
+        bounds = [part.runs() for part in parts]
+        if len(parts) == 1:  # the first 80 % of each run, and the rest
+            cuts = [(a, b - round(HELD_OUT * (b - a)), b) for a, b in bounds[0]]
+            bounds = [[(a, cut) for a, cut, _ in cuts], [(cut, b) for _, cut, b in cuts]]
+            parts = [parts[0], parts[0]]
+        return [
+            part.of(of_part, data.window, data.stride)
+            for part, of_part in zip(parts, bounds, strict=True)
+        ]
+    (whole,) = parts
+    if not len(whole.label):
+        return [whole, whole]
+    key = torch.from_numpy(whole.owner * classes + whole.label)
+    return [
+        _Part(whole.values[rows], whole.label[rows], whole.owner[rows], [])
+        for rows in (part.numpy() for part in holdout(key, HELD_OUT, rng(0, "csv")))
+    ]
 
-    Raises ``ValueError``, one line, for a class that the file lacks, and for labels that are
-    numbers with fractions.
-    """
-    used = sorted({run.label for run in runs}, key=in_order)
-    if fractions := [label for label in used if _is_fraction(label)]:
-        raise ValueError(
-            f"{names.parent}: the label {fractions[0]!r} is no class; regression is not supported"
-        )
-    check_classes(len(used) - 1, str(names.parent))
+
+def _listed(names: Path) -> list[str]:
+    """Return the classes in ``classes.txt``; empty if there is no such file."""
     if not names.is_file():
-        return {label: i for i, label in enumerate(used)}
+        return []
     check_regular(names)
-    lines = read_text(names).split("\n")
-    known = [line.strip() for line in lines if line.strip()]
-    classes = {name: i for i, name in enumerate(known)}
-    if len(classes) < len(known):
+    known = [line.strip() for line in read_text(names).split("\n") if line.strip()]
+    if len(set(known)) < len(known):
         raise ValueError(f"{names}: class {max(known, key=known.count)!r} is in it more than once")
-    if unknown := [label for label in used if label not in classes]:
-        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
-    return classes
+    return known
 
 
-def _is_fraction(label: str) -> bool:
-    try:
-        return not float(label).is_integer()
-    except ValueError:
-        return False
+def _classes(names: Path, known: Sequence[str], used: Sequence[str]) -> list[str]:
+    """Return the classes in the order of ``known``, those of ``classes.txt``, or of their names.
 
-
-def _runs(data: Data, path: Path, owner: str, columns: list[str]) -> Iterator[_Run]:
-    """Yield the runs of a file; ``columns``: header of the first file, filled in by it.
-
-    Raises ``ValueError``, one line with file and line, for values that are not finite numbers.
+    Raises ``ValueError``, one line, for a class that ``known`` lacks, and for too many classes.
     """
-    check_regular(path)
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: not readable as CSV ({error})") from None
-    columns[:] = columns or header
-    if header != columns:
-        raise ValueError(
-            f"{path}: its columns are {', '.join(header)}; those of the first file are "
-            f"{', '.join(columns)}"
-        )
-    label = _position(path, header, data.label_column or "label", "label")
-    by = _position(path, header, data.owner_column, "owner") if data.owner_column else None
-    numbers = [i for i in range(len(header)) if i not in (label, by)]
-    if not numbers:
-        raise ValueError(f"{path}: no column of numbers besides {header[label]!r}")
-    for i, row in enumerate(rows):
-        if len(row) != len(header):
-            raise ValueError(f"{path}: row {i + 1} has {len(row)} values for {len(header)} columns")
-    values = _numbers(path, header, rows, numbers)
-    keys = [(owner if by is None else row[by].strip(), row[label].strip()) for row in rows]
-    start = 0
-    for (who, name), group in groupby(keys):
-        end = start + len(list(group))
-        if not name:
-            raise ValueError(f"{path}: row {start + 1} has no {header[label]!r}")
-        yield _Run(who, name, values[start:end])
-        start = end
-
-
-def _position(path: Path, header: Sequence[str], column: str, role: str) -> int:
-    """Return the position of a column; raise ``ValueError``, one line, if there is none."""
-    if column not in header:
-        raise ValueError(
-            f"{path}: no column {column!r}; data.{role}-column should be one of {', '.join(header)}"
-        )
-    return list(header).index(column)
-
-
-def _numbers(
-    path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[int]
-) -> np.ndarray:
-    """Return the ``chosen`` columns as float32 (rows, columns)."""
-    try:
-        with np.errstate(over="ignore"):
-            exact = np.array([[float(row[i]) for i in chosen] for row in rows], dtype=np.float64)
-            values: np.ndarray = exact.astype(np.float32).reshape(len(rows), len(chosen))
-        if np.isfinite(values).all():
-            return values
-    except (ValueError, OverflowError):
-        pass
-    for number, row in enumerate(rows, 1):
-        for i in chosen:
-            if not _is_finite(row[i]):
-                raise ValueError(
-                    f"{path}: row {number}, column {header[i]!r}: {row[i][:40]!r} is not a finite "
-                    "number"
-                )
-    raise AssertionError(path)
-
-
-def _is_finite(text: str) -> bool:
-    try:
-        with np.errstate(over="ignore"):
-            return bool(np.isfinite(np.float32(float(text))))
-    except ValueError:
-        return False
-
-
-def _cut(run: _Run) -> tuple[_Run, _Run]:
-    """Return the first 80 % of a run's rows and the rest."""
-    rows = len(run.values) - round(HELD_OUT * len(run.values))
-    return run._replace(values=run.values[:rows]), run._replace(values=run.values[rows:])
-
-
-def _samples(data: Data, run: _Run) -> np.ndarray:
-    """Return the rows (n, F) of a table, or the windows (n, C, T) of signals."""
-    if not data.window:
-        return run.values
-    return windows(run.values, data.window, data.stride)
+    used = sorted(used, key=in_order)
+    check_classes(len(used) - 1, str(names.parent))
+    if known and (unknown := [name for name in used if name not in known]):
+        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
+    return list(known or used)
 
 
 def windows(values: np.ndarray, length: int, stride: int = 0) -> np.ndarray:
@@ -255,20 +286,7 @@ def windows(values: np.ndarray, length: int, stride: int = 0) -> np.ndarray:
     return np.stack([values[start : start + length].T for start in starts])
 
 
-def _tensors(
-    runs: Sequence[_Run],
-    samples: Sequence[np.ndarray],
-    classes: dict[str, int],
-    owners: dict[str, int],
-) -> dict[str, Tensor]:
+def _tensors(part: _Part) -> dict[str, Tensor]:
     """Return x, y and owner of one part."""
-    counts = torch.tensor([len(part) for part in samples], dtype=torch.int64)
-
-    def repeated(numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(counts)
-
-    return {
-        "x": torch.from_numpy(np.concatenate(samples)),
-        "y": repeated([classes[run.label] for run in runs]),
-        "owner": repeated([owners[run.owner] for run in runs]),
-    }
+    arrays = {"x": part.values, "y": part.label, "owner": part.owner}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

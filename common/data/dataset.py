@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.data import kinds
+from common.data.account import Account
 from common.data.kinds import IMAGE, Kind, Shape
 from common.seeds import rng
 
@@ -25,6 +26,7 @@ LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue for grey (ITU-R BT.601)."""
 MOST_CLASSES = 100_000
 """Most classes of a data set in files; a head for more is larger than the networks here."""
+NOTHING = Account()  #: account of a data set that is not read from a user's files
 CHUNK = 4096  #: images converted to floating point at a time; bounds memory, not results
 
 
@@ -42,7 +44,7 @@ class Dataset:
 
     ``owner`` (N,) and ``owner_test`` (N_test,) are the samples' owners, int64 in 0..owners - 1.
     Both are None for data without owners; ``owner_test`` alone is None if test samples have none.
-    With partition ``natural`` client k is owner k.
+    With partition ``natural`` client k is owner k. ``account`` says what a reader read.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Dataset:
     y_public: Tensor | None = None
     owner: Tensor | None = None
     owner_test: Tensor | None = None
+    account: Account = NOTHING
 
     @property
     def shape(self) -> Shape:
@@ -78,6 +81,10 @@ class Dataset:
         parts = [part for part in (self.owner, self.owner_test) if part is not None and len(part)]
         return max((int(part.max()) + 1 for part in parts), default=0)
 
+    def read_as(self, account: Account) -> Dataset:
+        """Return a copy with the account of what was read."""
+        return replace(self, account=account)
+
     def trained_on(self, rows: Tensor) -> Dataset:
         """Return a copy with only ``rows`` of the training samples."""
         owner = None if self.owner is None else self.owner[rows]
@@ -92,7 +99,8 @@ class Dataset:
 def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
     """Return a data set of ``tensors`` (by field name) with mean and std computed from ``x``."""
     mean, std = channel_statistics(tensors["x"])
-    return Dataset(name, classes, mean=mean, std=std, **tensors)
+    fields: dict[str, Any] = dict(tensors)
+    return Dataset(name, classes, mean=mean, std=std, **fields)
 
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:

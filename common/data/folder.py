@@ -1,31 +1,43 @@
 """Data sets of image folders, decoded once and cached as one memory-mapped file.
 
-There are three layouts. The first is ``DIR/{train,test}/<class>/*.png``. The second has ``valid``
-(or ``val``) in addition. It becomes the public set if there is a ``test`` folder (CINIC-10), else
-the test set (TinyImageNet, including ``val_annotations.txt``). The third is ``DIR/<class>/*.png``,
-with a fixed split of 80 % and 20 % of every class. ``client-folders`` has a folder per client.
+There are three layouts. The first is ``DIR/{train,test}/<class>/*.png``; ``layout.py`` has further
+names of parts. The second has ``valid`` (or ``val``) in addition. It becomes the public set if
+there is a ``test`` folder (CINIC-10), else the test set (TinyImageNet, including
+``val_annotations.txt``). The third is ``DIR/<class>/*.png``, with a fixed split of 80 % and 20 % of
+every class. ``client-folders`` has a folder per client.
+
+Photos are turned upright by their EXIF orientation. TIFF and GIF files with several frames are not
+read, because no frame of them is the image; the data set's account counts them. With ``data.images
+= "stored"`` pixels are as stored and TIFF and GIF files are left out.
 """
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from common.data import decoded
+from common.data.account import Account, ignored
 from common.data.dataset import Dataset, halved, holdout, measured
+from common.data.layout import check_classes_of, check_clients_of, part_folders, subfolders
 from common.files import check_regular, in_order, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
+FURTHER = (".jpe", ".jfif", ".pnm", ".pbm", ".dib", ".jp2", ".tga")  #: unless images are "stored"
+SEVERAL = (".tif", ".tiff", ".gif")  #: the same, of files that often have several frames
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
 GREY = ("1", "L", "LA")
+TURNED = (5, 6, 7, 8)  #: EXIF orientations that swap width and height
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B")
 
 Part = list[tuple[str, int]]  #: image files and their classes
@@ -38,9 +50,10 @@ def load_folder(data: Data) -> Dataset:
     sizes unless ``data.image_size`` is set. The data set has the name of the folder.
     """
     root = decoded.data_folder(data, "folder")
-    classes, parts = _parts(root)
-    fields = tensors(root, parts, data.image_size)
-    return measured(root.name, classes, **(fields if "test" in parts else halved(fields, "folder")))
+    classes, parts = _parts(root, data)
+    account, fields = tensors(root, parts, data)
+    fields = fields if "test" in parts else halved(fields, "folder")
+    return measured(root.name, classes, **fields).read_as(account)
 
 
 def load_client_folders(data: Data) -> Dataset:
@@ -54,89 +67,97 @@ def load_client_folders(data: Data) -> Dataset:
     clients = sorted(subfolders(root), key=in_order)
     if not clients:
         raise ValueError(f"{root}: no client's folder in it")
+    check_clients_of(root, clients, "folder")
     classes = tuple(sorted({c for name in clients for c in subfolders(_training(root / name))}))
     if len(classes) < 2:
         raise ValueError(f"{root}: {len(classes)} class folders in all, at least 2 are needed")
     parts: dict[str, Part] = {"train": [], "test": []}
     owners: dict[str, list[int]] = {"train": [], "test": []}
     for k, name in enumerate(clients):
-        for part, files in zip(parts, _of_client(root / name, classes), strict=True):
+        for part, files in zip(parts, _of_client(root / name, classes, data), strict=True):
             parts[part] += files
             owners[part] += [k] * len(files)
-    fields = tensors(root, parts, data.image_size, "clients-")
+    account, fields = tensors(root, parts, data, "clients-")
     fields |= {"owner": torch.tensor(owners["train"]), "owner_test": torch.tensor(owners["test"])}
-    return measured(root.name, classes, **fields)
+    account = replace(account, owners=tuple(clients))
+    return measured(root.name, classes, **fields).read_as(account)
 
 
 def _training(folder: Path) -> Path:
     """Return the folder that contains a client's class folders for training."""
-    return folder / "train" if (folder / "train").is_dir() else folder
+    return part_folders(folder).get("train", folder)
 
 
-def _of_client(folder: Path, classes: tuple[str, ...]) -> tuple[Part, Part]:
+def _of_client(folder: Path, classes: tuple[str, ...], data: Data) -> tuple[Part, Part]:
     """Return one client's images for training and testing.
 
     Raises ``ValueError`` for a client without training images, or with a ``train`` but no ``test``.
     """
-    training = _training(folder)
-    train = listed(training, classes)
+    parts = part_folders(folder)
+    training = parts.get("train", folder)
+    train = listed(training, classes, data)
     if not train:
         raise ValueError(f"{training}: no images")
     if training == folder:
+        check_classes_of(folder, subfolders(folder))
         y = torch.tensor([c for _, c in train])
         rows, test = holdout(y, 0.2, rng(0, "folder", folder.name))
         return [train[i] for i in rows.tolist()], [train[i] for i in test.tolist()]
-    if not (folder / "test").is_dir():
+    testing = parts.get("test", parts.get("valid"))
+    if testing is None:
         raise ValueError(f"{folder}: there is a train folder, but no test folder")
-    return train, listed(folder / "test", classes)
+    return train, listed(testing, classes, data)
 
 
-def tensors(root: Path, parts: dict[str, Part], size: int, kind: str = "") -> dict[str, Tensor]:
+def tensors(
+    root: Path, parts: dict[str, Part], data: Data, kind: str = ""
+) -> tuple[Account, dict[str, Tensor]]:
     """Return x and y of each part, by the field names of ``Dataset``; decoded at most once."""
     paths = [path for part in parts.values() for path, _ in part]
-    images = decoded.cached(root, paths, size, lambda: decode(parts, size), kind=kind)
+    upright, size = data.images == "upright", data.image_size
+    images = decoded.cached(
+        root,
+        paths,
+        size,
+        lambda: decode(parts, size, upright),
+        kind=kind + "stored-" * (not upright),
+    )
+    account = Account.unpacked(images["account"])
     fields = {}
     for name, part in parts.items():
         suffix = "" if name == "train" else f"_{name}"
         fields[f"x{suffix}"] = images[name]
         fields[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=torch.int64)
-    return fields
+    return replace(account, ignored=ignored(root, paths)), fields
 
 
-def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Part]]:
+def _parts(root: Path, data: Data) -> tuple[tuple[str, ...], dict[str, Part]]:
     """Return class names and the files of the parts "train", "test" and "public" that exist."""
-    split = (root / "train").is_dir()
-    train = root / "train" if split else root
+    folders = part_folders(root)
+    train = folders.get("train", root)
     classes = tuple(sorted(subfolders(train)))
     if len(classes) < 2:
         raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
-    parts = {"train": listed(train, classes)}
+    check_classes_of(train, classes)
+    parts = {"train": listed(train, classes, data)}
     if not parts["train"]:
         raise ValueError(f"{train}: no images")
-    if not split:
+    if train == root:
         return classes, parts
-    valid = next((root / name for name in ("valid", "val") if (root / name).is_dir()), None)
-    test: Path | None = root / "test"
-    if valid is not None and (valid / ANNOTATIONS).is_file():
+    valid, test = folders.get("valid"), folders.get("test")
+    if test is None or (valid is not None and (valid / ANNOTATIONS).is_file()):
         valid, test = None, valid  # TinyImageNet: the test images have no labels
-    elif not (root / "test").is_dir():
-        valid, test = None, valid
     if test is None:
         raise ValueError(f"{root}: there is a train folder, but neither test nor valid")
-    parts["test"] = listed(test, classes)
+    parts["test"] = listed(test, classes, data)
     if not parts["test"]:
         raise ValueError(f"{test}: no images")
     if valid is not None:
-        parts["public"] = listed(valid, classes)
+        parts["public"] = listed(valid, classes, data)
     return classes, parts
 
 
-def subfolders(folder: Path) -> set[str]:
-    """Return the names of the folders in ``folder``, without hidden ones."""
-    return {p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."}
-
-
-def listed(folder: Path, classes: tuple[str, ...]) -> Part:
+def listed(folder: Path, classes: tuple[str, ...], data: Data) -> Part:
     """Return every image inside ``folder/<class>``, in order of class and path."""
     if (folder / ANNOTATIONS).is_file():
         return _annotated(folder, classes)
@@ -147,7 +168,7 @@ def listed(folder: Path, classes: tuple[str, ...]) -> Part:
         (path, c)
         for c, name in enumerate(classes)
         if name in names
-        for path in sorted(_images(str(folder / name)))
+        for path in sorted(_images(str(folder / name), data))
     ]
 
 
@@ -164,11 +185,19 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
     return part
 
 
-def _images(folder: str) -> Iterator[str]:
+def _images(folder: str, data: Data) -> Iterator[str]:
+    more = (*FURTHER, *SEVERAL) if data.images == "upright" else ()
     for parent, _, names in os.walk(folder):
         for name in names:
-            if name.lower().endswith(SUFFIXES) and name[0] != ".":
-                yield _file(os.path.join(parent, name))
+            if name.lower().endswith((*SUFFIXES, *more)) and name[0] != ".":
+                path = _file(os.path.join(parent, name))
+                if not (name.lower().endswith(SEVERAL) and _frames(path) > 1):
+                    yield path
+
+
+def _frames(path: str) -> int:
+    with _naming(path), Image.open(path) as image:
+        return int(getattr(image, "n_frames", 1))
 
 
 def _file(path: str) -> str:
@@ -182,18 +211,20 @@ def _file(path: str) -> str:
     return path
 
 
-def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
-    """Return uint8 images (N, C, H, W) for each part."""
+def decode(parts: dict[str, Part], size: int, upright: bool) -> dict[str, Tensor]:
+    """Return uint8 images (N, C, H, W) for each part, and the account of sizes and modes."""
     paths = {name: [path for path, _ in part] for name, part in parts.items()}
     everything = [path for part in paths.values() for path in part]
-    grey = all(_header(path)[0] in GREY for path in everything)
+    headers = [_header(path, upright) for path in everything]
+    grey = all(mode in GREY for mode, _ in headers)
     first = everything[0]
-    expected = (size, size) if size else _header(first)[1]
-    out = {}
+    expected = (size, size) if size else headers[0][1]
+    kinds = Counter(f"{width}×{height} {mode}" for mode, (width, height) in headers)
+    out = {"account": Account(images=dict(kinds.most_common())).packed()}
     for name, part in paths.items():
         images = np.empty((len(part), 1 if grey else 3, expected[1], expected[0]), dtype=np.uint8)
         for row, path in zip(images, part, strict=True):
-            pixels = _pixels(path, "L" if grey else "RGB", size)
+            pixels = _pixels(path, "L" if grey else "RGB", size, upright)
             if pixels.shape[1:] != row.shape[1:]:
                 raise ValueError(
                     f"images differ in size ({path} is {pixels.shape[2]}×{pixels.shape[1]}, "
@@ -204,16 +235,34 @@ def decode(parts: dict[str, Part], size: int) -> dict[str, Tensor]:
     return out
 
 
-def _header(path: str) -> tuple[str, tuple[int, int]]:
+def _header(path: str, upright: bool) -> tuple[str, tuple[int, int]]:
     """Return PIL mode and (width, height), without decoding the pixels."""
     with _naming(path), Image.open(path) as image:
-        return image.mode, image.size
+        width, height = image.size
+        if upright and image.format != "TIFF" and _orientation(image) in TURNED:
+            width, height = height, width
+        mode = "L" if upright and _is_grey_gif(image) else image.mode
+        return mode, (width, height)  # Pillow turns the size of TIFF files itself
 
 
-def _pixels(path: str, mode: str, size: int) -> np.ndarray:
+def _is_grey_gif(image: Image.Image) -> bool:
+    """Return whether an image is a GIF with only grey in its palette; it has no mode for grey."""
+    if image.format != "GIF" or image.mode != "P":
+        return False
+    colours = image.getpalette() or []
+    return colours[::3] == colours[1::3] == colours[2::3]
+
+
+def _orientation(image: Image.Image) -> int:
+    value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return value if isinstance(value, int) else 1
+
+
+def _pixels(path: str, mode: str, size: int, upright: bool) -> np.ndarray:
     """Return uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
     with _naming(path), Image.open(path) as image:
-        return as_bytes(image, mode, size)
+        turned = upright and _orientation(image) != 1
+        return as_bytes(ImageOps.exif_transpose(image) if turned else image, mode, size)
 
 
 def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:

@@ -1,14 +1,17 @@
 """A Hugging Face data set that was saved to a folder (the extra ``hub``).
 
-The folder comes from ``datasets.DatasetDict.save_to_disk`` with ``train`` and ``test``, or from
-``Dataset.save_to_disk``. The latter is split into 80 % of every class for training and 20 % for
-testing, always the same. Nothing is downloaded.
+The folder comes from ``datasets.DatasetDict.save_to_disk``, from ``Dataset.save_to_disk``, or has
+Parquet files whose names begin with a part, such as ``train-00000-of-00001.parquet``. Without a
+split ``test`` a split ``validation`` is for testing; without both, 20 % of every class, always the
+same. Nothing is downloaded.
 
 The data set's files are not trusted. They can name other files, and an image can be a URL. Only
 regular files inside the folder are read, and never the network.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,13 @@ from PIL import Image
 from torch import Tensor
 
 from common.data import decoded
+from common.data.account import Account, ignored
 from common.data.arrays import samples
 from common.data.dataset import Dataset, check_classes, halved, measured
 from common.data.folder import GREY, as_bytes
+from common.data.layout import PARTS
+from common.data.sheets import unused
+from common.data.spelling import Names, check_numbers
 from common.extras import imported
 from common.files import check_regular, in_order, parse_json
 from common.settings.config import Data
@@ -29,6 +36,7 @@ from common.settings.config import Data
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
 """Exceptions of the decoder for files that are no images."""
 NUMBERS = ("int", "uint", "float")  #: beginnings of the names of numeric types
+LABELS = ("int", "uint", "string", "large_string", "bool")  #: the same, of columns of labels
 
 
 def load_hub(data: Data) -> Dataset:
@@ -36,47 +44,85 @@ def load_hub(data: Data) -> Dataset:
 
     Samples are images; without an image column the arrays of the only column of lists, whose kind
     ``data.kind`` says, or the rows of a table of all columns of numbers.
-    ``data.label_column`` selects one of several class columns, ``data.owner_column`` the column of
-    owners. The data set has the name of the folder.
+    ``data.label_column`` selects one of several class columns, or a column of integers or texts,
+    ``data.owner_column`` the column of owners. The data set has the name of the folder.
     """
     root = decoded.data_folder(data, "hub")
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    options = (data.label_column, data.owner_column, str(data.image_size), data.kind)
-    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options)
+    options = (data.label_column, data.owner_column, data.ignore_columns, data.kind)
+    size = str(data.image_size)
+    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options, size)
     names = tuple(bytes(tensors.pop("classes").tolist()).decode().split("\n"))
+    account = Account.unpacked(tensors.pop("account"))
+    if not (root / "state.json").exists() and not (root / "dataset_dict.json").exists():
+        parquet = [path for paths in _parquet(root).values() for path in paths]
+        account = replace(account, ignored=ignored(root, parquet))
     if "x_test" not in tensors:
         tensors = halved(tensors, "folder")
-    return measured(root.name, names, **tensors)
+    return measured(root.name, names, **tensors).read_as(account)
 
 
-def _decode(root: Path, data: Data) -> dict[str, Tensor]:
-    """Return the data set as tensors, including the class names as bytes."""
+def _parquet(root: Path) -> dict[str, list[Path]]:
+    """Return the Parquet files of each part, by the first word of their names."""
+    parts: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.parquet")):
+        if part := PARTS.get(re.split(r"[-_. ]", path.name)[0].casefold()):
+            parts.setdefault(part, []).append(path)
+    return parts
+
+
+def _loaded(root: Path) -> dict[str, Any]:
+    """Return the splits by name, or the only one as ``train``."""
     datasets = imported("datasets")
     _check_files(root)
     try:
-        loaded = datasets.load_from_disk(str(root))
+        if not (parquet := _parquet(root)) or (root / "dataset_dict.json").exists():
+            loaded = datasets.load_from_disk(str(root))
+            return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        read = imported("pyarrow.parquet").read_table
+        splits = {}
+        for part, paths in parquet.items():
+            for path in paths:
+                check_regular(path, root)
+            tables = [datasets.Dataset(datasets.table.InMemoryTable(read(path))) for path in paths]
+            splits[part] = datasets.concatenate_datasets(tables)
+        return splits
     except Exception as error:  # errors of Arrow, fsspec and datasets have no common base
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{root}: damaged or not saved by save_to_disk ({reason})") from None
-    parts = {"": loaded}
-    if isinstance(loaded, dict):
-        if missing := [name for name in ("train", "test") if name not in loaded]:
-            raise ValueError(f"{root}: no split {missing[0]!r}; it has {', '.join(loaded)}")
-        parts = {"": loaded["train"], "_test": loaded["test"]}
-    features = parts[""].features
-    label = data.label_column or _column(root, features, datasets.ClassLabel, "label")
-    if not isinstance(features.get(label), datasets.ClassLabel):
-        there = _describe(features)
-        raise ValueError(f"{root}: column {label!r} holds no classes; there are {there}")
-    check_classes(len(features[label].names) - 1, f"{root}: column {label!r}")
-    names = "\n".join(features[label].names)
-    tensors = {"classes": torch.tensor(list(names.encode()), dtype=torch.uint8)}
-    owner = data.owner_column
+
+
+def _parts(root: Path, loaded: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the splits by the suffix of their fields, and notes of splits that are not read."""
+    known: dict[str, str] = {}
+    for name in loaded:
+        if (part := PARTS.get(name.casefold(), name)) in known:
+            raise ValueError(f"{root}: the splits {known[part]!r} and {name!r} are the same part")
+        known[part] = name
+    test = "test" if "test" in known else "valid"
+    if "train" not in known or (len(known) > 1 and test not in known):
+        lacking = "test" if "train" in known else "train"
+        raise ValueError(f"{root}: no split {lacking!r}; it has {', '.join(loaded)}")
+    parts = {"": loaded[known["train"]]} | ({"_test": loaded[known[test]]} if test in known else {})
+    left = [name for part, name in known.items() if part not in ("train", test)]
+    notes = [f"split {name!r} is not read: {len(loaded[name])} samples" for name in left]
+    if test == "valid" and test in known:
+        notes.append(f"split {known[test]!r} is for testing")
+    return parts, notes
+
+
+def _decode(root: Path, data: Data) -> dict[str, Tensor]:
+    """Return the data set as tensors, including the class names and the account as bytes."""
+    datasets = imported("datasets")
+    parts, notes = _parts(root, _loaded(root))
+    features, owner = parts[""].features, data.owner_column
+    label = data.label_column or _label(root, features)
     if owner and not isinstance(features.get(owner), (datasets.Value, datasets.ClassLabel)):
         raise ValueError(
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
-    inputs = _inputs(root, features, {label, owner})
+    left = unused(list(features), [label, owner], data.ignore_columns, root)
+    inputs = _inputs(root, features, {label, owner, *left})
     columns = list(filter(None, (*inputs, label, owner)))
     for suffix, part in parts.items():
         for column in columns:
@@ -85,18 +131,61 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
                 there = _describe(part.features)
                 raise ValueError(f"{root}: the test split has other columns: {there}")
         known = [column for column in columns if column in part.features]
-        parts[suffix] = part = part.select_columns(known).with_format(None)
-        labels = list(part[label])
-        if None in labels:
-            raise ValueError(f"{root}: sample {labels.index(None)} has no {label!r}")
-        tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
+        parts[suffix] = part.select_columns(known).with_format(None)
+    names, tensors = _labels(root, parts, label)
+    account = Account(label=label, owner=owner, unused=left)
     if isinstance(features[inputs[0]], datasets.Image):
         tensors |= _images(root, parts, inputs[0], data.image_size)
     else:
         tensors |= _numbers(root, parts, inputs, data.kind)
+    more = [name for name in features if name not in (*inputs, label, owner, *left)]
+    notes += [f"columns of other types are not read: {', '.join(more)}"] if more else []
+    declared = isinstance(features[label], datasets.ClassLabel)
+    account = replace(account, features=tuple(inputs), notes=tuple(notes), declared=declared)
     if owner:
-        tensors |= _owners(parts, owner)
-    return tensors
+        owners, alike = _owners(root, parts, owner)
+        tensors |= owners
+        account = replace(account, notes=(*account.notes, *alike))
+    content = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
+    return {**tensors, "classes": content, "account": account.packed()}
+
+
+def _label(root: Path, features: Any) -> str:
+    """Return the only column with the feature type of a class, else ``label`` or ``labels``."""
+    datasets = imported("datasets")
+    if not any(isinstance(feature, datasets.ClassLabel) for feature in features.values()):
+        for name in ("label", "labels"):
+            if isinstance(features.get(name), datasets.Value):
+                return name
+    return _column(root, features, datasets.ClassLabel, "label")
+
+
+def _labels(root: Path, parts: dict[str, Any], column: str) -> tuple[list[str], dict[str, Tensor]]:
+    """Return the classes, and y of each part.
+
+    The classes are those of the feature type, or in a column of integers or texts those that occur.
+    Raises ``ValueError``, one line, for another column, and for a sample without a class.
+    """
+    datasets, features = imported("datasets"), parts[""].features
+    feature, tensors = features.get(column), {}
+    if isinstance(feature, datasets.ClassLabel):
+        check_classes(len(feature.names) - 1, f"{root}: column {column!r}")
+        for suffix, part in parts.items():
+            labels = list(part[column])
+            if missing := [i for i, label in enumerate(labels) if label is None or label < 0]:
+                raise ValueError(f"{root}: sample {missing[0]} has no {column!r}")
+            tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
+        return list(feature.names), tensors
+    if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(LABELS):
+        there = _describe(features)
+        raise ValueError(f"{root}: column {column!r} holds no classes; there are {there}")
+    names = Names(column, word="sample")
+    numbers = {suffix: names.codes(list(part[column]), root, 0) for suffix, part in parts.items()}
+    classes = names.order()
+    check_classes(len(classes) - 1, f"{root}: column {column!r}")
+    check_numbers(classes, len(numbers[""]), f"{root}: column {column!r}")
+    new = np.array([classes.index(name) for name in names.names], np.int64)
+    return classes, {f"y{suffix}": torch.from_numpy(new[y]) for suffix, y in numbers.items()}
 
 
 def _check_files(root: Path) -> None:
@@ -140,20 +229,22 @@ def _column(root: Path, features: Any, kind: type, role: str) -> str:
 
 
 def _inputs(root: Path, features: Any, others: set[str]) -> list[str]:
-    """Return the columns of the samples: images, else lists of numbers, else all numbers."""
+    """Return the columns of the samples: images, else lists of numbers, else all numbers.
+
+    ``others``: columns that are no samples.
+    """
     datasets = imported("datasets")
+    features = {name: feature for name, feature in features.items() if name not in others}
     single = (datasets.Value, datasets.ClassLabel)
     lists = [
         name
         for name, feature in features.items()
-        if not isinstance(feature, (*single, datasets.Image)) and name not in others
+        if not isinstance(feature, (*single, datasets.Image))
     ]
     numbers = [
         name
         for name, feature in features.items()
-        if isinstance(feature, datasets.Value)
-        and feature.dtype.startswith(NUMBERS)
-        and name not in others
+        if isinstance(feature, datasets.Value) and feature.dtype.startswith(NUMBERS)
     ]
     images = any(isinstance(feature, datasets.Image) for feature in features.values())
     if images or not (lists or numbers):
@@ -170,6 +261,12 @@ def _numbers(root: Path, parts: dict[str, Any], columns: list[str], kind: str) -
     tensors = {}
     for suffix, part in parts.items():
         values: Any = [list(part[column]) for column in columns]
+        for column, of_column in zip(columns, values, strict=True):
+            if None in of_column:
+                raise ValueError(
+                    f"{root}: sample {of_column.index(None)} has no {column!r}; "
+                    "data.ignore-columns leaves columns out"
+                )
         table = isinstance(values[0][0], (int, float)) if values[0] else True
         try:
             rows = [list(row) for row in zip(*values, strict=True)] if table else values[0]
@@ -219,15 +316,23 @@ def _pictures(root: Path, column: str, part: Any) -> Iterator[Image.Image]:
         yield type(feature)(feature.mode).decode_example({"bytes": content, "path": None})
 
 
-def _owners(parts: dict[str, Any], column: str) -> dict[str, Tensor]:
-    """Return the owner of each sample; no test owners if some of them have no training samples."""
-    owners = {}
-    for suffix, part in parts.items():
-        if column in part.features:
-            owners[suffix] = [str(value) for value in part[column]]
-    number = {name: i for i, name in enumerate(sorted(set(owners[""]), key=in_order))}
-    return {
-        f"owner{suffix}": torch.tensor([number[name] for name in names], dtype=torch.int64)
-        for suffix, names in owners.items()
-        if number.keys() >= set(names)
+def _owners(root: Path, parts: dict[str, Any], column: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the owner of each sample, and notes of owners whose names look alike.
+
+    There are no test owners if some of them have no training samples.
+    """
+    names = Names(column, classes=False, word="sample")
+    codes = {
+        suffix: names.codes(list(part[column]), root, 0)
+        for suffix, part in parts.items()
+        if column in part.features
     }
+    trained = sorted({names.names[code] for code in set(codes[""].tolist())}, key=in_order)
+    number = {name: i for i, name in enumerate(trained)}
+    new = np.array([number.get(name, -1) for name in names.names], np.int64)
+    owners = {suffix: new[of_part] for suffix, of_part in codes.items()}
+    return {
+        f"owner{suffix}": torch.from_numpy(numbers)
+        for suffix, numbers in owners.items()
+        if (numbers >= 0).all()
+    }, names.alike

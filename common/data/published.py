@@ -79,7 +79,7 @@ class Family:
     def load(self, data: Data) -> Dataset:
         """Load the data set from existing files or a download; it is decoded once."""
         files = _find(self, data)
-        parts = decoded.cached_files(self.name, files, lambda: _decode(self, files))
+        parts: dict[str, Any] = decoded.cached_files(self.name, files, lambda: _decode(self, files))
         return Dataset(self.name, self.classes, **parts, mean=(self.mean,), std=(self.std,))
 
     def find(self, folder: Path) -> list[Path]:
@@ -211,7 +211,9 @@ class Colour:
         def decode() -> dict[str, Tensor]:
             return self._decode(root, data.download)
 
-        parts = decoded.cached_files(self.name, files, decode) if complete else decode()
+        parts: dict[str, Any] = (
+            decoded.cached_files(self.name, files, decode) if complete else decode()
+        )
         classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
         return Dataset(self.name, classes, **parts, mean=self.mean, std=self.std)
 

@@ -8,12 +8,14 @@
 
 No client tests on a sample of its training set, and the server tests on no client's training
 sample. With a partition that draws with replacement, a test sample of one client can be a training
-sample of another. With partition ``own``, the server loads its own data set and uses its test
-samples.
+sample of another; it is no validation sample of any client, because settings that are chosen by
+validation samples must not know test samples. With partition ``own``, the server loads its own data
+set and uses its test samples.
 
-``data.validation`` is a share of what the test samples leave: a client trains on neither. With
-``data.score-on = "validation"`` these samples replace the test samples of the client, and those of
-all clients replace the server's. Such runs choose settings without a look at test samples.
+``data.validation`` is a share of what the test samples of all clients leave: a client trains on
+neither. With ``data.score-on = "validation"`` these samples replace the test samples of the client,
+and those of all clients replace the server's. Such runs choose settings without a look at test
+samples.
 """
 
 from dataclasses import replace
@@ -24,13 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.data import check_test_owners, divide, load, pool_of
+from common.data import LEAST, check_test_owners, divide, load, pool_of
 from common.data.dataset import Dataset, image_digests
 from common.data.partition import local_split, local_train, split
 from common.seeds import rng
 from common.settings.config import NATURAL, OWN, Data
-
-LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
 
 
 class Share(NamedTuple):
@@ -68,17 +68,54 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
         train, test = local_split(rows, data.test_fraction, rng(seed, "local-split", k))
     of_test = data.test == "own"
     if data.validation:
-        train, validation = local_split(train, data.validation, rng(seed, "validation", k))
+        train, validation = _validated(data, train, k, clients, seed)
         if data.score_on == "validation":
             test, of_test = validation, False
     if len(train) < LEAST:
         remedy = ": raise data.alpha or data.min-size, or take fewer clients"
         remedy += " or a smaller data.validation" if data.validation else ""
+        if data.partition in (NATURAL, OWN):
+            natural = "; data.small-owners = 'leave-out' leaves such owners out"
+            remedy = natural if data.partition == NATURAL else ""
         raise ValueError(
-            f"client {k} has {len(train)} training samples, at least {LEAST} are needed"
-            + ("" if data.partition in (NATURAL, OWN) else remedy)
+            f"client {k} has {len(train)} training samples, at least {LEAST} are needed{remedy}"
         )
     return Share(pool, torch.as_tensor(train), torch.as_tensor(test), of_test)
+
+
+def _validated(
+    data: Data, train: np.ndarray, k: int, clients: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divide rows that client k does not test on into rows for training and for validation.
+
+    Rows that another client tests on are for training only, unless ``data.validation-from`` is
+    ``any``.
+    """
+    draw = rng(seed, "validation", k)
+    if data.validation_from == "any" or data.partition == OWN or data.test == "own":
+        return local_split(train, data.validation, draw)
+    tested = np.isin(train, _tested(data, clients, seed))
+    if tested.all():
+        return train, train[:0]
+    rows, validation = local_split(train[~tested], data.validation, draw)
+    return np.sort(np.concatenate([rows, train[tested]])), validation
+
+
+@lru_cache(maxsize=4)
+def _tested(data: Data, clients: int, seed: int) -> np.ndarray:
+    """Return the rows that some client tests on and another one has too; empty if there are none.
+
+    Only partitions that draw with replacement have such rows.
+    """
+    shares = [np.unique(rows) for rows in _partition(data, clients, seed)]
+    rows, counts = np.unique(np.concatenate(shares), return_counts=True)
+    if not (twice := rows[counts > 1]).size:
+        return twice
+    tests = [
+        local_split(rows, data.test_fraction, rng(seed, "local-split", k))[1]
+        for k, rows in enumerate(_partition(data, clients, seed))
+    ]
+    return np.intersect1d(np.concatenate(tests), twice)
 
 
 def check_share(data: Data, k: int, clients: int, seed: int) -> None:

@@ -255,11 +255,20 @@ class Data(Section):
     classes_per_client: AtLeastOne = 2
     """Classes of each client (``pathological``, ``flwr-pathological``), or shards of each client
     (``flwr-shard``)."""
+    images: Literal["upright", "stored"] = "upright"
+    """Photos in folders: turned upright by their EXIF orientation, and TIFF and GIF files of one
+    frame are read; or with pixels as stored and without such files, as before 0.3."""
     label_column: Annotated[str, Mark.TEXT] = ""
     """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
-    feature type of a class."""
+    feature type of a class, else ``label``."""
     owner_column: Annotated[str, Mark.TEXT] = ""
     """``hub``, ``csv``: column of the samples' owners; empty: samples have no owner."""
+    ignore_columns: Annotated[str, Mark.TEXT] = ""
+    """``hub``, ``csv``: columns that are no features, separated by commas. Row numbers of pandas
+    are never features."""
+    small_owners: Literal["refuse", "leave-out"] = "refuse"
+    """Owners with fewer than two training samples: end the run before it starts, or are left out
+    and the other owners numbered anew (partition ``natural``)."""
     window: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Length of signals in CSV files: consecutive rows in a window; 0: each row is a sample."""
     stride: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -285,6 +294,9 @@ class Data(Section):
     """Share of each client's samples that is reserved for its test, unless ``test`` is ``own``."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's remaining samples that is held out for choosing settings; 0: none."""
+    validation_from: Literal["untested", "any"] = "untested"
+    """Samples that can be for validation: those that no client or server tests on; or also those
+    that another client tests on, as before 0.3 in partitions that draw with replacement."""
     score_on: Annotated[Literal["test", "validation"], Unprotected(CLIENTS_SAMPLES, "test")] = (
         "test"
     )

@@ -2,7 +2,7 @@
 
 Records and fingerprints leave out keys with the old default, so that recorded cells stay valid. The
 test data ``tests/run/old_defaults.json`` has the first default of every key; a test compares this
-list to it. A run's folder or a checkpoint that lacks such a key is refused.
+list to it. A run's folder or a checkpoint that lacks such a key is refused, but for ``BEFORE``.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -24,6 +24,10 @@ OLD_DEFAULTS: Mapping[str, Value] = {
     "scaffold.divisor": "effective",
 }
 """Key to its first default. Add a key when its default changes; never change or remove an entry."""
+
+BEFORE: Mapping[str, Value] = {"data.images": "stored", "data.validation-from": "any"}
+"""Key to its value in a run that was made before the key existed. Unlike the keys above, few runs
+depend on them, so a run's folder without them resumes with these values."""
 
 
 def check_complete(keys: Container[str], wanted: Iterable[str], source: Path) -> None:

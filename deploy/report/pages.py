@@ -40,6 +40,7 @@ def one(run: Run) -> Page:
             sections.membership(run),
             sections.classes(run),
             sections.fairness(run),
+            sections.data_read(run),
             sections.data(run),
             sections.cost(run),
             sections.formula_cost(alone),

@@ -33,7 +33,7 @@ from server_app.storage.journal import read_lines
 
 T = TypeVar("T")
 JOURNAL = "journal.jsonl"
-FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json")
+FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json", "data.json")
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
 
@@ -75,6 +75,14 @@ class Confusion(Part):
 
 
 @final
+class DataRead(Part):
+    """Fields of data.json: what was read before training, in lines, and why scores can mislead."""
+
+    rows: list[tuple[str, str]] = []
+    warnings: list[str] = []
+
+
+@final
 @dataclass(frozen=True)
 class Run:
     """The contents of one run's directory. ``entries`` are ordered by round, census first."""
@@ -87,6 +95,7 @@ class Run:
     summary: Summary | None = None
     notes: list[str] = field(default_factory=list)
     confusion: Confusion | None = None
+    data: DataRead | None = None
 
     @property
     def rounds(self) -> int | None:
@@ -350,7 +359,8 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     summary = _load(path / "summary.json", _summary, notes)
     confusion = _load(path / "confusion.json", Confusion.model_validate_json, notes)
     classes = census.classes if census else []
-    run = Run(path, config or {}, entries, clients, classes, summary, notes, confusion)
+    data = _load(path / "data.json", _data_read, notes)
+    run = Run(path, config or {}, entries, clients, classes, summary, notes, confusion, data)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
@@ -396,6 +406,10 @@ def _load(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
 
 def _summary(text: str) -> Summary:
     return Summary.model_validate(_cleaned(parse_json(text), LONGEST))
+
+
+def _data_read(text: str) -> DataRead:
+    return DataRead.model_validate(_cleaned(parse_json(text), LONGEST))
 
 
 def _cleaned(value: Any, limit: int) -> Any:

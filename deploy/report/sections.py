@@ -136,6 +136,14 @@ def fairness(run: Run) -> Section | None:
     return Section("Fairness", cards, lead)
 
 
+def data_read(run: Run) -> Section | None:
+    """Return what was read before training, and why scores on it can mislead."""
+    if run.data is None or not run.data.rows:
+        return None
+    rows = [*run.data.rows, *(("scores", line) for line in run.data.warnings)]
+    return tabular("Data that were read", ("", ""), rows, align="l")
+
+
 def data(run: Run) -> Section | None:
     """Return the partition and the architectures; None if the census has no class counts."""
     figure = plots.partition(run)

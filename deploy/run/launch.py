@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from common.data.overview import write
 from common.errors import LOG, logged_to
 from common.extras import check_installed
 from common.journal import Entry
@@ -20,7 +21,7 @@ from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from deploy.flower.bundle import plugin_notes
 from deploy.flower.certificates import address
-from deploy.run import preload
+from deploy.run import data, preload
 from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
 from deploy.settings import app_folder
@@ -54,7 +55,7 @@ def launch(
     argument of ``start_federation`` for the grpc runtime. ``ray_address``: HOST:PORT of a Ray
     cluster that serves the clients with the ray runtime. ``learnt``: folder of local training that
     several runs on loopback share (``client_app/reuse.py``). ``notes``: whether to print a note if
-    clients do not train their fleet entries.
+    clients do not train their fleet entries, and what was read.
 
     Raises ``ValueError`` before anything starts, ``Stopped`` or ``RuntimeError`` if the run cannot
     continue. Each has one line.
@@ -91,6 +92,12 @@ def launch(
         ) from None
     modules.copy(copies)
     flat = sent
+    found = data.of_run(config)
+    if not config.privacy.on:  # the report may leave this machine, and the counts are exact
+        write(folder, found)
+    if notes and start < 0:
+        data.show(found, console)
+        data.warn(found, console)
     started = time.time()
     display = Progress(config.run.rounds, console, past=past, start=start)
     with _with_remedy(folder, started), _watched(display, folder):

@@ -16,7 +16,7 @@ from common.keys import marks_of
 from common.parse import usual
 from common.settings.config import OWN, Config
 from common.settings.marks import Mark
-from common.settings.old_defaults import check_complete
+from common.settings.old_defaults import BEFORE, check_complete
 from common.settings.options import Descent
 from common.settings.plugins import table_of
 from common.settings.section import Section, Value, kebab
@@ -207,7 +207,10 @@ def _usual(config: Config, table: str, lacking: Iterable[str], path: Path) -> di
     fields, prefix = type(config.tables[table]).model_fields, "" if table == "run" else f"{table}."
     names = {key: prefix + kebab(key) for key in lacking}
     check_complete((), names.values(), path)
-    return {key: usual(name, fields[key], config.method.auto) for key, name in names.items()}
+    return {
+        key: BEFORE.get(name, usual(name, fields[key], config.method.auto))
+        for key, name in names.items()
+    }
 
 
 def _located(tables: Tables, folder: Path) -> Tables:

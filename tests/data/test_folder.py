@@ -200,7 +200,7 @@ def test_a_class_without_images_is_for_a_clients_own_folder_only(options, tmp_pa
         ("folder", "nowhere", "is not a folder"),
         ("folder", "pets/train", "1 class folders, at least 2"),
         ("client-folders", "empty", "no client's folder in it"),
-        ("client-folders", "pets", "1 class folders in all, at least 2"),
+        ("client-folders", "pets", "pets/train: 'train' is a part of a data set, not a client"),
     ],
 )
 def test_a_folder_that_is_none_is_refused(options, tmp_path, name, folder, line):

@@ -81,7 +81,7 @@ def test_columns_of_numbers_are_a_table_and_lists_what_data_kind_says(hub, tmp_p
     assert data.owner is not None and data.owner.tolist() == [1, 0, 0] * 2
     missing = numbers(6, ay=([None] * 6, datasets.Value("int64")))
     broken = saved(tmp_path / "broken", train=missing, test=numbers(3))
-    with pytest.raises(ValueError, match="broken: it holds object, not numbers"):
+    with pytest.raises(ValueError, match="broken: sample 0 has no 'ay'"):
         hub(broken)
     kind = datasets.Array2D((2, 4), "float32")
     signals = [[[i, 1, 2, 3], [4, 5, 6, i]] for i in range(6)]
@@ -132,9 +132,9 @@ def test_what_is_ambiguous_missing_or_damaged_is_one_line(hub: Hub, tmp_path: Pa
     arrow.write_bytes(arrow.read_bytes()[:200])
     cases = [
         (two, {}, "two: 2 label columns, one is needed; choose with data.label-column; there are"),
-        (two, {"label_column": "row"}, "two: column 'row' holds no classes; there are picture"),
+        (two, {"label_column": "picture"}, "two: column 'picture' holds no classes; there are"),
         (saved(tmp_path / "u", train=unnamed, test=unnamed), {}, "u: 0 label columns"),
-        (saved(tmp_path / "t", train=table(6)), {}, "t: no split 'test'; it has train"),
+        (saved(tmp_path / "t", train=table(6), more=table(6)), {}, "no split 'test'; it has train"),
         (cut, {}, "cut: damaged or not saved by save_to_disk"),
         (tmp_path, {}, "damaged or not saved by save_to_disk"),
     ]

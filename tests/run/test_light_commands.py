@@ -75,7 +75,7 @@ def test_help_groups_commands_by_purpose_and_describes_arguments() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "line"),
     [
-        ("wrong", 1, "fedmosaic has no command 'wrong'; allowed: run, table,"),
+        ("wrong", 1, "fedmosaic has no command 'wrong'; allowed: run, data, table,"),
         ("study wrong", 1, "fedmosaic study has no command 'wrong'; allowed: regions,"),
         ("stop abc", 2, "'abc' is not a valid integer; see fedmosaic stop --help"),
         ("run --nope", 2, "No such option '--nope'; see fedmosaic run --help"),

@@ -1,0 +1,236 @@
+"""What was read, as it is shown before anything is trained on it.
+
+The account says what a reader read from files; the samples say the rest: classes, owners, copies,
+and what the clients' scores would hide. ``fedmosaic data``, the start of a run, the log of a node
+and the report show the same lines.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.account import Account
+from common.data.dataset import Dataset
+from common.data.kinds import describe
+from common.data.shares import Share
+from common.files import write_atomically
+
+FILE = "data.json"  #: file in the folder of a run
+FEW = 12  #: most classes, owners, columns or clients that a line names
+MOST_BYTES = 2**31  #: samples of more bytes are not searched for copies, which takes a second a GiB
+Row = tuple[str, str]  #: heading and text of one line
+
+
+@final
+@dataclass(frozen=True)
+class Clients:
+    """What the scores of clients on their own test samples hide."""
+
+    one_class: tuple[int, ...] = ()  #: clients whose test samples have one class
+    untested: tuple[int, ...] = ()  #: clients without test samples
+    copied: int = 0  #: test samples that equal a training sample of the same client
+    tested: int = 0  #: test samples of all clients
+    clients: int = 0  #: number of clients
+
+
+@final
+@dataclass(frozen=True)
+class Overview:
+    """Everything that is shown about a data set before training."""
+
+    name: str
+    samples: str  #: the shape of a sample in words
+    classes: tuple[tuple[str, int, int], ...]  #: name, training samples and test samples
+    owners: tuple[tuple[str, int], ...]  #: name and training samples; empty without owners
+    public: int  #: images that the data set reserves for a public set
+    copies: int | None  #: training samples that equal an earlier one; None: not counted
+    leaked: int | None  #: test samples that equal a training sample; None: not counted
+    account: Account
+    clients: Clients = Clients()
+
+    @property
+    def training(self) -> int:
+        return sum(n for _, n, _ in self.classes)
+
+    @property
+    def test(self) -> int:
+        return sum(n for _, _, n in self.classes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the overview for JSON, with the lines that are shown."""
+        return {**asdict(self), "rows": self.rows(), "warnings": self.warnings()}
+
+    def rows(self) -> list[Row]:
+        """Return the lines that describe the data, without warnings."""
+        account = self.account
+        public = f", {_number(self.public)} for a public set" if self.public else ""
+        parts = f"{_number(self.training)} for training, {_number(self.test)} for testing{public}"
+        rows = [
+            ("data", self.name),
+            ("samples", f"{parts}: {self.samples}"),
+            ("classes", self._classes()),
+            ("label", account.label and f"column {account.label!r}"),
+            ("features", account.features and _listed(map(repr, account.features))),
+            ("not used", _listed(f"{name!r} ({why})" for name, why in account.unused.items())),
+            ("owners", self._owners()),
+            ("images", _listed(f"{n} of {kind}" for kind, n in account.images.items())),
+            ("not read", _listed(_files(*item) for item in account.ignored.items())),
+            ("copies", self._copies()),
+            *(("note", note) for note in account.notes),
+        ]
+        return [(heading, str(text)) for heading, text in rows if text]
+
+    def warnings(self) -> list[str]:
+        """Return a line for each reason why scores on these data can mislead."""
+        lines, of = [], self.clients
+        if len(tested := [name for name, _, n in self.classes if n]) == 1:
+            lines.append(f"all test samples have the class {tested[0]!r}")
+        if of.one_class:
+            who = _numbered(of.one_class)
+            lines.append(
+                f"{len(of.one_class)} of {of.clients} clients test on one class ({who}): a model "
+                "that always predicts it has 100 % there"
+            )
+        if of.untested:
+            who = _numbered(of.untested)
+            lines.append(
+                f"{len(of.untested)} of {of.clients} clients have no test samples ({who}): they "
+                "have no score"
+            )
+        if self.leaked:
+            lines.append(
+                f"{_number(self.leaked)} of {_number(self.test)} test samples are training samples "
+                "too: scores on them are too high"
+            )
+        if of.copied:
+            lines.append(
+                f"{_number(of.copied)} of {_number(of.tested)} test samples of clients equal a "
+                "training sample of the same client: scores on them are too high"
+            )
+        return lines
+
+    def _classes(self) -> str:
+        empty = [repr(name) for name, n, _ in self.classes if not n]
+        without = f"; without training samples: {_listed(empty)}" if empty else ""
+        if len(self.classes) <= FEW:
+            each = ", ".join(f"{name} {n} + {test}" for name, n, test in self.classes)
+            return f"{len(self.classes)}: {each} (training + test){without}"
+        sizes = [n for _, n, _ in self.classes]
+        return (
+            f"{len(self.classes)}: {self.classes[0][0]} to {self.classes[-1][0]}, with "
+            f"{_number(min(sizes))} to {_number(max(sizes))} training samples{without}"
+        )
+
+    def _owners(self) -> str:
+        column = f" (column {self.account.owner!r})" if self.account.owner else ""
+        if not self.owners or len(self.owners) <= FEW:
+            each = ", ".join(f"{name} {n}" for name, n in self.owners)
+            return f"{len(self.owners)}{column}: {each}" if self.owners else ""
+        sizes = [n for _, n in self.owners]
+        between = f"{_number(min(sizes))} to {_number(max(sizes))}"
+        return f"{len(self.owners)}{column}, with {between} training samples"
+
+    def _copies(self) -> str:
+        if self.copies is None:
+            return "not counted, because the samples take more than 2 GiB"
+        equal = f"{_number(self.copies)} training samples equal an earlier one"
+        return equal if self.copies else ""
+
+
+def overview(dataset: Dataset) -> Overview:
+    """Return what is shown about ``dataset``, without what the clients' scores hide."""
+    train, test = (torch.bincount(y, minlength=dataset.num_classes) for y in _labels(dataset))
+    owners: tuple[tuple[str, int], ...] = ()
+    if dataset.owner is not None:
+        counts = torch.bincount(dataset.owner, minlength=dataset.owners).tolist()
+        names = dataset.account.owners or tuple(map(str, range(len(counts))))
+        owners = tuple(zip(names, counts, strict=False))
+    known = _digests(dataset)
+    copies = leaked = None
+    if known is not None:
+        copies = len(known[0]) - len(np.unique(known[0]))
+        leaked = int(np.isin(known[1], known[0]).sum())
+    return Overview(
+        name=dataset.name,
+        samples=describe(dataset.shape),
+        classes=tuple(zip(dataset.classes, train.tolist(), test.tolist(), strict=True)),
+        owners=owners,
+        public=0 if dataset.x_public is None else len(dataset.x_public),
+        copies=copies,
+        leaked=leaked,
+        account=dataset.account,
+    )
+
+
+def write(folder: Path, found: Overview) -> None:
+    """Write ``data.json`` into the folder of a run, for its report."""
+    text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False)
+    write_atomically(folder / FILE, f"{text}\n".encode())
+
+
+def _labels(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    return dataset.y, dataset.y_test
+
+
+def clients_of(shares: Iterable[Share]) -> Clients:
+    """Return what the scores of clients hide; ``shares``: their samples, from client 0 on."""
+    one_class, untested, counts = list[int](), list[int](), Counter[str]()
+    for k, share in enumerate(shares):
+        pool, rows = share.pool, share.test
+        labels = (pool.y_test if share.of_test else pool.y)[rows]
+        counts["clients"] += 1
+        counts["tested"] += len(rows)
+        if not len(rows):
+            untested.append(k)
+        elif pool.num_classes > 1 and len(labels.unique()) == 1:
+            one_class.append(k)
+        if (known := _digests(pool)) is not None:
+            mine = known[int(share.of_test)][rows.numpy()]
+            counts["copied"] += int(np.isin(mine, known[0][share.train.numpy()]).sum())
+    return Clients(tuple(one_class), tuple(untested), **counts)
+
+
+@lru_cache(maxsize=4)
+def _digests(dataset: Dataset) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return a digest (uint64) of each training and each test sample; None for too many bytes.
+
+    Two of a million different samples have the same digest with a probability of 3e-8.
+    """
+    if sum(x.numel() * x.element_size() for x in (dataset.x, dataset.x_test)) > MOST_BYTES:
+        return None
+    return _digested(dataset.x), _digested(dataset.x_test)
+
+
+def _digested(x: Tensor) -> np.ndarray:
+    def digest(row: np.ndarray) -> int:
+        return int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little")
+
+    return np.fromiter((digest(row) for row in x.flatten(1).numpy()), np.uint64, len(x))
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    names = list(texts)
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
+
+
+def _numbered(clients: Sequence[int]) -> str:
+    return _listed(map(str, clients))
+
+
+def _files(suffix: str, found: tuple[int, str]) -> str:
+    count, example = found
+    return f"{count} of {suffix} ({example})"

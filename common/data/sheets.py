@@ -1,0 +1,177 @@
+"""Tables in files, read in blocks: CSV as programs write it, and Parquet.
+
+The separator is the one of ``,``, ``;`` and tab that the first line has most often. Where it is no
+comma, numbers may have decimal commas, if none of the file has a decimal point. Blocks bound the
+memory that the text of a file takes.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from common.extras import imported
+from common.files import check_regular
+
+TEXT = (".csv", ".tsv")
+PARQUET = ".parquet"
+SUFFIXES = (*TEXT, PARQUET)
+SEPARATORS = (",", ";", "\t")
+BLOCK = 2**16  #: values of a block; each takes some 60 bytes as text
+ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Names under which pandas writes its row numbers."""
+
+Columns = Sequence[Sequence[object]]
+
+
+@final
+class Sheet:
+    """One file: its ``header``, at most ``rows`` rows, and their values as ``blocks``.
+
+    Raises ``ValueError``, one line with the file, if it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_regular(path)
+        self.path = path
+        self._decimals = dict[str, str]()  # "." and "," to where a number has it first
+        if path.suffix.lower() == PARQUET:
+            self.separator = ","
+            try:
+                self._parquet = imported("pyarrow.parquet").ParquetFile(path)
+            except (OSError, RuntimeError) as error:  # pyarrow's errors are subclasses of both
+                raise ValueError(f"{path}: not readable as Parquet ({_line(error)})") from None
+            self.header = list(self._parquet.schema_arrow.names)
+            self.rows = int(self._parquet.metadata.num_rows)
+        else:
+            self.header, self.separator, self.rows = self._look()
+        if double := [name for name in self.header if name and self.header.count(name) > 1]:
+            raise ValueError(f"{path}: two columns are called {double[0]!r}")
+
+    def _look(self) -> tuple[list[str], str, int]:
+        """Return the header, the separator, and a bound of the number of rows."""
+        try:
+            with open(self.path, "rb") as file:
+                lines = 1 + sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+            with open(self.path, newline="", encoding="utf-8-sig") as file:
+                first = next((line for line in file if line.strip()), "")
+                separator = max(SEPARATORS, key=first.count)
+                file.seek(0)
+                header = next((row for row in csv.reader(file, delimiter=separator) if row), [])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise self._unreadable(error) from None
+        return [name.strip() for name in header], separator, lines
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        advice = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        return ValueError(f"{self.path}: not readable as CSV ({error}){advice}")
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        return "," in self._decimals
+
+    def blocks(self) -> Iterator[tuple[int, Columns]]:
+        """Yield the number of the first row of a block, from 1 on, and the columns' values.
+
+        Raises ``ValueError``, one line with file and row, for a row of another length.
+        """
+        size = max(BLOCK // max(len(self.header), 1), 1)
+        if self.path.suffix.lower() == PARQUET:
+            first = 1
+            for batch in self._parquet.iter_batches(batch_size=size):
+                yield first, [column.to_pylist() for column in batch.columns]
+                first += batch.num_rows
+            return
+        try:
+            with open(self.path, newline="", encoding="utf-8-sig") as file:
+                rows = (row for row in csv.reader(file, delimiter=self.separator) if row)
+                next(rows, None)
+                first = 1
+                while block := list(islice(rows, size)):
+                    for i, row in enumerate(block, first):
+                        if len(row) != len(self.header):
+                            raise ValueError(
+                                f"{self.path}: row {i} has {len(row)} values for "
+                                f"{len(self.header)} columns"
+                            )
+                    yield first, list(zip(*block, strict=True))
+                    first += len(block)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise self._unreadable(error) from None
+
+    def numbers(self, values: Sequence[object], column: str, row: int) -> np.ndarray:
+        """Return values of a column as float32; ``row``: number of the first.
+
+        Raises ``ValueError``, one line with file, row and column, for a value that is no finite
+        number.
+        """
+        if self.separator != ",":
+            values = [self._with_point(value, column, row + i) for i, value in enumerate(values)]
+        try:
+            with np.errstate(over="ignore"):
+                exact = np.fromiter(map(float, values), np.float64, len(values))  # type: ignore[arg-type]
+                found = exact.astype(np.float32)
+            if np.isfinite(found).all():
+                return found
+        except (ValueError, TypeError, OverflowError):
+            pass
+        i = next(i for i, value in enumerate(values) if not _is_finite(value))
+        shown = "an empty value" if values[i] in (None, "") else repr(str(values[i])[:40])
+        raise ValueError(
+            f"{self.path}: row {row + i}, column {column!r}: {shown} is not a finite number; "
+            "data.ignore-columns leaves columns out"
+        )
+
+    def _with_point(self, value: object, column: str, row: int) -> object:
+        """Return a number's text with a decimal point; raise ``ValueError`` for a mixed file."""
+        text = str(value)
+        for mark in ",.":
+            if mark in text:
+                self._decimals.setdefault(mark, f"row {row}, column {column!r}: {text[:40]!r}")
+        if len(self._decimals) > 1:
+            commas, points = self._decimals[","], self._decimals["."]
+            raise ValueError(
+                f"{self.path}: {commas} has a decimal comma, but {points} has a decimal point"
+            )
+        return text.replace(",", ".", 1)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.float32(float(value))))  # type: ignore[arg-type]
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def named(text: str) -> list[str]:
+    """Return the names in a value of ``data.ignore-columns``."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def unused(
+    header: Sequence[str], taken: Sequence[str], chosen: str, where: object
+) -> dict[str, str]:
+    """Return the columns that are no features, each with the reason; ``taken``: label and owner.
+
+    Raises ``ValueError``, one line, for a name in ``chosen`` that is no column.
+    """
+    reasons = {}
+    for name in named(chosen):
+        if name not in header:
+            raise ValueError(
+                f"{where}: data.ignore-columns names {name!r}; the columns are {', '.join(header)}"
+            )
+        reasons[name] = "data.ignore-columns"
+    for name in header:
+        if name not in taken and ROW_NUMBERS.fullmatch(name):
+            reasons.setdefault(name, "a row number" if name else "a row number without a name")
+    return {name: why for name, why in reasons.items() if name not in taken}

@@ -1,0 +1,134 @@
+"""Names of classes and owners in files: one spelling each, and an error for two that look alike.
+
+Spreadsheets and pandas write one class as ``0`` and ``0.0``, or leave a cell empty. Unless such
+cells are recognised, they become classes or owners of their own without a word.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from common.files import in_order
+
+NO_VALUE = {"nan", "-nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "nat"}
+"""Texts, in lower case, that programs write for a missing value."""
+WHOLE = re.compile(r"([+-]?\d+)\.0*")
+FEW = 20  #: most numbers that are classes however few samples they have
+
+
+def plain(value: object) -> str:
+    """Return a value as text without spaces around it; ``1.0`` and ``1.`` become ``1``."""
+    text = "" if value is None else str(value).strip()
+    whole = WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def is_missing(text: str) -> bool:
+    """Return whether a cell is empty or has the text of a missing value."""
+    return not text or text.casefold() in NO_VALUE
+
+
+def number(text: str) -> float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def folded(text: str) -> str:
+    """Return what two spellings of one name have in common: the number, or the lower case."""
+    value = number(text)
+    return " ".join(text.casefold().split()) if value is None else repr(value)
+
+
+@final
+@dataclass
+class Names:
+    """Names in the order in which they come: ``codes(texts, ...)`` returns their numbers.
+
+    ``column``: where the names are. ``known``: names that a file lists, which may look alike.
+    ``classes``: whether they are classes; two owners may look alike, which only ``alike`` tells.
+    ``word``: what a line of the file is called.
+    """
+
+    column: str
+    known: frozenset[str] = frozenset()
+    classes: bool = True
+    word: str = "row"
+    names: list[str] = field(default_factory=list)
+    alike: list[str] = field(default_factory=list)  #: two spellings of owners, for a note
+    _numbers: dict[object, int] = field(default_factory=dict)
+    _of_name: dict[str, int] = field(default_factory=dict)
+    _first: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def codes(self, values: Sequence[object], path: Path, row: int) -> np.ndarray:
+        """Return a number (int64) for each value of consecutive rows; ``row``: the first of them.
+
+        Raises ``ValueError``, one line with file, row and column, for a value that is no name.
+        """
+        numbers = self._numbers
+        for i, value in enumerate(values):
+            if value not in numbers:
+                numbers[value] = self._add(value, f"{path}: {self.word} {row + i}")
+        return np.fromiter((numbers[value] for value in values), np.int64, len(values))
+
+    def exact(self, name: str, rows: int) -> np.ndarray:
+        """Return ``rows`` times the number of a name that needs no check, such as a folder's."""
+        if name not in self._of_name:
+            self._of_name[name] = len(self.names)
+            self.names.append(name)
+        return np.full(rows, self._of_name[name], np.int64)
+
+    def order(self) -> list[str]:
+        """Return the names in their order, ``h2`` before ``h10``."""
+        return sorted(self.names, key=in_order)
+
+    def _add(self, value: object, place: str) -> int:
+        text = plain(value)
+        if text in self._of_name:
+            return self._of_name[text]
+        if is_missing(text) and text not in self.known:
+            shown = f"; {text!r} is a missing value" if text else ""
+            raise ValueError(f"{place} has no {self.column!r}{shown}")
+        amount = number(text)
+        if self.classes and amount is not None and not float(amount).is_integer():
+            raise ValueError(
+                f"{place}, column {self.column!r}: the label {text!r} is no class; regression is "
+                "not supported"
+            )
+        key = folded(text)
+        if key in self._first and not {text, self._first[key][0]} <= self.known:
+            other, where = self._first[key]
+            self._refuse(text, place, other, where)
+        self._first.setdefault(key, (text, place))
+        return int(self.exact(text, 1)[0])
+
+    def _refuse(self, text: str, place: str, other: str, where: str) -> None:
+        """Raise ``ValueError`` for a class that looks like another one; note it for owners."""
+        if not self.classes:
+            self.alike.append(f"{other!r} and {text!r} are two owners ({where.split(': ')[-1]})")
+            return
+        file, _, row = where.rpartition(": ")
+        first = row if place.startswith(f"{file}: ") else where
+        raise ValueError(
+            f"{place}, column {self.column!r}: {text!r} looks like {other!r} ({first}); use one "
+            "spelling, or list both in classes.txt"
+        )
+
+
+def check_numbers(names: Iterable[str], samples: int, where: str) -> None:
+    """Raise ``ValueError``, one line, for classes that are rather values of a number to predict.
+
+    Those are more than ``FEW`` numbers, more than one for every two of ``samples``.
+    """
+    values = [name for name in names if number(name) is not None]
+    if len(values) > FEW and 2 * len(values) > samples:
+        raise ValueError(
+            f"{where}: {len(values)} different numbers in {samples} samples are no classes; "
+            "regression is not supported"
+        )
