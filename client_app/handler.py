@@ -160,6 +160,21 @@ class Handler(ABC, Generic[O, D]):
         accuracies = {name: value for name, value in further.items() if value is not None}
         return self.scores(request, own, shared, accuracies)
 
+    def final_model(self, request: ScoreRequest) -> Classifier:
+        """Return the network with which this client predicts: its own, or else the global one.
+
+        ``request``: that of the scores after the round. Raises ``ValueError`` if the client has no
+        network of its own and the request has none.
+        """
+        if (net := self.own_model(request.t)) is not None:
+            return net
+        if request.w is None:
+            raise ValueError(
+                f"client {self.participant.k} has no model of its own with method = "
+                f"{self.config.run.method!r}; it needs the server's weights"
+            )
+        return self.to_score(request, request.w)
+
     def own_result(self, request: ScoreRequest, shared: Result | None) -> Result | None:
         """Return the scores of the client's own model, or those of the global one (``shared``)."""
         net = self.own_model(request.t)

@@ -51,7 +51,7 @@ class Participant:
         check(node, strict=False)
         self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
-        own = node
+        self._own = node
         self.node = node = {**config.node(self.k), **node}
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
@@ -69,7 +69,7 @@ class Participant:
         )
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
         self.folder = self._store.folder  #: folder of the saved state; it need not exist
-        self.ledger = Ledger.of(own, self.k, self.folder)
+        self.ledger = Ledger.of(self._own, self.k, self.folder)
         self._saved = 0  #: round of the state that this process saved; 0: none
 
     @cached_property
@@ -248,6 +248,11 @@ class Participant:
         """
         return self._saved or self._store.newest(t - 1)
 
+    @property
+    def newest(self) -> int:
+        """The newest round with state; 0: there is none."""
+        return max(self._store.rounds(), default=0)
+
     def forget(self) -> None:
         """Delete the saved state of all rounds."""
         self._store.forget()
@@ -262,12 +267,17 @@ class Participant:
     ) -> ToServer:
         """Return ``work()``, the reply to a message of type ``kind``; record it if it trains.
 
+        Where it saved state, the settings are stored with it.
+
         ``settings``: the run config. Raises ``ValueError`` as ``Ledger.answer`` does.
         """
         if not kind.startswith("train"):
             return work()
         z = self.config.privacy.local_noise
-        return self.ledger.answer(kind, request, z, work, decisive(settings))
+        reply = self.ledger.answer(kind, request, z, work, decisive(settings))
+        if self._saved:
+            self._store.describe(settings, self._own)
+        return reply
 
     @cached_property
     def secret(self) -> Secret:

@@ -34,6 +34,7 @@ from common.techniques.privacy import OWNERS_DELTA, gaussian_epsilon, local_cost
 T = TypeVar("T", bound=Records)
 
 NONE: Mapping[str, Value] = MappingProxyType({})
+RUN = "run.json"  #: the run's and the node's settings, beside the state of a client
 STORED_REPLIES = 5  #: experiments whose newest reply a ledger stores
 NAMED = "also-"
 """Prefix of an empty file next to a round's state; the round that its request named follows."""
@@ -116,6 +117,14 @@ class Store:
         for folder in self.folder.iterdir():
             if folder.name.isdigit() and int(folder.name) not in needed:
                 shutil.rmtree(folder)
+
+    def describe(self, settings: Mapping[str, Value], node: Mapping[str, Value]) -> None:
+        """Store the run config and the node's own settings beside the state, for an export."""
+        content = json.dumps({"settings": dict(settings), "node": dict(node)}).encode()
+        path = self.folder / RUN
+        with contextlib.suppress(OSError):  # a full disk: only an export needs the file
+            if not path.exists() or path.read_bytes() != content:
+                write_atomically(path, content, private=True)
 
     def forget(self) -> None:
         """Delete the state of all rounds. Raises ``ValueError`` if it cannot be deleted."""

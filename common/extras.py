@@ -17,6 +17,8 @@ EXTRAS: dict[str, str] = {
     "mlflow": "track",
     "dp_accounting": "privacy",
     "optuna": "sweep",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
     "prometheus_client": "metrics",
 }
 """Import name of a package to the extra in ``pyproject.toml`` that installs it."""

@@ -27,7 +27,9 @@ from deploy.run.preflight import fresh, resumed
 
 if TYPE_CHECKING:
     import pandas
-    from torch import nn
+    from torch import Tensor, nn
+
+    from deploy.study.predictor import Predictor
 
 __all__ = ["Run", "Setting", "compare", "load", "run", "settings", "sweep"]
 
@@ -112,17 +114,45 @@ class Run:
             rows.append(row)
         return _frame(rows, "k")
 
-    def model(self) -> nn.Module:
+    def model(self, *, client: int | None = None, best: bool = False) -> nn.Module:
         """Return the final model of the server, on the CPU and in evaluation mode.
 
-        It maps images [n, C, H, W], normalised as in training, to logits [n, C].
+        It maps samples [n, ...], normalised as in training, to logits [n, C]; ``predict`` takes raw
+        samples. ``client``: number of the client whose model to return instead, the one with which
+        it predicts. ``best``: after the best round (``score.keep-best``), for the server's alone.
 
-        Raises ``ValueError`` if the run has no final model.
+        Raises ``ValueError``, one line, if the run has no such model.
         """
-        from deploy.study.finished import finished
+        return self._predictor(client, best).net
 
-        run = finished(self.folder)
-        return run.server_model(run.task(run.dataset()))
+    def predict(
+        self,
+        x: object,
+        *,
+        client: int | None = None,
+        best: bool = False,
+        probabilities: bool = False,
+    ) -> list[str] | Tensor:
+        """Return the classes [n] that a model predicts for raw samples, by name.
+
+        ``x``: images in bytes (n, H, W, C), (n, C, H, W) or (n, H, W), or Pillow images; signals
+        (n, C, T); rows (n, F), or a data frame with the columns of the training. They are resized
+        and normalised as in training. ``client``, ``best``: as for ``model``. ``probabilities``:
+        return those of all classes [n, C] instead.
+
+        Raises ``ValueError``, one line, for samples that differ from those of the training.
+        """
+        used = self._predictor(client, best)
+        logits = used.logits(x)
+        if probabilities:
+            return logits.softmax(1)
+        return [used.card.classes[c] for c in logits.argmax(1).tolist()]
+
+    def _predictor(self, client: int | None, best: bool) -> Predictor:
+        """Return a model of the run. Raises as ``model``."""
+        from deploy.study.predictor import Predictor
+
+        return Predictor.of_run(self.folder, client, best=best)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report of this run, by default ``report.html`` in its folder.

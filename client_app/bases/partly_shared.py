@@ -47,6 +47,13 @@ class PartlyShared(GlobalCopy[O, ModelRequest]):
         net.load_state_dict({**net.state_dict(), **part})
         return net
 
+    def final_model(self, request: ScoreRequest) -> Classifier:
+        """Return the own model: the newest φ, which the request has, with the newest own part."""
+        if request.w is None:
+            raise ValueError("a client's network has a part that the server sends: give its file")
+        self.newest = request.w
+        return self.own_model(request.t)
+
     def score(self, request: ScoreRequest) -> ScoreReply:
         """Return the accuracy of the own model: the newest φ with the newest own part."""
         assert request.w is not None, "the shared part"

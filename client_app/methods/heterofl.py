@@ -50,11 +50,13 @@ class HeteroFL(GlobalCopy[Partial, Request]):
             return net
         return Zeroed(net, [c for c, count in enumerate(self.participant.counts) if count])
 
-    def own_result(self, request: ScoreRequest, shared: Result | None) -> Result | None:
-        """Return the scores of the masked widest network."""
-        p = self.participant
+    def final_model(self, request: ScoreRequest) -> Classifier:
+        """Return the masked widest network."""
         assert request.w is not None, "the widest network"
-        return p.result(self.masked(p.model(request.spec, request.w)))
+        return self.masked(self.participant.model(request.spec, request.w))
+
+    def own_result(self, request: ScoreRequest, shared: Result | None) -> Result | None:
+        return self.participant.result(self.final_model(request))
 
 
 def divided_by(rate: float) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor] | None]:

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,23 +19,32 @@ from common.errors import first_line
 from common.exchange.records import StateDict
 from common.files import Damaged, replaced
 
+NOTHING: Mapping[str, str] = {}
 OS_ERROR = re.compile(r"os error (\d+)")
 """Pattern of the system's error number in an error of safetensors."""
 
 
-def write(path: Path, weights: StateDict) -> None:
+def write(path: Path, weights: StateDict, about: Mapping[str, str] = NOTHING) -> None:
     """Replace the file ``path`` without a copy of the numbers, because models are large.
 
-    Raises ``OSError`` naming ``path`` if it cannot be written.
+    ``about``: further metadata. Raises ``OSError`` naming ``path`` if it cannot be written.
     """
     plain = {name: tensor.contiguous() for name, tensor in weights.items()}
     with replaced(path) as temporary:
         try:
-            save_file(plain, temporary, {"sha256": digest(weights)})
+            save_file(plain, temporary, {**about, "sha256": digest(weights)})
         except SafetensorError as error:
             match = OS_ERROR.search(str(error))
             number = int(match[1]) if match else errno.EIO
             raise OSError(number, os.strerror(number)) from error
+
+
+def round_of(path: Path) -> int:
+    """Return the ``round`` in the metadata of a file; 0 without a file or a round."""
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        return int((file.metadata() or {}).get("round", 0))
 
 
 def load(path: Path) -> StateDict:

@@ -420,6 +420,8 @@ class Score(Section):
     """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
     patience: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Rounds without a new best score after which the run ends; 0: it ends after ``rounds``."""
+    keep_best: Annotated[bool, Mark.FREE] = False
+    """Keep the server's model after the round with the best primary score, in best.safetensors."""
     batch_size: Annotated[int, Field(ge=2)] = 256
     """Images in a batch while scoring."""
     bn: Annotated[

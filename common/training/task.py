@@ -26,6 +26,7 @@ from common.exchange.records import StateDict
 from common.metrics import Confusion, confusion
 from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics
+from common.models.card import Card
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.config import Config, MemoryFormat
@@ -54,11 +55,15 @@ class Task:
     std: tuple[float, ...]
     config: Config
     device: torch.device
+    bytes: bool = True  #: whether samples are bytes
+    columns: tuple[str, ...] = ()  #: of a table that has names for them
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
         """Return the task of a data set under a run's configuration."""
-        return cls(dataset.shape, dataset.classes, dataset.mean, dataset.std, config, device)
+        statistics, columns = (dataset.mean, dataset.std), dataset.account.features
+        of_bytes = dataset.x.dtype == torch.uint8
+        return cls(dataset.shape, dataset.classes, *statistics, config, device, of_bytes, columns)
 
     @property
     def kind(self) -> Kind:
@@ -87,6 +92,21 @@ class Task:
         """Input shape, number of classes and digest of their names in order, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
         return f"{'x'.join(map(str, self.shape))}/{self.num_classes}/{digest}"
+
+    def card(self, spec: str) -> Card:
+        """Return what the use of a network of the architecture ``spec`` needs."""
+        return Card(
+            method=self.config.run.method,
+            architecture=spec,
+            kind=self.kind.name,
+            shape=self.shape,
+            bytes=self.bytes,
+            classes=self.classes,
+            mean=self.mean,
+            std=self.std,
+            standardize=self.config.data.standardize,
+            columns=self.columns,
+        )
 
     # Networks.
 

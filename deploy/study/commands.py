@@ -14,6 +14,7 @@ from deploy.console import (
     Folders,
     Workers,
     answer,
+    file_option,
     finish,
     interruptible,
     out,
@@ -177,6 +178,44 @@ def analyse(
     finish(written, runs=results)
 
 
-COMMANDS = (table, sweep)
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a client's state.")],
+    client: Annotated[
+        int | None, typer.Option(help="Number of a client, whose model is wanted.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, torch-export or onnx.")
+    ] = "safetensors",
+    best: Annotated[bool, typer.Option("--best", help="After the best round.")] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--global", help="At a node: the server's model.safetensors, if needed."),
+    ] = None,
+    to: Annotated[Path | None, file_option("--out", "The file; default: beside the run.")] = None,
+) -> None:
+    """Write a model for other programs, with its card: classes, mean, deviation, columns.
+
+    On real machines each client exports its own model: RUN is the folder STATE-DIR/EXPERIMENT/K on
+    its machine.
+    """
+    from client_app.store import RUN
+    from deploy.study.predictor import SUFFIXES, Predictor
+
+    if form not in SUFFIXES:
+        raise ValueError(f"--format {form} is not allowed; allowed: {', '.join(SUFFIXES)}")
+    at_node = (run / RUN).exists()
+    if at_node and (best or client is not None):
+        raise ValueError(f"{run} is the state of one client: give no --client and no --best")
+    if weights is not None and not at_node:
+        raise ValueError("--global is for the folder of a client's state")
+    source = (
+        Predictor.at_node(run, weights) if at_node else Predictor.of_run(run, client, best=best)
+    )
+    name = "exported" if client is None else f"client-{client}"
+    written = source.export(to or run / name, form)
+    finish(written, classes=list(source.card.classes))
+
+
+COMMANDS = (table, sweep, export)
 FIGURES = (regions, samples, analyse)
 """Commands of ``fedmosaic study``."""

@@ -37,6 +37,8 @@ from server_app.methods import AnyMethod, make
 from server_app.storage import checkpoint
 from server_app.storage.checkpoint import Checkpoint
 
+MODEL = "model.safetensors"  #: the server's model after the run
+
 
 @final
 @dataclass(frozen=True)
@@ -73,28 +75,29 @@ class Finished:
         """Return the run's task, on the CPU."""
         return Task.of(self.config, dataset, torch.device("cpu"))
 
-    def server_model(self, task: Task, *, trained: bool = True) -> Classifier:
-        """Return the server's model, trained or as initialised, in eval mode.
+    def server_model(self, task: Task, *, trained: bool = True, file: str = MODEL) -> Classifier:
+        """Return the server's model in a ``file`` of the run, or as initialised, in eval mode.
 
         Raises ``ValueError`` with the path of a file of weights that cannot be read, or that is
         not one network of the global architecture: a method may save a part of a network, several
         networks or prototypes.
         """
-        path, spec = self.folder / "model.safetensors", global_spec(task)
+        path, spec = self.folder / file, global_spec(task)
         weights = model_file.load(path) if trained else None
         if weights is not None:
             tree.check_like(weights, task.expected(spec), f"{path}, as one network {spec},")
         return task.build(spec, weights, name=("init", "global")).eval()
 
 
-def finished(folder: Path, needed: str = "model.safetensors") -> Finished:
+def finished(folder: Path, needed: str = MODEL) -> Finished:
     """Return the run in ``folder``.
 
     Raises ``ValueError``, one line, if config.toml or the file ``needed`` is missing.
     """
     for name in ("config.toml", needed):
         if not (folder / name).exists():
-            raise ValueError(f"{folder} holds no finished run: it has no {name}")
+            other = ", or its method none on the server" if name == MODEL else ""
+            raise ValueError(f"{folder} holds no finished run: it has no {name}{other}")
     flat = {**load_run(folder, private=True), "out": str(folder)}
     if (state := folder / "state").is_dir():  # the default place of the clients' states
         flat["state-dir"] = str(state)
@@ -147,15 +150,24 @@ def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]
         yield _run_round(Finished(folder, flat, parse(flat)), clients, workers)
 
 
+def begin(
+    run: Finished, grid: Loopback, messenger: Messenger, task: Task
+) -> tuple[AnyMethod, list[Client]]:
+    """Return the method's server half at the end of the run, and the clients of a new census."""
+    method = run.method(task)
+    clients = take_census(grid, messenger, task, run.config.run.clients).clients
+    method.begin(clients)
+    return method, clients
+
+
 def _run_round(run: Finished, size: int, workers: int) -> Further:
     config, dataset, t = run.config, run.dataset(), run.saved.t + 1
     flat = {**run.flat, "rounds": t}  # clients refuse rounds after the last
     device.settle(config.run.threads)
     task = Task.of(config, dataset, device.choose(config.run.device))
-    method, messenger = run.method(task), Messenger(PlainChannel(config, run.saved.experiment))
+    messenger = Messenger(PlainChannel(config, run.saved.experiment))
     with Loopback(config.run.clients, flat, workers=workers) as grid:
-        clients = take_census(grid, messenger, task, config.run.clients).clients
-        method.begin(clients)
+        method, clients = begin(run, grid, messenger, task)
         request = method.requests(t)
         sent = ((c, request(c) if callable(request) else request) for c in clients[:size])
         messages = messenger.make_messages(t, "train", sent)

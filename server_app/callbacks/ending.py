@@ -14,12 +14,15 @@ class Ending(RunCallback):
     """Notes in a round's entry why the primary score ends the run."""
 
     best = Entry(round=0)  #: entry with the best score so far
+    kept = Entry(round=0)  #: entry of the model in ``best.safetensors``
 
     def begin(self, entries: Sequence[Entry]) -> None:
-        """Find the best of the rounds so far."""
-        self.best = Entry(round=0)
+        """Find the best of the rounds so far, and the one whose model is kept."""
+        self.best = self.kept = Entry(round=0)
+        stored = self.run.record.best
         for entry in entries[1:]:
-            self.after_round(entry)
+            self.best = entry if _is_better(entry, self.best) else self.best
+            self.kept = entry if entry.round == stored else self.kept
 
     def after_score(self) -> None:
         """Note the target that is reached, or the rounds without a new best score."""
@@ -28,7 +31,11 @@ class Ending(RunCallback):
         if score.ends(accuracy):
             entry.reached = score.target
         since = entry.round - self.best.round
-        if accuracy is not None and 0 < score.patience <= since and not self._is_best(entry):
+        if (
+            accuracy is not None
+            and 0 < score.patience <= since
+            and not _is_better(entry, self.best)
+        ):
             entry.stalled = since
 
     def after_client_scores(self, good: Sequence[tuple[Client, ScoreReply]]) -> None:
@@ -36,10 +43,21 @@ class Ending(RunCallback):
         self.after_score()
 
     def after_round(self, entry: Entry) -> None:
-        """Keep the best entry; the census is none."""
-        self.best = entry if entry.round and self._is_best(entry) else self.best
+        """Keep the best entry, and with ``score.keep-best`` its model; the census is none.
 
-    def _is_best(self, entry: Entry) -> bool:
-        """Return whether an entry has a primary accuracy, above the best one if there is one."""
-        new, old = entry.primary_accuracy, self.best.primary_accuracy
-        return new is not None and (old is None or new > old)
+        A round that was undone may have replaced the model of an earlier one. Then the next round
+        that is scored is kept.
+        """
+        if _is_better(entry, self.best):
+            self.best = entry
+        if self.run.config.score.keep_best and _is_better(entry, self.kept):
+            weights = self.run.scorer.scored.weights_to_score()
+            assert weights is not None, "score.keep-best is refused without a global model"
+            self.run.record.add_best(weights, entry.round)
+            self.kept = entry
+
+
+def _is_better(entry: Entry, best: Entry) -> bool:
+    """Return whether a round has a primary accuracy, above that of ``best`` if it has one."""
+    new, old = entry.primary_accuracy, best.primary_accuracy
+    return entry.round > 0 and new is not None and (old is None or new > old)

@@ -48,6 +48,9 @@ class Scorer:
         if chosen == "global" and not has_model:
             why = f'method = "{config.run.method}", which has no global model'
             raise not_allowed("score.primary", chosen, why, "auto", "personal")
+        if config.score.keep_best and not has_model:
+            why = f'method = "{config.run.method}", which has no global model'
+            raise not_allowed("score.keep-best", True, why, False)
         if chosen == "auto":
             return "global" if has_model else "personal"
         return chosen

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, final
 
 from common.errors import report
+from common.exchange import model_file
 from common.exchange.records import Records, StateDict
 from common.files import write_atomically
 from common.journal import Entry, Undone
 from common.metrics import Confusion
+from common.models.card import FILE as CARD
+from common.models.card import Card
 from common.parse import to_toml
 from common.settings.config import Config
 from common.settings.section import Value
@@ -23,6 +26,7 @@ from server_app.storage.journal import Journal, clock
 from server_app.storage.relative_paths import to_relative
 from server_app.tracking.sink import Sink
 
+BEST = "best.safetensors"  #: model after the best round, with ``score.keep-best``
 log = logging.getLogger("flwr.fedmosaic")
 
 
@@ -91,8 +95,19 @@ class Record:
         content = {"round": entry.round, "score": entry.primary, "counts": list(counts)}
         write_atomically(self.folder / "confusion.json", json.dumps(content).encode() + b"\n")
 
-    def add_summary(self, weights: StateDict | None, error: str = "") -> None:
-        """Write ``summary.json``, and the weights if there are any.
+    def add_best(self, weights: StateDict, t: int) -> None:
+        """Write ``best.safetensors``, the model of round t (``score.keep-best``)."""
+        model_file.write(self.folder / BEST, weights, {"round": str(t)})
+
+    @property
+    def best(self) -> int:
+        """Round of the model in ``best.safetensors``; 0: there is none."""
+        return model_file.round_of(self.folder / BEST)
+
+    def add_summary(
+        self, weights: StateDict | None, error: str = "", card: Card | None = None
+    ) -> None:
+        """Write ``summary.json``, the weights if there are any, and the ``card`` of the models.
 
         Its ε also counts a round that was not kept, because its loss was shown.
         """
@@ -102,6 +117,8 @@ class Record:
             if max(sums, default=0) > entries[-1].round:
                 last = spent(config, self.clients, entries[-1].round, sums)
                 entries[-1] = entries[-1].model_copy(update={"privacy": last})
+        if card is not None:
+            card.write(self.folder / CARD)
         summary.write(self.folder, config, entries, weights, error)
 
 

@@ -1,0 +1,244 @@
+"""The models of a run, to be used: on raw samples, and as files for other programs.
+
+The server's model, or the one with which a client predicts: its own, or the global one completed
+by its own parts. The folder of a run has both; on real machines a node has its client's state.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import client_app.methods
+from client_app.participant import Participant
+from client_app.store import RUN
+from common.data import arrays
+from common.data.batches import standardise
+from common.data.dataset import fitted
+from common.data.kinds import describe
+from common.exchange import model_file
+from common.exchange.protocol import ScoreRequest
+from common.extras import check_installed
+from common.files import parse_json
+from common.models.batchnorm import norms
+from common.models.card import Card
+from common.parse import parse
+from common.settings.section import Value
+from deploy.run.loopback import Loopback
+from deploy.study.finished import MODEL, begin, finished
+from server_app.messaging.channel import PlainChannel
+from server_app.messaging.messenger import Messenger
+from server_app.scoring.recalibrate import ScoredModels
+from server_app.scoring.score import score_requests
+from server_app.storage import checkpoint
+from server_app.storage.run_record import BEST
+
+SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
+"""Suffix of the files of each format."""
+BATCH = 256  #: samples of a pass
+
+
+@final
+class Raw(nn.Module):
+    """Network of raw samples, which it normalises as in training: bytes as bytes, rows as rows."""
+
+    def __init__(self, net: nn.Module, card: Card) -> None:
+        super().__init__()
+        self.net = net
+        self._normalise = partial(standardise, mean=card.mean, std=card.std, how=card.standardize)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [n, C] of raw samples [n, ...] of the card's shape."""
+        logits: Tensor = self.net(self._normalise(x))
+        return logits
+
+
+@final
+@dataclass(frozen=True)
+class Predictor:
+    """A model in evaluation mode on the CPU, with its card."""
+
+    net: nn.Module
+    card: Card
+
+    @classmethod
+    def of_run(cls, folder: Path, client: int | None, *, best: bool = False) -> Self:
+        """Return the server's model, or that of a client. Raises as ``of_server``."""
+        if client is None:
+            return cls.of_server(folder, best=best)
+        if best:
+            raise ValueError("best is for the server's model; a client keeps its newest rounds")
+        return cls.of_client(folder, client)
+
+    @classmethod
+    def of_server(cls, folder: Path, *, best: bool = False) -> Self:
+        """Return the server's model after a run, or after its best round (``score.keep-best``).
+
+        Raises ``ValueError``, one line, for a run without that model.
+        """
+        file = BEST if best else MODEL
+        if best and not (folder / BEST).exists():
+            raise ValueError(f"{folder} has no {BEST}: the run had no score.keep-best = true")
+        try:
+            run = finished(folder, file)
+            task = run.task(run.dataset())
+            net = run.server_model(task, file=file)
+        except ValueError as error:
+            raise ValueError(f"{error}; for a client's model: client=K, or --client K") from error
+        if run.config.score.bn == "batch":
+            _check_alone(
+                net, "batch", "a prediction would depend on the other samples of its batch"
+            )
+        return cls(net, task.card(net.spec))
+
+    @classmethod
+    def of_client(cls, folder: Path, k: int) -> Self:
+        """Return the model with which client k of a run on this machine predicts.
+
+        Raises ``ValueError``, one line, without such a client or its state.
+        """
+        run = finished(folder, "config.toml")
+        if not checkpoint.path_in(folder).exists():
+            raise ValueError(
+                f"{folder} has no checkpoint and no clients' states: tables, sweeps and boards "
+                "delete both; use fedmosaic run"
+            )
+        if not 0 <= k < run.config.run.clients:
+            last = run.config.run.clients - 1
+            raise ValueError(f"client = {k} is not allowed; it should be 0 to {last}")
+        messenger = Messenger(PlainChannel(run.config, run.saved.experiment))
+        task, flat = run.task(run.dataset()), {**run.flat, "device": "cpu"}
+        with Loopback(run.config.run.clients, flat, workers=0) as grid:
+            method, clients = begin(run, grid, messenger, task)
+        asked = score_requests(ScoredModels(method), clients, confusion=False)
+        request = next((request for client, request in asked if client.k == k), None)
+        request = request or ScoreRequest(w=method.weights_to_score())
+        node: dict[str, Value] = {
+            "partition-id": k,
+            "device": "cpu",
+            "state-dir": str(run.flat["state-dir"]),
+        }
+        participant = Participant(run.config, node, run.saved.experiment)
+        if any(run.saved.kept.values()) and not participant.newest:
+            why = "its state was deleted" if run.saved.kept.get(k) else "it has never trained"
+            raise ValueError(f"client {k} has no state in {participant.folder}: {why}")
+        return cls._of(participant, run.saved.t, request)
+
+    @classmethod
+    def at_node(cls, folder: Path, weights: Path | None = None) -> Self:
+        """Return the model of the client whose state is in ``folder``, on the client's machine.
+
+        ``weights``: the server's model.safetensors, for methods whose clients complete it.
+
+        Raises ``ValueError``, one line, for a folder without a client's state.
+        """
+        try:
+            content = parse_json((folder / RUN).read_bytes())
+            settings, node = content["settings"], content["node"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder} has no state of a client with its {RUN}: {error}") from None
+        node = {**node, "state-dir": str(folder.parent.parent), "device": "cpu"}
+        participant = Participant(parse(settings), node, folder.parent.name)
+        w, prefix = None if weights is None else model_file.load(weights), f"{participant.spec}/"
+        if w and all("/" in name for name in w):  # a file of several networks, by architecture
+            w = {name.removeprefix(prefix): w[name] for name in w if name.startswith(prefix)}
+        return cls._of(participant, participant.newest, ScoreRequest(w=w))
+
+    @classmethod
+    def _of(cls, participant: Participant, t: int, request: ScoreRequest) -> Self:
+        """Return the model of a client after round t."""
+        handler = client_app.methods.make(participant)
+        stamped = request.model_copy(update={"t": t})
+        net = copy.deepcopy(handler.final_model(stamped)).eval()
+        if (bn := participant.config.score.bn) != "running":
+            _check_alone(net, bn, "the client's network has no running statistics for its scores")
+        return cls(net, participant.task.card(getattr(net, "spec", "") or handler.spec))
+
+    def samples(self, x: object) -> Tensor:
+        """Return raw samples as a tensor [n, ...] of the card's shape.
+
+        ``x``: images of bytes (n, H, W, C), (n, C, H, W) or (n, H, W), which are resized, or Pillow
+        images; signals (n, C, T); rows of a table (n, F), or a data frame with the columns of the
+        training. One sample without the first axis is not allowed.
+
+        Raises ``ValueError``, one line, for samples that differ from those of the training.
+        """
+        card, columns = self.card, getattr(x, "columns", None)
+        if columns is not None and card.columns:
+            if missing := [name for name in card.columns if name not in columns]:
+                raise ValueError(f"column {missing[0]!r} is missing; there are: {_words(columns)}")
+            x = x[list(card.columns)].to_numpy()  # type: ignore[index]
+        if isinstance(x, Sequence) and x and hasattr(x[0], "convert"):
+            mode = "L" if card.shape[0] == 1 else "RGB"
+            size = (card.shape[2], card.shape[1])
+            x = np.stack([np.asarray(one.convert(mode).resize(size)) for one in x])
+        values = x.numpy(force=True) if isinstance(x, Tensor) else x
+        read = torch.from_numpy(arrays.samples(values, card.kind).copy())
+        if card.bytes and read.dtype != torch.uint8:
+            raise ValueError(
+                f"x has {str(read.dtype)[6:]} numbers; the model takes bytes, 0 to 255, as in "
+                "training, and normalises them itself"
+            )
+        if tuple(read.shape[1:]) == card.shape:
+            return read
+        if card.bytes:
+            return fitted(read, card.shape, "x")
+        wanted = describe(card.shape)
+        raise ValueError(f"x has {describe(tuple(read.shape[1:]))}; the model takes {wanted}")
+
+    @torch.no_grad()
+    def logits(self, x: object) -> Tensor:
+        """Return the logits [n, C] of raw samples, for which see ``samples``."""
+        raw = Raw(self.net, self.card)
+        return torch.cat([raw(part) for part in self.samples(x).split(BATCH)])
+
+    def export(self, path: Path, to: str) -> list[Path]:
+        """Write the model and, beside it, its card as JSON; return both paths.
+
+        ``to``: a format of ``SUFFIXES``.
+        ``safetensors`` has weights for normalised samples. The others have the network too, for raw
+        samples (n, ...) of the card's shape: a program of ``torch.export``, and an ONNX graph.
+
+        Raises ``ValueError``, one line, if the network cannot be exported or a package is missing.
+        """
+        path, card = path.with_suffix(SUFFIXES[to]), path.with_suffix(".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if to == "safetensors":
+            model_file.write(path, dict(self.net.state_dict()))
+        else:
+            self._export(path, to)
+        self.card.write(card)
+        return [path, card]
+
+    def _export(self, path: Path, to: str) -> None:
+        if to == "onnx":
+            check_installed("onnx")
+            check_installed("onnxscript")
+        dtype = torch.uint8 if self.card.bytes else torch.float32
+        raw, x = Raw(self.net, self.card).eval(), torch.zeros(2, *self.card.shape, dtype=dtype)
+        batch: Any = {"x": {0: torch.export.Dim("n")}}
+        try:
+            program = torch.export.export(raw, (x,), dynamic_shapes=batch)
+            if to == "onnx":
+                torch.onnx.export(program, (x,), path, dynamo=True, external_data=False)
+            else:
+                torch.export.save(program, path)
+        except Exception as error:  # of torch's exporters, which have no common class
+            line = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{self.card.architecture} cannot be exported: {line}") from error
+
+
+def _check_alone(net: nn.Module, bn: str, why: str) -> None:
+    """Raise ``ValueError`` for a network whose scores had other statistics than its own."""
+    if norms(net):
+        raise ValueError(f'score.bn = "{bn}": {why}; it should be "running"')
+
+
+def _words(names: object) -> str:
+    return ", ".join(map(str, names))  # type: ignore[call-overload]
