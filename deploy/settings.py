@@ -105,15 +105,17 @@ class Experiment:
     ) -> None:
         """Raise ``ValueError`` for a setting that the method does not read, and that is not usual.
 
-        A file may have tables of several methods, from which ``-s method=…`` chooses, and settings
-        that the method of the file reads.
+        A file may have settings for its own method, from which ``-s method=…`` turns, and one with
+        tables of several methods is a protocol that each of them reads in part.
         """
         method, in_file = str(flat["method"]), str(self.keys.get("method", ""))
+        others = {table for key in self.keys if (table := key.rpartition(".")[0]) not in SECTIONS}
+        protocol = bool({*methods.names()} & others - {in_file})
         for key in (*given, *self.keys):
             table, from_file = key.rpartition(".")[0], key not in given
             of_file = in_file in methods.names() and reads(in_file, key)
-            others = from_file and (table not in SECTIONS or of_file)
-            if others or NODE.fullmatch(table) or reads(method, key):
+            meant = from_file and (table not in SECTIONS or of_file or protocol)
+            if meant or NODE.fullmatch(table) or reads(method, key):
                 continue
             if flat[key] not in (usual.get(key), OLD_DEFAULTS.get(key)):
                 readers = [name for name in methods.names() if reads(name, key)]

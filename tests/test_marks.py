@@ -84,7 +84,7 @@ def test_what_a_resumed_run_may_change() -> None:
         *("max-samples", "rebind", "track", "plugins", "from-round", "keep", "sanity"),
         *("window", "name", "labels", "min-clients", "leave-after", "callbacks"),
         "privacy.round-seconds",
-        *("score.stop", "score.patience", "score.collapse", "wire.max-mb"),
+        *("score.stop", "score.patience", "score.keep-best", "score.collapse", "wire.max-mb"),
         *("node.K.device", "node.K.memory-mb", "node.K.state-dir"),
     }
     assert marked(Mark.FREE_WITHOUT_COSINE) == {"rounds"}

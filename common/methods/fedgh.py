@@ -20,6 +20,8 @@ Bytes: 4KC + 8C up, 4(K + 1)C down, for each client and round.
 Deviations:
 - The released script steps the last client's optimiser on the server, so that its head never
   learns. The paper and HtFLlib train it, as here.
+- In the released script's first round clients keep their own heads, and those of one architecture
+  train one network after each other. Here every round begins with the server's head.
 - The paper's code takes one pair in a step, HtFLlib ``train.batch-size`` pairs, as here.
 - Clients send 1 for each class that they have, no counts; the paper's server does not use them.
 """

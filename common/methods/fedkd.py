@@ -36,6 +36,9 @@ Deviations, with their switches:
 - KL is the mean over samples. HtFLlib divides it by the number of classes too (``kl = "mean"``).
 - The paper's transformers also compare attention maps and all hidden layers. Here the hidden state
   is the input of the head, as in HtFLlib. W_k also maps between different numbers of features.
+- The released code's T in round t of R is start + t/R (end − start), so that round 1 is above the
+  start; here round 1 has the start and round R the end. It multiplies the left vectors by the
+  vector of singular values, not by its diagonal matrix, and does not send embeddings.
 - HtFLlib compresses weights instead of updates, and a convolution over its 3 × 3 only. Both codes
   search ranks below the full one only, and send an empty matrix where all singular values are
   needed. Neither is reproduced.

@@ -33,6 +33,9 @@ Deviations, with their switches:
   HtFLlib the weights are equal (``average.weights = "samples"``: by training samples).
 - HtFLlib does not store the trained projector, so that A_k starts every round from its first draw,
   and does not average buffers (``average.bn-buffers = false``).
+- The released code keeps the trained networks of a round as one: each client's entry is a reference
+  to the network that the next client trains, so its mean is w_k of the last client. Here it is the
+  mean.
 - The released code clips the gradient norm at 50 (``train.clip = 50``).
 """
 

@@ -26,6 +26,8 @@ Deviations, with their switches:
   epochs, which is the default here (equal for ``train.epochs`` = 1). ``collect = "final"`` takes
   them from the trained model.
 - The released code has λ = 1 and 0.1 on CIFAR-10, HtFLlib's tuned value is 10 (``lambda-term``).
+- The paper predicts by the nearest prototype, as HtFLlib does (``predict = "prototype"``); its
+  released code scores both. The default here is the head.
 - The released code compares with prototypes of the client's own classes only, HtFLlib and this
   method with all.
 """

@@ -17,6 +17,8 @@ Bytes: as for FedProto.
 
 Deviations:
 - δ follows the released code. The paper's text can be read as the largest distance over pairs.
+- The paper and its code predict by the nearest prototype (``predict = "prototype"``); the default
+  here is the head.
 - Distances are √(squares + 10⁻¹²), because the root has no gradient at 0.
 - The server's batches have ``train.batch-size`` pairs, as the clients', in HtFLlib and here.
 - HtFLlib's tuned values are the defaults: λ = 10, 100 server epochs, rate 0.01, τ = 100.
