@@ -59,7 +59,8 @@ class FedKD(GlobalModel[Options, Reply]):
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         states = [low_rank.apply(self.w, reply.update) for _, reply in replies]
         options, parameters = self.config.average, self.parameter_names
-        mean = average(states, replies.sizes, self.w, options, parameters)
+        p = options.shares(replies.sizes)
+        mean = average(states, p, self.w, options, parameters)
         change = {name: value - self.w[name] for name, value in mean.items()}
         energy = self.options.energy(t, self.config.run.rounds)
         self.update, self.since = low_rank.compress(change, energy), t
