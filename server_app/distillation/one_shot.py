@@ -41,7 +41,7 @@ ADAM = "betas = [0.5, 0.999]"  #: options of the generator's Adam
 class OneShot(GlobalModel[S, Reply], ABC):
     """Server half whose w is a student of the round's clients on images from a generator."""
 
-    reply_type, one_shot = Reply, True
+    one_shot = True
     ensemble: Ensemble
     """The ensemble of round ``t``; not set before the first round of this process."""
 

@@ -24,7 +24,7 @@ class State(Weights, kind="dafl.State"):
 class DAFL(Averaged[Options, Reply]):
     """Server with w ← Σ_k p_k w_k; the student v distils w on images g(θ; z)."""
 
-    reply_type, state_type, name = Reply, State, "student"
+    state_type, name = State, "student"
 
     def prepare(self) -> None:
         super().prepare()

@@ -96,8 +96,6 @@ class Averaged(GlobalModels[O, T], ABC):
 class FedAvg(Averaged[Averaging, Reply]):
     """Server with w ← Σ_{k∈S_t} p_k w_k."""
 
-    reply_type = Reply
-
     def numbers(self, replies: Replies[Reply]) -> int:
         """Return DL-MH's equation 8 for one round: each client's parameters down and up."""
         return sum(2 * self.task.parameters(self.trains(client)) for client in replies.clients)

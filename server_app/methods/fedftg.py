@@ -35,7 +35,7 @@ class State(Weights, kind="fedftg.State"):
 class FedFTG(Averaged[Options, Reply]):
     """Server with w ← Σ p_k w_k; w then distils the w_k on images of θ where w and w_k differ."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

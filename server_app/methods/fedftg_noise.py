@@ -14,8 +14,6 @@ from server_app.method import Metrics, Replies
 class FedFTGNoise(Averaged[Options, Reply]):
     """Server with w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
-    reply_type = Reply
-
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         return towards(previous, super().combine(replies, previous), self.options.aggregate_lr)
 

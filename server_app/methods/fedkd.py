@@ -27,7 +27,7 @@ class State(Records, kind="fedkd.State"):
 class FedKD(GlobalModel[Options, Reply]):
     """Server with w ← w + C(1/|S_t| Σ_k C(w_k − w))."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -17,8 +17,6 @@ class HetFedFL(GlobalModel[Options, Reply]):
     With ``transfer = "ensemble"`` the target is the max-ensemble of the clients' models.
     """
 
-    reply_type = Reply
-
     def check(self, client: Client, reply: Reply) -> None:
         expected = self.task.expected(client.architecture)
         tree.check_like(reply.local, expected, f"local ({client.architecture})")

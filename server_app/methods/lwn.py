@@ -13,8 +13,6 @@ from server_app.method import Metrics, Replies
 class LWN(Averaged[Options, Reply]):
     """Server with w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
-    reply_type = Reply
-
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         return super().combine(replies, previous) if self.options.init == "average" else previous
 
