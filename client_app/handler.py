@@ -24,6 +24,7 @@ from common.exchange.protocol import (
     ScoreRequest,
     StatisticsReply,
     StatisticsRequest,
+    parameter,
 )
 from common.exchange.records import StateDict, tensors
 from common.models.classifier import Classifier
@@ -48,9 +49,15 @@ class Handler(ABC, Generic[O, D]):
     """
 
     request_type: ClassVar[type[Request]]
-    """Type of the request that starts a round."""
+    """Type of the request that starts a round; by default the one in the parameters of the class's
+    bases."""
     second_request_type: ClassVar[type[Request] | None] = None
     """Type of the request of a second exchange; None if the method has one exchange in a round."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "request_type" not in vars(cls) and (kind := parameter(cls, Request)):
+            cls.request_type = kind
 
     def __init__(self, participant: Participant) -> None:
         self.participant, self.task = participant, participant.task

@@ -2,7 +2,7 @@
 
 The server writes them (``server_app/storage/journal.py``), the report reads them, displays and
 trackers follow them. All values except ``seconds`` are a function of configuration and seed. The
-marks of a field say where it is shown and how its values in several rounds combine.
+marks of a field say where it is shown, its unit, and how its values in several rounds combine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,6 +46,19 @@ class Over(Enum):
     SUM = "sum by name, with the census"
     MOST = "maximum of each client and of the server, with the census"
     ALL = "all items, with the census"
+
+
+class Unit(Enum):
+    """Mark of a field: unit of its numbers, as charts and metrics name it."""
+
+    SHARE = "0 to 1"
+    NATS = "nats"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    OPERATIONS = "operations"
+
+
+M = TypeVar("M", Use, Over, Unit)
 
 
 class Part(BaseModel):
@@ -260,7 +273,7 @@ class PeakMemory(Part):
 
 @final
 class Entry(Part):
-    """One line of the journal. Accuracies are shares in [0, 1], losses nats, times seconds."""
+    """One line of the journal."""
 
     version: Annotated[int, Use.RELEASED] = VERSION
     round: Annotated[int, Use.RELEASED] = Field(ge=0)
@@ -279,46 +292,48 @@ class Entry(Part):
     client_metrics: dict[int, dict[str, float]] = {}
     magnitudes: dict[int, Magnitude] = {}  #: sizes of the received replies, by client
     #: difference of the clients' updates, in [0, 1] (``score.drift``)
-    drift: Annotated[float | None, Use.TRACKED, Over.MEAN] = None
+    drift: Annotated[float | None, Use.TRACKED, Over.MEAN, Unit.SHARE] = None
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Annotated[Cost | None, Over.SUM] = None
     privacy: Annotated[Privacy | None, Use.RELEASED, Over.LAST] = None
-    incentive: Annotated[Incentive | None, Use.TRACKED, Over.LAST] = None
+    incentive: Annotated[Incentive | None, Use.TRACKED, Over.LAST, Unit.SHARE] = None
     #: c [N, N] of ``kt-pfl``, for N ≤ 100
-    coefficients: Annotated[list[list[float]], Over.LAST] = []
+    coefficients: Annotated[list[list[float]], Over.LAST, Unit.SHARE] = []
 
     # The server's model on the server's test set, in rounds with scores.
-    accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.COURSE] = None
-    loss: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.NEWEST] = None
+    accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.COURSE, Unit.SHARE] = None
+    loss: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.NATS] = None
     #: on the classes that at least one client has
-    accuracy_covered: Annotated[float | None, Use.TRACKED, Over.LAST] = None
+    accuracy_covered: Annotated[float | None, Use.TRACKED, Over.LAST, Unit.SHARE] = None
     #: accuracies of all models by name, if several
-    accuracies: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE] = {}
+    accuracies: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE, Unit.SHARE] = {}
     #: accuracies by BatchNorm statistics (running, batch, recalibrated)
-    accuracy_bn: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE] = {}
+    accuracy_bn: Annotated[
+        dict[str, float], Use.RELEASED, Use.TRACKED, Over.COURSE, Unit.SHARE
+    ] = {}
     #: the target that ends the run (``score.stop``)
-    reached: Annotated[float | None, Use.RELEASED] = None
+    reached: Annotated[float | None, Use.RELEASED, Unit.SHARE] = None
     #: rounds without a new best score that end it (``score.patience``)
     stalled: Annotated[int | None, Use.RELEASED, Over.LAST] = None
 
     # The clients' scores, in rounds with scores.
     scores: Annotated[list[ClientScore], Over.NEWEST] = []
-    fairness: Annotated[Fairness | None, Use.TRACKED, Over.NEWEST] = None
-    personal: Annotated[Personal | None, Use.TRACKED, Over.COURSE] = None
+    fairness: Annotated[Fairness | None, Use.TRACKED, Over.NEWEST, Unit.SHARE] = None
+    personal: Annotated[Personal | None, Use.TRACKED, Over.COURSE, Unit.SHARE] = None
 
     # The run's primary score.
     primary: Primary = "global"  #: ``personal``: ``personal.accuracy``, else ``accuracy``
-    by_class: Annotated[ByClass | None, Use.RELEASED, Use.TRACKED, Over.NEWEST] = None
+    by_class: Annotated[ByClass | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.SHARE] = None
 
     failures: Annotated[list[Failure], Over.ALL] = []
     notes: Annotated[list[str], Use.RELEASED] = []  #: remarks for the reader of the run
     #: down, up, and of the numbers only: arrays_down, arrays_up
-    bytes: Annotated[dict[str, int], Use.TRACKED, Over.SUM] = {}
+    bytes: Annotated[dict[str, int], Use.TRACKED, Over.SUM, Unit.BYTES] = {}
     #: wall clock by phase
-    seconds: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.SUM] = {}
+    seconds: Annotated[dict[str, float], Use.RELEASED, Use.TRACKED, Over.SUM, Unit.SECONDS] = {}
     #: operations in training: clients, server; if counted
-    flops: Annotated[dict[str, int], Use.TRACKED, Over.SUM] = {}
-    memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST] = None  #: if measured
+    flops: Annotated[dict[str, int], Use.TRACKED, Over.SUM, Unit.OPERATIONS] = {}
+    memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST, Unit.BYTES] = None  #: if measured
 
     @property
     def end(self) -> str:
@@ -372,13 +387,16 @@ class Entry(Part):
 
 EMPTY: tuple[object, ...] = (None, {}, [])
 """Values of fields that an entry does not have."""
-OVER = {
-    name: mark
-    for name, field in Entry.model_fields.items()
-    for mark in field.metadata
-    if isinstance(mark, Over)
-}
-"""Marks ``Over`` by field."""
+
+
+def marked(kind: type[M]) -> dict[str, M]:
+    """Return the marks of one kind by field of an entry, for fields that have one."""
+    fields = Entry.model_fields.items()
+    return {name: m for name, field in fields for m in field.metadata if isinstance(m, kind)}
+
+
+OVER = marked(Over)
+UNITS = marked(Unit)
 
 
 class OtherVersion(ValueError):

@@ -38,7 +38,6 @@ class State(Records, kind="class_table.State"):
 class TableMean(Method[T, TableReply], ABC):
     """Server with the class table of the last round's replies, which clients receive next."""
 
-    reply_type = TableReply
     state_type: ClassVar[type[Records]] = State
 
     def prepare(self) -> None:

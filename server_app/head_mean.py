@@ -23,8 +23,6 @@ class HeadMean(Method[O, ModelReply], ABC):
     It has no features and no model.
     """
 
-    reply_type = ModelReply
-
     @abstractmethod
     def parts(self, net: Classifier) -> StateDict:
         """Return the parts of the initial network's head by name."""

@@ -75,5 +75,5 @@ class History:
         try:
             run.method.check_enough([c for c in run.clients if c.k not in excluded])
         except Stopped as error:
-            raise type(diverged)(undone.why, diverged.t) from error
+            raise diverged.with_line(undone.why) from error
         return undone

@@ -21,6 +21,7 @@ from common.exchange.protocol import (
     ModelRequest,
     Reply,
     Request,
+    parameter,
 )
 from common.exchange.records import Records, StateDict
 from common.journal import Entry
@@ -102,9 +103,14 @@ class Method(ABC, Generic[O, U]):
     """
 
     reply_type: ClassVar[type[Reply]]
-    """Type of the clients' replies."""
+    """Type of the clients' replies; by default the one in the parameters of the class's bases."""
     state_type: ClassVar[type[Records]]
     """Record of the attributes of the method on which round t + 1 depends."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "reply_type" not in vars(cls) and (kind := parameter(cls, Reply)):
+            cls.reply_type = kind
 
     def __init__(self, task: Task, global_spec: str) -> None:
         self.task, self.global_spec = task, global_spec

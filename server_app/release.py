@@ -1,9 +1,9 @@
 """What may leave the server of a run under differential privacy: journal fields, notes and lines.
 
 The journal is the source of the summary, the trackers, the displays and the reports, so
-``withhold`` covers them too; it keeps the fields marked ``Use.RELEASED``. Log lines and the line of
-a stopped run pass ``released``. A new journal field without the mark and a line that is not listed
-here are withheld.
+``withhold`` covers them too; it keeps the fields marked ``Use.RELEASED``. A log line is marked
+where it arises (``RELEASED``), and so is the line of a stopped run (``Stopped.released``). A field
+or a line without the mark is withheld.
 
 Whether a reply was refused, or a client failed, depends on a single update without noise. It leaves
 no trace. A missing reply does not depend on the update, so its reason is listed, without client and
@@ -11,7 +11,6 @@ number: ``Failure.released``, set where the failure arises. Log lines have it as
 """
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,27 +21,12 @@ from common import progress
 from common.journal import Entry, Failure, Member, Part, Use
 from common.settings.config import Config
 from server_app.aggregation.privacy import NoisySums, spent
+from server_app.stopped import Stopped
 
 log = logging.getLogger("flwr.fedmosaic")
 
-LINES = {
-    r"(?s)round \d+/\d+: .*": r"\g<0>",  # of an entry without its withheld fields
-    r"(?s)(completed; for its report|track): .*": r"\g<0>",
-    r"privacy\.delta = .*": r"\g<0>",
-    r"round \d+: the SuperLink failed while it took the messages": r"\g<0>",
-    r"round \d+: the loss of the server's model is \S+, so the round is not kept": r"\g<0>",
-    r"(round \d+): training diverged": r"\1: the server's training diverged",
-    r"round \d+ lasted longer than privacy.round-seconds = \S+": r"\g<0>",
-}
-"""Log lines and lines of a stopped run that may leave the server, and their text."""
-
-
-def released(text: str) -> str:
-    """Return what may leave the server of a line by ``LINES``; empty if nothing may."""
-    for pattern, template in LINES.items():
-        if match := re.match(pattern, text):
-            return match.expand(template)
-    return ""
+RELEASED = {"released": True}
+"""``extra`` of a log line that may leave the server; a text may leave it in place of the line."""
 
 
 def withhold(entry: Entry, config: Config, clients: int) -> None:
@@ -96,9 +80,9 @@ def _missing(failures: list[Failure]) -> list[str]:
 
 
 def stop_line(error: Exception) -> str:
-    """Return the line of a run that ``error`` stops: a listed one, or only type and place."""
-    if line := released(str(error)):
-        return line
+    """Return the line of a run that ``error`` stops: its released one, or only type and place."""
+    if isinstance(error, Stopped) and error.released:
+        return error.released
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -133,7 +117,7 @@ class Pace:
             return
         if self._clock() > self._end:
             late = "round %d lasted longer than privacy.round-seconds = %g"
-            log.warning(late, t, self._seconds)
+            log.warning(late, t, self._seconds, extra=RELEASED)
         while self._clock() > self._end:
             self._end += self._seconds
         while (rest := self._end - self._clock()) > 0:
@@ -143,7 +127,7 @@ class Pace:
 
 @contextmanager
 def released_logs() -> Iterator[None]:
-    """Pass the server's log lines through ``released``, and show progress without counts."""
+    """Withhold the server's log lines without a mark, and show progress without counts."""
     lines = _ReleasedLines()
     log.addFilter(lines)
     try:
@@ -160,6 +144,8 @@ class _ReleasedLines(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not Path(record.pathname).is_relative_to(Path(__file__).parent):
             return True  # of a client in the same process, or a progress line
-        text = getattr(record, "released", "") or released(record.getMessage())
-        record.msg, record.args, record.exc_info = text, (), None
+        text = getattr(record, "released", "")
+        if isinstance(text, str):
+            record.msg, record.args = text, ()
+        record.exc_info = None
         return bool(text)

@@ -29,7 +29,7 @@ from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import check_bound
 from server_app.method import mean_metrics
-from server_app.release import Pace, withhold
+from server_app.release import RELEASED, Pace, withhold
 from server_app.run import Run
 from server_app.scoring.score import score_check, score_requests
 from server_app.stopped import DivergedRound
@@ -88,7 +88,9 @@ class MethodStrategy(Run, Strategy):
             card = self.task.card(self.method.global_spec)
             record.add_summary(self.scorer.scored.weights_to_score(), card=card)
         if not config.run.runtime:  # our commands write the report themselves
-            log.info("completed; for its report: fedmosaic report %s", record.folder)
+            log.info(
+                "completed; for its report: fedmosaic report %s", record.folder, extra=RELEASED
+            )
         return Result()
 
     def play_round(self, t: int) -> None:
@@ -181,7 +183,8 @@ class MethodStrategy(Run, Strategy):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
-                raise DivergedRound(f"round {t}: {error}", t) from error
+                released = f"round {t}: the server's training diverged"
+                raise DivergedRound(f"round {t}: {error}", t, released) from error
         entry.metrics = metrics if self.private else {**mean_metrics(uploads), **metrics}
         entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
         costs.of_clients(entry, self.config.run, uploads)

@@ -10,7 +10,8 @@ from torch import Tensor
 from common import seeds
 from common.data import noise
 from common.losses.distillation import kl
-from server_app.distillation.noise import largest, weighted
+from common.settings.options import NoiseTraining
+from server_app.distillation.noise import combined, weighted
 
 every_kind = pytest.mark.parametrize("kind", sorted(noise.NOISES))
 A = torch.tensor([[0.5, 0.5]]).log()
@@ -109,5 +110,6 @@ def test_every_teacher_is_heard_with_its_weight_or_the_largest_opinion_alone() -
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     # max is (.8, .5), by its sum (8/13, 5/13), against (.5, .5)
     p, q = 8 / 13, 5 / 13
-    loss = largest("sum", 1.0)([A, B], torch.zeros(1, 2))
+    o = NoiseTraining(max_norm="sum", temperature=1.0)
+    loss = combined(o, 2, "ensemble")([A, B], torch.zeros(1, 2))
     assert loss.item() == pytest.approx(p * math.log(2 * p) + q * math.log(2 * q), rel=1e-4)

@@ -171,6 +171,24 @@ def test_a_half_that_is_not_whole_is_refused(server: str | None, reason: str, fo
         server_app.methods.half(f"{top}:far")
 
 
+def test_a_half_may_have_a_base_class_beside_it_and_takes_its_types_from_its_parameters(
+    folder: Path,
+) -> None:
+    text = """
+from abc import ABC
+from common.exchange.protocol import Reply as Base
+from server_app.global_model import Averaged
+class Reply(Base, kind="far.Reply"):
+    x: int
+class Common(Averaged, ABC): ...
+class Far(Common, Averaged["Options", Reply]): ...
+"""
+    name = package(folder, {"__init__": "", "contract": OPTIONS + "pass", "server": text})
+    top = package(folder, {"__init__": f"import {name} as far"})
+    half = server_app.methods.half(f"{top}:far")
+    assert half.__name__ == "Far" and half.reply_type.__name__ == "Reply"
+
+
 def test_a_method_in_one_module_shares_a_half_of_ours(folder: Path, tmp_path: Path) -> None:
     name = f"{package(folder, {'factor': ONE_MODULE})}:factor"
     assert server_app.methods.half(name) is server_app.methods.half("fedavg")

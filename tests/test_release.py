@@ -16,7 +16,7 @@ from flwr.app import Message
 from rich.console import Console
 
 from common import progress
-from common.journal import Entry, Failure, Member, Use
+from common.journal import UNITS, Entry, Failure, Member, Unit, Use
 from common.parse import parse
 from common.settings.section import Value
 from deploy.report.pages import write_report
@@ -25,8 +25,8 @@ from deploy.run.loopback import Loopback
 from deploy.run.progress import Progress, show_summary
 from server_app.messaging.exchange import kind_of
 from server_app.methods.fedavg import FedAvg
-from server_app.release import Pace, released, released_logs, withhold
-from server_app.stopped import Stopped
+from server_app.release import RELEASED, Pace, released_logs, stop_line, withhold
+from server_app.stopped import DivergedRound, Stopped
 from server_app.strategy import MethodStrategy
 from server_app.tracking import numbers, tracker
 from server_app.tracking.tracker import Tracker
@@ -317,19 +317,31 @@ def test_the_line_of_a_stopped_run_is_listed(
 )
 def test_a_reason_of_an_error_reply_is_released_or_withheld(reason: str, text: str) -> None:
     assert kind_of(reason)[1] == text
-    assert not released(reason)
 
 
-def test_a_log_line_is_withheld_unless_it_has_a_released_text(
+def test_a_line_of_a_stopped_run_is_withheld_unless_it_has_a_released_one() -> None:
+    assert stop_line(Stopped("round 1: client 3 sent 17.25")).startswith("Stopped; ")
+    assert stop_line(Stopped("round 1: full, node 9", released="round 1: full")) == "round 1: full"
+    diverged = DivergedRound("client 3 stood out", 1, released="round 1: it diverged")
+    assert stop_line(diverged.with_line("client 4 stood out")) == "round 1: it diverged"
+
+
+def test_a_log_line_is_withheld_unless_it_is_marked_where_it_arises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = logging.getLogger("flwr.fedmosaic")
     server = {"pathname": str(Path("server_app").resolve() / "strategy.py")}
     with caplog.at_level(logging.INFO, "flwr.fedmosaic"), released_logs():
-        for line, more in (("client 3: forged", {}), ("client 4: forged", {"released": "forged"})):
+        lines: list[tuple[str, dict[str, Any]]] = [
+            ("client 3: forged", {}),
+            ("round 1/2: client 4", {}),  # a text alone releases nothing
+            ("client 5: forged", {"released": "forged"}),
+            ("round 2/2: accuracy 0.5", RELEASED),
+        ]
+        for line, more in lines:
             record = log.makeRecord(log.name, 30, server["pathname"], 1, line, (), None, extra=more)
             log.handle(record)
-    assert caplog.messages == ["forged"]
+    assert caplog.messages == ["forged", "round 2/2: accuracy 0.5"]
 
 
 def test_the_released_reason_is_not_in_the_journal() -> None:
@@ -359,3 +371,10 @@ def test_the_marks_of_the_journal_release_these_fields_and_nothing_else() -> Non
         for kind in (Entry, Member)
     }
     assert released_of == {Entry: FIELDS, Member: {"k", "model", "parameters", "tags"}}
+
+
+def test_numbers_that_are_shown_beside_the_journal_have_a_unit() -> None:
+    shown = {n for n, field in Entry.model_fields.items() if Use.TRACKED in field.metadata}
+    assert shown - UNITS.keys() == {"metrics"}, "a method's own numbers"
+    assert {UNITS[name] for name in ("accuracy", "drift", "personal")} == {Unit.SHARE}
+    assert (UNITS["seconds"], UNITS["memory"]) == (Unit.SECONDS, Unit.BYTES)

@@ -102,8 +102,6 @@ class TableClient(TableSender[T, D], ABC):
 class TableLearner(TableClient[G, TableRequest], ABC):
     """Client with the loss CE(z, y) + λ · ``distance`` of its outputs to the table's rows."""
 
-    request_type = TableRequest
-
     def term(self, request: TableRequest) -> Term | None:
         if request.rows is None or request.present is None:
             return None

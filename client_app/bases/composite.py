@@ -31,8 +31,6 @@ class CompositeClient(OwnModel[O, ModelRequest], ABC, Generic[O, N]):
     of the private network, the copy and the private module separately.
     """
 
-    request_type = ModelRequest
-
     @abstractmethod
     def compose(self, own: Classifier, shared: Classifier) -> N:
         """Return the predictor of both networks with a newly drawn module ``joint``."""

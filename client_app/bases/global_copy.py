@@ -19,7 +19,7 @@ M = TypeVar("M", bound=ModelRequest)
 class GlobalCopy(Handler[O, M], ABC):
     """Client that trains w_k from w on its own samples and sends w_k; it stores no model."""
 
-    reply_type: ClassVar[type[ModelReply]]
+    reply_type: ClassVar[type[ModelReply]] = ModelReply
 
     @classmethod
     def trains_own(cls, config: Config) -> bool:

@@ -11,7 +11,7 @@ from client_app import reuse
 from client_app.bases.global_copy import cross_entropy
 from client_app.handler import D, Handler, O
 from client_app.participant import upload
-from common.exchange.protocol import ModelReply, ModelRequest
+from common.exchange.protocol import ModelReply, ModelRequest, ScoreRequest
 from common.exchange.records import Records, StateDict
 from common.models.classifier import Classifier
 from common.training.fit import Loss
@@ -47,6 +47,22 @@ class OwnModel(Handler[O, D], ABC):
         """Train ``net`` on CE(f(θ_k; x), y) in round t; return scalars for the journal."""
         p, loss = self.participant, cross_entropy(net)
         return reuse.once(p, t, net, "all", lambda: p.train(t, net.parameters(), loss))
+
+
+class OwnFeatures(OwnModel[O, M], ABC):
+    """Client whose model has its own features and the server's newest head."""
+
+    def own_model(self, t: int) -> None:
+        """Return None: the client scores its features with the server's newest head."""
+
+    def to_score(self, request: ScoreRequest, w: StateDict) -> Classifier:
+        return self.with_head(request.t + 1, w)
+
+    def with_head(self, t: int, head: StateDict) -> Classifier:
+        """Return the private model at the start of round t, with the weights ``head``."""
+        net = self.local(t)
+        net.head.load_state_dict(head)
+        return net
 
 
 class Mutual(OwnModel[O, M], ABC):

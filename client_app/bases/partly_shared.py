@@ -23,8 +23,6 @@ class ClientState(Records, kind="partly_shared.State"):
 class PartlyShared(GlobalCopy[O, ModelRequest]):
     """Client with the network of the received part φ and its own part, of which it sends φ_k."""
 
-    request_type, reply_type = ModelRequest, ModelReply
-
     def train(self, request: ModelRequest) -> ModelReply:
         net = self.completed(request.t, request.w).train()
         metrics = self.learn(request, net)

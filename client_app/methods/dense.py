@@ -10,8 +10,6 @@ from common.methods.dense import OneShot, Reply, Request
 class Dense(OwnModel[OneShot, Request]):
     """Client that minimises CE(f(w_k; x), y) and sends w_k."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         net = self.local(request.t).train()
         return Reply(metrics=self.learn(request.t, net), w=self.keep(request.t, net))

@@ -13,7 +13,7 @@ from common.exchange import tree
 from common.exchange.records import Records, StateDict
 from common.losses.distillation import kl
 from common.losses.gradients import held_near, slope
-from common.methods.depthfl import Options, Reply, Request, deepest
+from common.methods.depthfl import Options, Request, deepest
 from common.models.classifier import Classifier
 from common.models.exits import Exits
 from common.settings.config import Config
@@ -33,8 +33,6 @@ class DepthFL(GlobalCopy[Options, Request]):
 
     Σ_i [CE(z_i, y) + r_t/(d−1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))] − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖².
     """
-
-    request_type, reply_type = Request, Reply
 
     @classmethod
     def trains_own(cls, config: Config) -> bool:

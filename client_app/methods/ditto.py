@@ -8,7 +8,7 @@ from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
 from common.exchange.records import Records, StateDict
 from common.losses.gradients import proximal
-from common.methods.ditto import Options, Reply, Request
+from common.methods.ditto import Options, Request
 from common.models.classifier import Classifier
 
 
@@ -22,8 +22,6 @@ class ClientState(Records, kind="ditto.State"):
 @final
 class Ditto(GlobalCopy[Options, Request]):
     """Client that trains w_k on CE, and v_k on CE(f(v_k; x), y) + λ/2 ‖v_k − w‖²."""
-
-    request_type, reply_type = Request, Reply
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         metrics = super().learn(request, net)

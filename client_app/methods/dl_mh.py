@@ -10,4 +10,4 @@ from common.methods.dl_mh import Options, Reply, Request
 class DLMH(Teacher[Options, Request]):
     """Client that sends predictions for its classes, their schema d, and confidences."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply

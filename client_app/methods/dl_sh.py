@@ -14,7 +14,7 @@ from common.models.classifier import Classifier
 class DLSH(RewardedClient[Options, Request]):
     """Client that sends predictions for all classes, and confidences."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     @property
     def d(self) -> list[int]:

@@ -18,8 +18,6 @@ from common.techniques.public_set import digest, subset
 class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
     """Client that distils Ŷ on the previous A, trains on CE, and sends σ(f(θ_k; x)) for A_t."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         p, t, net = self.participant, request.t, self.local(request.t)
         digested = self._digest(request, net)

@@ -3,11 +3,9 @@
 from typing import final
 
 from client_app.bases.global_copy import GlobalCopy
-from common.methods.fedavg import Averaging, Reply, Request
+from common.methods.fedavg import Averaging, Request
 
 
 @final
 class FedAvg(GlobalCopy[Averaging, Request]):
     """Client that trains a copy of w on cross-entropy."""
-
-    request_type, reply_type = Request, Reply

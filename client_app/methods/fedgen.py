@@ -24,7 +24,7 @@ class FedGen(GlobalCopy[Options, Request]):
     CE(f(w_k; x), y) + α_t CE(h_k(G(z, ŷ)), ŷ) + β_t KL(h_k(G(z, y)) ‖ f(w_k; x)).
     """
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     def more(self, request: Request) -> dict[str, object]:
         return {"counts": self.participant.counts}

@@ -8,7 +8,7 @@ from torch import Tensor
 from client_app.bases.global_copy import GlobalCopy
 from client_app.bases.own_model import frozen_logits
 from common.losses.distillation import kl
-from common.methods.fedgkd import Options, Reply, Request
+from common.methods.fedgkd import Options, Request
 from common.models.classifier import Classifier
 from common.training.fit import Loss
 
@@ -16,8 +16,6 @@ from common.training.fit import Loss
 @final
 class FedGKD(GlobalCopy[Options, Request]):
     """Client with the loss CE(f(w_k; x), y) + γ/2 · s · KL(f(w̄; x)/T ‖ f(w_k; x)/T)."""
-
-    request_type, reply_type = Request, Reply
 
     def loss(self, request: Request, net: Classifier) -> Loss:
         if request.teacher is None:

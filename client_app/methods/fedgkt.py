@@ -28,8 +28,6 @@ class ClientState(Records, kind="fedgkt.Memory"):
 class FedGKT(Handler[Options, Request]):
     """Client with the loss CE(z_c, y) + α T² KL(z_s → z_c), z_c = f_c(f_e(x))."""
 
-    request_type = Request
-
     def admit(self) -> None:
         self._edge(0)
 

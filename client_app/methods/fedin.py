@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import torch
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
-from client_app.participant import upload
 from common import seeds
 from common.losses.gradients import Divergence, held_near, opposed
 from common.methods.fedin import Options, Reply, Request
@@ -22,41 +22,36 @@ from common.training.fit import fit
 class FedIN(GlobalCopy[Options, Request]):
     """Client that takes steps along Z, a combination of the gradients of l_local and l_IN."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     def admit(self) -> None:
         split.shapes(self.spec, self.task.shape, self.task.num_classes, stem=self.task.stem)
 
-    def train(self, request: Request) -> Reply:
-        net = self.participant.model(self.spec, request.w).train()
+    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         assert isinstance(net, Split)
         self.local = Local(net, self.options.mu)
-        metrics = self.learn(request, net)
-        s_in, s_out = self._features(request.t) if self.options.in_training else (None, None)
-        return Reply(metrics=metrics, w=upload(net), s_in=s_in, s_out=s_out)
-
-    def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         if request.s_in is None or request.s_out is None:
             return self.participant.train(request.t, net.parameters(), self.local)
         device = self.task.device
-        in_training = INTraining(self.local.net, request.s_in.to(device), request.s_out.to(device))
-        modes = {"sequential": self._sequential, "phases": self._phases}
-        train = modes.get(self.options.grad_mode, self._together)
+        in_training = INTraining(net, request.s_in.to(device), request.s_out.to(device))
+        together = self.options.grad_mode in ("eq14", "eq13")
+        train = self._together if together else self._apart
         return {**train(request.t, in_training), "in_loss": in_training.mean_loss}
 
-    def _features(self, t: int) -> tuple[Tensor, Tensor]:
-        """Return (s_in, s_out) for the reply, float32: clipped per sample, with noise added."""
+    def more(self, request: Request) -> dict[str, object]:
+        """Return (s_in, s_out), float32: clipped per sample, with noise added."""
+        if not self.options.in_training:
+            return {"s_in": None, "s_out": None}
         assert self.local.kept is not None, "training has processed a batch"
-        o, k = self.options, self.participant.k
-        generator = seeds.stream(self.task.seed, "feature-noise", k, t)
+        noise = seeds.stream(self.task.seed, "feature-noise", self.participant.k, request.t)
         s_in, s_out = (s.float().cpu().contiguous() for s in self.local.kept)
-        return bounded(s_in, o, generator), bounded(s_out, o, generator)
+        o = self.options
+        return {"s_in": bounded(s_in, o, noise), "s_out": bounded(s_out, o, noise)}
 
     def _together(self, t: int, in_training: INTraining) -> dict[str, float]:
         """Take one step along Z for each batch (equation 14 or 13)."""
         o, local, divergence = self.options, self.local, Divergence(self.options.compare)
         inner, outer = split.parts(local.net)
-        parameters = list(local.net.parameters())
 
         def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             losses = local(x, y), in_training()
@@ -65,46 +60,41 @@ class FedIN(GlobalCopy[Options, Request]):
 
         if o.grad_mode == "eq13":
             loss = opposed(both, inner, outer, o.outer_scale)
-            return self.participant.train(t, parameters, loss) | divergence.metrics
+            return self.participant.train(t, local.net.parameters(), loss) | divergence.metrics
 
         factor = o.lambda_local / 2
-        if factor == 0 or o.outer_scale == factor:
-            hooks = []
-        else:  # l_IN has no gradients for extractor and classifier, so hooks can rescale them
-            scale = o.outer_scale / factor
-            hooks = [w.register_hook(lambda gradient: scale * gradient) for w in outer]
+        scale = o.outer_scale / factor if factor else 1.0
+        # l_IN has no gradients for extractor and classifier, so hooks can rescale them
+        scaled = outer if scale != 1 else []
+        hooks = [w.register_hook(lambda gradient: scale * gradient) for w in scaled]
 
         def weighted(x: Tensor, y: Tensor) -> Tensor:
             l_local, l_in = both(x, y)
             return factor * l_local + l_in
 
-        metrics = self.participant.train(t, parameters, weighted)
+        metrics = self.participant.train(t, local.net.parameters(), weighted)
         for hook in hooks:
             hook.remove()
         return metrics | divergence.metrics
 
-    def _sequential(self, t: int, in_training: INTraining) -> dict[str, float]:
-        """Take a step of l_IN on w_in after each step of l_local, with a separate optimiser."""
-        optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
-        parameters = self.local.net.parameters()
-        return self.participant.train(
-            t, parameters, self.local, after=lambda: self._in_steps(optimizer, in_training, 1)
-        )
+    def _apart(self, t: int, in_training: INTraining) -> dict[str, float]:
+        """Take steps of l_IN on w_in with an optimiser of their own.
 
-    def _phases(self, t: int, in_training: INTraining) -> dict[str, float]:
-        """Take all steps of l_local, then as many steps of l_IN on w_in."""
-        metrics = self.participant.train(t, self.local.net.parameters(), self.local)
-        optimizer = self.task.optimizer(t, split.parts(self.local.net)[0])
-        self._in_steps(optimizer, in_training, int(metrics["steps"]))
-        return metrics
+        ``sequential``: one after each step of l_local; ``phases``: as many after all of them.
+        """
+        net, clip, precision = self.local.net, self.config.train.clip, self.config.run.precision
+        optimizer = self.task.optimizer(t, split.parts(net)[0])
 
-    def _in_steps(
-        self, optimizer: torch.optim.Optimizer, in_training: INTraining, count: int
-    ) -> None:
-        clip, precision = self.config.train.clip, self.config.run.precision
-        with torch.enable_grad():
+        def steps(count: int) -> None:
             batches = [(in_training.s_in,)] * count
-            fit(optimizer, batches, lambda _: in_training(), clip=clip, precision=precision)
+            with torch.enable_grad():
+                fit(optimizer, batches, lambda _: in_training(), clip=clip, precision=precision)
+
+        after = partial(steps, 1) if self.options.grad_mode == "sequential" else None
+        metrics = self.participant.train(t, net.parameters(), self.local, after=after)
+        if after is None:
+            steps(int(metrics["steps"]))
+        return metrics
 
 
 @final

@@ -28,8 +28,6 @@ class MenteeState(Records, kind="fedkd.Memory"):
 class FedKD(OwnModel[Options, Request]):
     """Client with the losses CE + λ (KL + MSE) / q of mentor and mentee."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         p, t = self.participant, request.t
         w, local = self._mentee(request), self.local(t).train()

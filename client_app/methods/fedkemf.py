@@ -18,8 +18,6 @@ from common.models.classifier import Classifier
 class FedKEMF(Mutual[Options, Request]):
     """Client with the loss CE + D for both networks; it sends the knowledge network's copy."""
 
-    request_type = Request
-
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         distance = F.mse_loss if self.options.dml == "mse" else kl
         l_own = F.cross_entropy(own, y) + distance(shared.detach(), own)

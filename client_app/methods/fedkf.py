@@ -9,7 +9,7 @@ from torch import Tensor
 from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
 from common.exchange.records import Records, StateDict
-from common.methods.fedkf import Options, Reply, Request
+from common.methods.fedkf import Options, Request
 from common.models.classifier import Classifier
 from common.models.generator import Generator
 from common.techniques.datafree import DataFree, new_generator, resumed_generator
@@ -27,8 +27,6 @@ class ClientState(Records, kind="fedkf.Memory"):
 @final
 class FedKF(GlobalCopy[Options, Request]):
     """Client with CE(h(w_k; x), y) and, from round 2, γ KL(h(ŵ; x̂) ‖ h(w_k; x̂)), x̂ = g(θ_k; z)."""
-
-    request_type, reply_type = Request, Reply
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         """Train ``net`` and the generator (equations 2-8); return scalars for the journal."""

@@ -21,8 +21,6 @@ from common.training.task import Extend
 class FedKTL(TableSender[Options, Request]):
     """Client with the loss ArcFace(⟨z_k(x), m_c⟩, y) + μ mean (W_k f_k(x_c) − v_c)²."""
 
-    request_type = Request
-
     def train(self, request: Request) -> TableReply:
         p, t, net = self.participant, request.t, self.local(request.t).train()
         images, vectors = request.images, request.vectors

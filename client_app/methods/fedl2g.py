@@ -19,8 +19,6 @@ from common.training.fit import Loss, Precision, forward
 class FedL2G(OwnModel[Options, TableRequest]):
     """Client with the loss CE(f(x; θ), y) + λ mean (u(x; θ) − v_y)²."""
 
-    request_type = TableRequest
-
     @property
     def quiz(self) -> int:
         """Number of samples of the quiz set."""

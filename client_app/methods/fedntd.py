@@ -8,7 +8,7 @@ from torch import Tensor
 from client_app.bases.global_copy import GlobalCopy
 from client_app.bases.own_model import frozen_logits
 from common.losses.distillation import not_true
-from common.methods.fedntd import Options, Reply, Request
+from common.methods.fedntd import Options, Request
 from common.models.classifier import Classifier
 from common.training.fit import Loss
 
@@ -16,8 +16,6 @@ from common.training.fit import Loss
 @final
 class FedNTD(GlobalCopy[Options, Request]):
     """Client with the loss CE(z, y) + β τ² KL(σ_τ(z_g without y) ‖ σ_τ(z without y))."""
-
-    request_type, reply_type = Request, Reply
 
     def loss(self, request: Request, net: Classifier) -> Loss:
         tau = self.options.temperature

@@ -18,8 +18,6 @@ from common.methods.fedorion import Options, Reply, Request
 class FedORION(Mutual[Options, Request]):
     """Client with mutual learning of θ_i and θ_gi; one that skips DML trains θ_gi alone."""
 
-    request_type = Request
-
     @property
     def spec(self) -> str:
         p = self.participant

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
 from common.losses.gradients import held_near
-from common.methods.fedprox import Options, Reply, Request
+from common.methods.fedprox import Options, Request
 from common.models.classifier import Classifier
 from common.training.fit import Loss
 
@@ -15,8 +15,6 @@ from common.training.fit import Loss
 @final
 class FedProx(GlobalCopy[Options, Request]):
     """Client with the loss CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
-
-    request_type, reply_type = Request, Reply
 
     def loss(self, request: Request, net: Classifier) -> Loss:
         mu, proximal = self.options.mu, held_near(net)

@@ -10,8 +10,6 @@ from common.methods.fedssa import Options, Reply, Request, fuse, rows
 class FedSSA(OwnModel[Options, Request]):
     """Client with the loss CE(h_k(f_k(x)), y), from the fused rows of its classes."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         held = [c for c, count in enumerate(self.participant.counts) if count]
         net = self.local(request.t)

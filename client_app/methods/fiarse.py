@@ -19,8 +19,6 @@ from common.techniques import importance
 class FIARSE(Handler[Options, Request]):
     """Client with the loss CE(f(w·m(|w|); x), y)."""
 
-    request_type = Request
-
     @classmethod
     def trains_own(cls, config: Config) -> bool:
         return False

@@ -16,8 +16,6 @@ from common.models.classifier import Classifier
 class FML(Mutual[Options, Request]):
     """Client with the losses α CE + (1 − α) KL of θ_k and β CE + (1 − β) KL of the meme's copy."""
 
-    request_type = Request
-
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         o = self.options
         # Cross-entropy and both KL terms use one logarithm of the softmax for each network.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from client_app.bases.global_copy import GlobalCopy
 from common.exchange.protocol import ScoreRequest
-from common.methods.heterofl import Partial, Reply, Request
+from common.methods.heterofl import Partial, Request
 from common.models.classifier import Classifier
 from common.models.layers import normalisations
 from common.models.masked import Zeroed
@@ -19,8 +19,6 @@ from common.training.task import Result
 @final
 class HeteroFL(GlobalCopy[Partial, Request]):
     """Client with the loss CE(z, y), where the logits z of absent classes are 0."""
-
-    request_type, reply_type = Request, Reply
 
     def admit(self) -> None:
         if self.options.rates == "redrawn" and self.participant.node.get("model"):

@@ -16,8 +16,6 @@ from common.models.batchnorm import batch_statistics
 class HetFedFL(OwnModel[Options, Request]):
     """Client with the loss CE(C(x; w_i), y) + KL(S(x; w) → C(x; w_i))."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         p = self.participant
         local, teacher = self.local(request.t).train(), p.model(p.global_spec, request.w).eval()

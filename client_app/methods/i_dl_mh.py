@@ -11,7 +11,7 @@ from common.models.classifier import Classifier
 class IDLMH(RewardedClient[Options, Request]):
     """DL-MH's client, which can opt in to the incentive."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     @property
     def opts_in(self) -> bool:

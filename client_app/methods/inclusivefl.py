@@ -3,15 +3,13 @@
 from typing import final
 
 from client_app.bases.global_copy import GlobalCopy
-from common.methods.inclusivefl import Options, Reply, Request
+from common.methods.inclusivefl import Options, Request
 from common.models.classifier import Classifier
 
 
 @final
 class InclusiveFL(GlobalCopy[Options, Request]):
     """Client that trains a copy of w on cross-entropy, with a learning rate for its size."""
-
-    request_type, reply_type = Request, Reply
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         lr = self.task.lr(request.t) * self.options.factor(self.spec)

@@ -10,8 +10,6 @@ from common.methods.local import Options, Reply, Request
 class Local(OwnModel[Options, Request]):
     """Client with the loss CE(f(θ_k; x), y)."""
 
-    request_type = Request
-
     def train(self, request: Request) -> Reply:
         p, net = self.participant, self.local(request.t).train()
         metrics = self.learn(request.t, net)

@@ -9,7 +9,7 @@ from torch import Tensor
 from client_app.bases.global_copy import GlobalCopy
 from client_app.participant import upload
 from common.exchange.records import Records, StateDict
-from common.methods.moon import Options, Reply, Request
+from common.methods.moon import Options, Request
 from common.models.classifier import Classifier
 from common.training.fit import Loss
 
@@ -24,8 +24,6 @@ class ClientState(Records, kind="moon.Memory"):
 @final
 class MOON(GlobalCopy[Options, Request]):
     """Client with the loss CE(z, y) + μ CE([cos(q, q_g), cos(q, q_p)] / τ, 0)."""
-
-    request_type, reply_type = Request, Reply
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         metrics = super().learn(request, net)

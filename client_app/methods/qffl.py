@@ -11,7 +11,7 @@ from common.training.task import evaluate
 class QFFL(GlobalCopy[Options, Request]):
     """Client that sends w_k and F_k, the mean cross-entropy of w on its training samples."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     def more(self, request: Request) -> dict[str, object]:
         p = self.participant

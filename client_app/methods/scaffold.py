@@ -24,7 +24,7 @@ class ClientState(Records, kind="scaffold.Memory"):
 class Scaffold(GlobalCopy[Options, Request]):
     """Client with the step y ← y − η (∇CE(f(y; x), y) − c_k + c)."""
 
-    request_type, reply_type = Request, Reply
+    reply_type = Reply
 
     def train(self, request: Request) -> Reply:
         p, t = self.participant, request.t

@@ -6,7 +6,7 @@ checks it, and no method writes it. A client is identified by its partition id k
 runtime's node id.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from flwr.app import RecordDict
 from jaxtyping import Int32
@@ -85,6 +85,19 @@ class Reply(ToServer, kind="protocol.Up"):
 
     metrics: Annotated[dict[Name, Number], Field(max_length=50)] = {}
     """Scalars for the journal, such as the mean training loss."""
+
+
+P = TypeVar("P", bound=Records)
+
+
+def parameter(cls: type, kind: type[P]) -> type[P] | None:
+    """Return the first subclass of ``kind`` among the parameters of the bases of ``cls``.
+
+    It is ``Reply`` for ``class FedAvg(Averaged[Options, Reply])``; None if there is none.
+    """
+    bases = vars(cls).get("__orig_bases__", ())
+    parameters = [value for base in bases for value in get_args(base) if isinstance(value, type)]
+    return next((value for value in parameters if issubclass(value, kind)), None)
 
 
 class ModelRequest(Request, kind="protocol.Model"):

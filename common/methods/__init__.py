@@ -14,6 +14,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from abc import ABC
 from types import ModuleType
 
 from common.settings import plugins
@@ -55,7 +56,7 @@ def half(package: str, name: str, kind: type) -> type:
     """Return the subclass of ``kind`` in the method's module of ``package``.
 
     ``package``: ``server_app.methods`` or ``client_app.methods``. A method that reuses the half of
-    another method gets the class of that method.
+    another method gets the class of that method. Base classes, which name ``ABC``, do not count.
 
     Raises a one-line ``ValueError`` for a plug-in without this class.
     """
@@ -63,7 +64,8 @@ def half(package: str, name: str, kind: type) -> type:
     owner = str(vars(contract(name)).get(side.upper(), name))
     module = _part(package, side, owner)
     classes = [value for value in vars(module).values() if isinstance(value, type)]
-    halves = [c for c in classes if c.__module__ == module.__name__ and issubclass(c, kind)]
+    own = [c for c in classes if c.__module__ == module.__name__ and ABC not in c.__bases__]
+    halves = [c for c in own if issubclass(c, kind)]
     if owner in names():
         assert len(halves) == 1, f"{module.__name__} must define one {kind.__name__}: {halves}"
     elif len(halves) != 1 or inspect.isabstract(halves[0]):

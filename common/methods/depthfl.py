@@ -51,8 +51,7 @@ from common.exchange import protocol
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Round
 from common.methods.fedavg import PARTS, Averaging
-from common.settings.config import Config, not_allowed
-from common.settings.options import WHOLE
+from common.settings.config import Config, Required, not_allowed
 from common.settings.section import AtLeastOne, Positive
 from common.training.task import Task
 
@@ -75,6 +74,9 @@ class Options(Averaging):
 
     leaks = "parts that few clients may share"
     auto = {"average.weights": "uniform"}
+    requires = {
+        "average.robust": Required(*PARTS, why=": it compares whole models of one architecture")
+    }
     projects = False
 
     exits: Literal["all", "last"] = "all"
@@ -98,9 +100,6 @@ class Options(Averaging):
         if self.feddyn and config.average.robust != "none":
             why = "depthfl.feddyn = true: h is the mean of the clients' g_k"
             raise not_allowed("average.robust", config.average.robust, why, "none")
-        if config.average.robust in WHOLE:
-            why = 'method = "depthfl": it compares whole models of one architecture'
-            raise not_allowed("average.robust", config.average.robust, why, *PARTS)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)

@@ -53,8 +53,6 @@ class Masking(Distilling):
 class Options(Masking):
     """Options of DL-MH."""
 
-    leaks = "predictions about public images"
-
 
 class SchemeReply(protocol.Reply, kind="dl_mh.Schemed"):
     """Reply of a client whose head has only the client's own classes."""

@@ -91,6 +91,7 @@ class Distilling(OnPublicSet):
     )
 
     uses = ("confidence", "ensemble")
+    leaks = "predictions about public images"
     rules: ClassVar[tuple[str, ...]] = ("weighted_sum", "literal_product", "median")
     """Values of ``ensemble.aggregation`` that this method allows."""
 
@@ -111,8 +112,6 @@ class Distilling(OnPublicSet):
 
 @final
 class Options(Distilling):
-    leaks = "predictions about public images"
-
     exchange: Literal["probs", "logits"] = "probs"
     """Predictions that clients send and the server weights."""
     targets: Literal["ensemble", "labels"] = "ensemble"

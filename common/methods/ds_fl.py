@@ -60,6 +60,7 @@ class Agreeing(OnPublicSet):
         public="everybody",
     )
 
+    leaks = "predictions about public images"
     auto = {"public.lr": 0.1, "public.subset": 1000, "public.epochs": 5, "public.batch-size": 50}
 
     aggregation: Literal["era", "mean"] = "era"
@@ -77,8 +78,6 @@ class Agreeing(OnPublicSet):
 @final
 class Options(Agreeing):
     """Options of DS-FL."""
-
-    leaks = "predictions about public images"
 
 
 @final

@@ -28,8 +28,6 @@ SERVER, CLIENT = "ds-fl", "ds-fl"
 class Options(Agreeing):
     """Options of DS-FL with other defaults."""
 
-    leaks = "predictions about public images"
-
     aggregation: Literal["era", "mean"] = "mean"
     """Targets from the mean prediction: sharpened by entropy reduction, or unchanged."""
     choose: Literal["random", "entropy", "margin"] = "entropy"

@@ -40,9 +40,9 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.tree import check_nested
 from common.models.blocks import check_blocks
-from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.config import Config, MethodOptions, Required, not_allowed
 from common.settings.facts import Facts
-from common.settings.options import WHOLE
+from common.settings.options import KRUM, WHOLE
 from common.techniques.widths import check_widths
 from common.training.task import Task
 
@@ -52,6 +52,7 @@ AVERAGED = ("average", "oca", "finetune", "privacy")
 
 PARTS = ("none", "median", "trimmed", "clip")
 """Values of ``average.robust`` that work where clients have parts of one network."""
+NO_WHOLE = ", which has no whole model at the server"
 
 
 class Averaging(MethodOptions):
@@ -109,42 +110,29 @@ class PartAveraging(Averaging):
     """Options of methods whose server averages parts or updates, not whole models."""
 
     uses = ("average",)
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        why = f'method = "{config.run.method}": the server averages no whole models'
-        if config.average.robust in WHOLE:
-            raise not_allowed("average.robust", config.average.robust, why, *PARTS)
-        if config.oca.aggregate == "on":
-            raise not_allowed("oca.aggregate", "on", why, "off")
+    requires = {
+        "average.robust": Required(*PARTS, why=NO_WHOLE),
+        "oca.aggregate": Required("off", why=NO_WHOLE),
+    }
 
 
 class PredictorPart(Averaging):
     """Options of methods whose mean w is a part of every client's predictor, and no model alone."""
 
-    facts = Averaging.facts.but(
-        whole="",
-        part="part",
-    )
+    facts = Averaging.facts.but(whole="", part="part")
 
     uses = ("average", "finetune")
     leaks = "only scores of clients' own models, which have no noise"
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        why = f'method = "{config.run.method}", which has no whole model at the server'
-        if config.oca.aggregate == "on":
-            raise not_allowed("oca.aggregate", "on", why, "off")
-        if config.average.robust == "fltrust":
-            raise not_allowed("average.robust", "fltrust", f"{why} to train")
+    requires = {
+        "average.robust": Required(*PARTS, *KRUM, "geometric-median", why=NO_WHOLE),
+        "oca.aggregate": Required("off", why=NO_WHOLE),
+    }
 
 
 class Copying(Averaging):
     """Options of FedAvg and of methods that change only the clients' loss."""
 
-    facts = Averaging.facts.but(
-        networks="parts",
-    )
+    facts = Averaging.facts.but(networks="parts")
 
     uses = AVERAGED
     schemes = ("none", "layerwise", "same", "depth", "width")

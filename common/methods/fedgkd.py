@@ -29,9 +29,7 @@ from common.settings.section import NonNegative, Positive
 
 @final
 class Options(Averaging):
-    facts = Averaging.facts.but(
-        down="w; also the mean of past w",
-    )
+    facts = Averaging.facts.but(down="w; also the mean of past w")
 
     uses = AVERAGED
 

@@ -47,7 +47,7 @@ from typing import Literal, final
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging, Reply
-from common.settings.config import Config, not_allowed
+from common.settings.config import Required
 from common.settings.section import AtLeastOne, NonNegative
 
 
@@ -77,10 +77,7 @@ class Options(Averaging):
     generator_steps: AtLeastOne = 100
     """Steps of the server's generator before each round."""
 
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.oca.aggregate == "off":
-            raise not_allowed("oca.aggregate", "off", 'method = "fedkf", whose model is ŵ', "on")
+    requires = {"oca.aggregate": Required("on", why=", whose model is ŵ")}
 
 
 @final

@@ -44,7 +44,7 @@ from typing import final
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.methods.fedavg import PredictorPart
-from common.settings.config import Config, not_allowed
+from common.settings.config import Required
 from common.settings.section import NonNegative
 from common.techniques.features import check_heads
 from common.training.task import Task, global_spec
@@ -55,16 +55,11 @@ __all__ = ["Joined", "Options", "Reply", "Request"]
 class Joined(PredictorPart):
     """Options of methods whose clients join w with networks of their own."""
 
-    facts = PredictorPart.facts.but(
-        networks="own",
-        kept="θ_k, whole",
-    )
+    facts = PredictorPart.facts.but(networks="own", kept="θ_k, whole")
 
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.score.bn == "recalibrated":
-            why = f'method = "{config.run.method}": clients score networks of their own'
-            raise not_allowed("score.bn", "recalibrated", why, "running", "batch")
+    requires = {
+        "score.bn": Required("running", "batch", why=": clients score networks of their own")
+    }
 
 
 @final

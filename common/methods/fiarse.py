@@ -106,12 +106,6 @@ class Options(MethodOptions):
     def check(self, config: Config) -> None:
         """Raise ``ValueError`` for settings that cannot be combined."""
         assert self.shares
-        why = 'method = "fiarse"'
-        if config.oca.aggregate == "on":
-            steps = f"{why}, which averages steps from the model of the current round"
-            raise not_allowed("oca.aggregate", "on", steps, "off")
-        if config.average.robust != "none":
-            raise not_allowed("average.robust", config.average.robust, why, "none")
         if not self.running and config.score.bn == "running":
             bare = "fiarse.running = false, without running statistics"
             raise not_allowed("score.bn", "running", bare, "batch", "recalibrated")

@@ -40,8 +40,6 @@ class Options(Masking):
         "set before and after",
     )
 
-    leaks = "predictions about public images"
-
     incentive: Literal["masked", "full"] = "full"
     """Targets that clients receive: labels among their own classes, or all of θ."""
     reward: Literal["model", "ensemble"] = "model"

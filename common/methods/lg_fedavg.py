@@ -37,18 +37,13 @@ from common.models.classifier import Classifier
 from common.techniques.features import check_heads, feature_width
 from common.training.task import Task
 
-__all__ = ["Options", "Reply", "Request", "SharedHead", "shared"]
+__all__ = ["Options", "Reply", "Request", "SharedHead"]
 
 
 class SharedHead(PartAveraging):
     """Options of methods that average heads, whole or in parts, of networks with the same K."""
 
-    facts = PartAveraging.facts.but(
-        kept="θ_k, whole",
-        whole="",
-        part="part",
-        networks="own",
-    )
+    facts = PartAveraging.facts.but(kept="θ_k, whole", whole="", part="part", networks="own")
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
@@ -71,8 +66,3 @@ class Options(SharedHead):
     )
 
     leaks = "heads without noise"
-
-
-def shared(net: Classifier) -> nn.Module:
-    """Return the part of a network that the server averages: its head."""
-    return net.head

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from common.exchange import protocol
 from common.methods.fedavg import Averaging, Request
-from common.settings.config import Config, not_allowed
+from common.settings.config import Required
 from common.settings.section import NonNegative
 
 
@@ -38,14 +38,10 @@ class Options(Averaging):
     q: NonNegative = 0.0001
     """q, exponent of the loss in the weights; 0: uniform weights; larger values: fairer."""
 
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.average.robust != "none":
-            why = 'method = "qffl", which weights clients by their losses'
-            raise not_allowed("average.robust", config.average.robust, why, "none")
-        if config.oca.init == "w0":
-            why = 'method = "qffl": a client without an upload has no loss'
-            raise not_allowed("oca.init", "w0", why, "uploaded")
+    requires = {
+        "average.robust": Required("none", why=", which weights clients by their losses"),
+        "oca.init": Required("uploaded", why=": a client without an upload has no loss"),
+    }
 
 
 @final

@@ -55,8 +55,7 @@ from common.exchange import protocol
 from common.exchange.protocol import Round
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
-from common.settings.config import Config, not_allowed
-from common.settings.options import WHOLE
+from common.settings.config import Config, Required, not_allowed
 from common.settings.section import Positive
 from common.training import optimise
 from common.training.task import Task
@@ -83,6 +82,11 @@ class Options(Averaging):
 
     leaks = "changes of control variates in addition to the weights"
     auto = {"average.weights": "uniform"}
+    requires = {
+        "average.robust": Required(
+            "none", "median", "trimmed", why=": control variates match no other update"
+        )
+    }
     schemes = ("none", "layerwise", "same")
 
     server_lr: Positive = 1.0
@@ -95,7 +99,6 @@ class Options(Averaging):
 
     def check(self, config: Config) -> None:
         super().check(config)
-        why = 'method = "scaffold"'
         if self.correction == "gradient" and not optimise.is_sgd(config.train):
             optimizer = f'train.optimizer = "{config.train.optimizer}"'
             raise not_allowed("scaffold.correction", "gradient", optimizer, "after")
@@ -107,9 +110,6 @@ class Options(Averaging):
         if self.server_lr != 1 and across != "none":
             why = f'average.across = "{across}"'
             raise not_allowed("scaffold.server-lr", self.server_lr, why, 1)
-        if (robust := config.average.robust) in ("clip", *WHOLE):
-            why += ", whose control variates do not match such an update"
-            raise not_allowed("average.robust", robust, why, "none", "median", "trimmed")
 
     @property
     def includes_momentum(self) -> bool:

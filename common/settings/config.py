@@ -8,6 +8,7 @@ Flower hands both apps one flat run config: ``seed``, ``data.name``, ``fedorion.
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -492,6 +493,17 @@ def not_allowed(key: str, value: Value, why: str, *allowed: Value) -> ValueError
     return ValueError(f"{line}; allowed: {words}" if allowed else line)
 
 
+@final
+class Required:
+    """Values of a setting of another table that a method allows.
+
+    ``why`` follows ``method = "NAME"`` in the line of an error.
+    """
+
+    def __init__(self, *allowed: Value, why: str = "") -> None:
+        self.allowed, self.why = allowed, why
+
+
 class MethodOptions(Section):
     """Settings of one method, and its requirements on other settings."""
 
@@ -499,6 +511,9 @@ class MethodOptions(Section):
     """Tables of ``common/settings/options.py`` that the method reads."""
     auto: ClassVar[Mapping[str, Value]] = {}
     """Values of ``auto`` (numbers: 0) with this method, by key, if they differ from the usual."""
+
+    requires: ClassVar[Mapping[str, Required]] = {}
+    """Allowed values of settings of other tables, by key; those of base classes apply too."""
 
     projects: ClassVar[bool] = True
     """Whether the networks' heads may read a projection of the features, or a common width."""
@@ -547,6 +562,11 @@ class MethodOptions(Section):
             raise not_allowed("public.robust", config.public.robust, why, "none")
         if unused and config.oca.aggregate == "on":
             raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
+        flat, base_classes = config.flat, type(self).__mro__
+        for key, required in ChainMap(*(vars(c).get("requires", {}) for c in base_classes)).items():
+            if flat[key] not in required.allowed:
+                why = f'method = "{config.run.method}"{required.why}'
+                raise not_allowed(key, flat[key], why, *required.allowed)
 
     @final
     def check_privacy(self, config: Config) -> None:

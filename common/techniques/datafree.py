@@ -17,7 +17,7 @@ from common.losses import generation
 from common.losses.distillation import kl
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
-from common.models.generator import FeatureGenerator, Generator
+from common.models.generator import EPS, FeatureGenerator, Generator
 from common.models.layers import he_convolutions
 from common.training import optimise
 from common.training.fit import fit, forward
@@ -117,6 +117,14 @@ def new_feature_generator(task: Task, net: Classifier, noise: int, hidden: int) 
         return FeatureGenerator(noise, task.num_classes, net.head.in_features, hidden)
 
 
+def generator_of(
+    task: Task, latent: int, width: int, *, eps: float = EPS, bias: bool = True
+) -> Generator:
+    """Return a generator of the task's samples with torch's initial weights; see ``Generator``."""
+    mean, std = task.mean, task.std
+    return Generator(latent, task.shape, mean=mean, std=std, width=width, eps=eps, bias=bias)
+
+
 def new_generator(task: Task) -> Generator:
     """Return the initial generator of all owners, its weights drawn as in FedKF's released code.
 
@@ -124,9 +132,7 @@ def new_generator(task: Task) -> Generator:
     """
     options = task.config.generator
     with seeds.scope(task.seed, "init", "generator"):
-        generator = Generator(
-            options.latent, task.shape, mean=task.mean, std=task.std, width=options.width
-        )
+        generator = generator_of(task, options.latent, options.width)
         he_convolutions(generator)
         return generator
 
@@ -139,8 +145,7 @@ def resumed_generator(
     if theta is not None:
         generator.load_state_dict(theta)
     optimizer = task.generator_optimizer(t, task.place(generator).parameters())
-    optimise.restore_moments(optimizer, adam)
-    return generator, optimizer
+    return generator, optimise.restore_moments(optimizer, adam)
 
 
 def is_adversarial(task: Task) -> bool:

@@ -133,8 +133,10 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[int, StateDict]:
     }
 
 
-def restore_moments(optimizer: torch.optim.Optimizer, state: dict[int, StateDict]) -> None:
-    """Load a state from ``moments`` into an optimiser of the same parameters.
+def restore_moments(
+    optimizer: torch.optim.Optimizer, state: dict[int, StateDict]
+) -> torch.optim.Optimizer:
+    """Load a state from ``moments`` into an optimiser of the same parameters, and return it.
 
     A moment gets its parameter's memory format, because fused kernels walk both in memory order.
     """
@@ -146,3 +148,4 @@ def restore_moments(optimizer: torch.optim.Optimizer, state: dict[int, StateDict
 
     laid = {i: {n: like(parameters[i].detach(), v) for n, v in s.items()} for i, s in state.items()}
     optimizer.load_state_dict({"state": laid, "param_groups": groups})
+    return optimizer

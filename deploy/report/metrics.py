@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import Entry, FailureKind, Primary, present
+from common.journal import UNITS, Entry, FailureKind, Primary, Unit, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -33,9 +33,17 @@ def metric(
     values: float | Mapping[str, float] | None,
     label: str = "",
     kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+    field: str = "",
 ) -> Iterator[Metric]:
-    """Yield the metric ``name`` with its value, or one for each ``label``; nothing for None."""
-    family = kind(f"fedmosaic_{name}", text, labels=[label] if label else [])
+    """Yield the metric ``name`` with its value, or one for each ``label``; nothing for None.
+
+    ``field``: field of the journal whose unit the metric has, if it is not ``name``. Prometheus
+    wants seconds and bytes at the end of a name.
+    """
+    unit = UNITS.get(field or name)
+    text += f" Unit: {unit.value}." if unit else ""
+    suffix = unit.value if unit in (Unit.SECONDS, Unit.BYTES) else ""
+    family = kind(f"fedmosaic_{name}", text, labels=[label] if label else [], unit=suffix)
     for key, value in values.items() if isinstance(values, Mapping) else [("", values)]:
         if value is not None:
             family.add_metric([key] if label else [], value)
@@ -68,12 +76,12 @@ def of_run(run: Run) -> Iterator[Metric]:
 def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     """Yield the metrics of the last round, and the newest scores."""
     duration = total(last) if last.seconds or not run.private else None
-    yield from metric("round_seconds", "Duration of the last finished round.", duration)
+    yield from metric("round", "Duration of the last finished round.", duration, field="seconds")
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
-    yield from metric("accuracy", "Newest accuracy, 0 to 1.", scores, "score")
+    yield from metric("accuracy", "Newest accuracy.", scores, "score")
     best = run.best()[1] if run.accuracies() else None
-    yield from metric("best_accuracy", "Best primary accuracy, 0 to 1.", best)
+    yield from metric("best_accuracy", "Best primary accuracy.", best, field="accuracy")
     yield from metric("loss", "Newest loss of the server's model.", run.newest("loss"))
     yield from metric("privacy_epsilon", "Privacy loss ε of one client.", spent and spent.epsilon)
     yield from metric("clients", "Clients that take part.", len(present(run.entries)))

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from common.data.picture import bubbles
-from common.journal import Entry
+from common.journal import UNITS, Entry
 from common.metrics import Confusion, fairness, over_mixtures, thinned
 from common.seeds import rng
 from deploy.report.charts import (
@@ -233,19 +233,19 @@ def seconds_by_round(run: Run) -> Figure:
     if other.sum() > 0.01 * totals.sum():
         phases["other"] = other
     figure, axes = stacked(run, phases, duration)
-    axes.set_ylabel("seconds")
+    axes.set_ylabel(UNITS["seconds"].value)
     return figure
 
 
 def by_bytes(groups: Groups) -> Figure:
     """Plot the primary accuracy against the bytes sent so far, up and down."""
-    cost = "bytes sent, up and down"
+    cost = f"{UNITS['bytes'].value} sent, up and down"
     return against(groups, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
 
 
 def by_time(groups: Groups) -> Figure:
     """Plot the primary accuracy against the seconds elapsed so far."""
-    return against(groups, total, duration, "seconds")
+    return against(groups, total, duration, UNITS["seconds"].value)
 
 
 @style()

@@ -32,19 +32,18 @@ from server_app.aggregation.robust import centre, whole
 
 def average(
     states: Iterable[StateDict],
-    sizes: Sequence[int],
+    weights: Sequence[float],
     previous: StateDict,
     options: Average,
     parameters: Set[str],
     trusted: StateDict | None = None,
 ) -> StateDict:
-    """Return Σ_k p_k w_k with p_k ∝ n_k or uniform.
+    """Return Σ_k p_k w_k with p_k ∝ ``weights``.
 
     Without ``bn-buffers`` only the entries named in ``parameters`` are averaged; the others keep
     their values in ``previous``. ``robust`` replaces the mean by a robust one (``combine`` and
     ``robust.whole``). ``trusted``: for FLTrust, the server's model.
     """
-    weights = options.shares(sizes)
     names = previous.keys() if options.bn_buffers else parameters & previous.keys()
     if options.robust in WHOLE:
         mean = whole(list(states), weights, previous, options, names, trusted)

@@ -15,8 +15,9 @@ from common import progress, seeds
 from common.data import noise
 from common.exchange import tree
 from common.exchange.records import StateDict
-from common.losses.distillation import kl_from, max_ensemble
+from common.losses.distillation import kl, kl_from, max_ensemble
 from common.models.batchnorm import batch_statistics
+from common.settings.options import NoiseTraining
 from common.training import optimise
 from common.training.fit import fit
 from server_app.global_model import GlobalModel
@@ -72,6 +73,12 @@ def weighted(
     return transfer
 
 
-def largest(norm: str, T: float) -> Transfer:
-    """Return the loss KL(max_i softmax(teacher_i) ‖ student); the maximum is over teachers."""
-    return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)
+def combined(o: NoiseTraining, teachers: int, how: str = "combine") -> Transfer:
+    """Return the mean of KL(teacher_i → student), by the settings of [noise].
+
+    ``how = "ensemble"``: KL(max_i softmax(teacher_i) ‖ student); the maximum is over teachers.
+    """
+    norm, T = o.max_norm, o.temperature
+    if how == "ensemble":
+        return lambda teachers, student: kl_from(max_ensemble(teachers, norm, T), student, T)
+    return weighted(kl, [1 / teachers] * teachers, T)

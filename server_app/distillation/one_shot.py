@@ -27,7 +27,8 @@ from common.methods.dense import Reply, Request
 from common.models.batchnorm import distances
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
-from common.models.generator import Generator, redraw
+from common.models.generator import redraw
+from common.techniques.datafree import generator_of
 from common.training import optimise
 from common.training.fit import fit
 from common.training.task import Task
@@ -41,7 +42,7 @@ ADAM = "betas = [0.5, 0.999]"  #: options of the generator's Adam
 class OneShot(GlobalModel[S, Reply], ABC):
     """Server half whose w is a student of the round's clients on images from a generator."""
 
-    reply_type, one_shot = Reply, True
+    one_shot = True
     ensemble: Ensemble
     """The ensemble of round ``t``; not set before the first round of this process."""
 
@@ -50,15 +51,7 @@ class OneShot(GlobalModel[S, Reply], ABC):
         o, task = self.options, self.task
         self.t, self._streams = 0, dict[str, torch.Generator]()
         with seeds.scope(task.seed, "init", "generator"):
-            net = Generator(
-                o.latent,
-                task.shape,
-                mean=task.mean,
-                std=task.std,
-                width=o.width,
-                eps=1e-5,
-                bias=False,
-            )
+            net = generator_of(task, o.latent, o.width, eps=1e-5, bias=False)
         self.generator = net.to(task.device).train()
 
     def begin(self, clients: Sequence[Client]) -> None:

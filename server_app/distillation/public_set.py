@@ -1,6 +1,6 @@
 """Server halves with a public set, and DL-SH, DL-MH and I-DL-MH, which distil predictions on it."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, TypeVar
 
@@ -134,6 +134,14 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
     def request(self, t: int) -> Request:
         return Request()
 
+    @abstractmethod
+    def targets_of(self, replies: Replies[U]) -> Tensor:
+        """Return the targets of M_tgt for X_dist: Y_g [N, C], or labels [N]."""
+
+    def step(self, t: int, replies: Replies[U]) -> Metrics:
+        self.targets = self.targets_of(replies)
+        return {"distill_loss": self.distil(t, self.targets)}
+
     def check_confidence(self, w: Tensor | None) -> None:
         """Raise ``ValueError`` unless w_i matches the configuration: None, or [N] in [0, 1]."""
         kind = self.config.confidence.kind
@@ -175,6 +183,10 @@ class PublicSet(SharedPublicSet[D, U], GlobalModel[D, U], ABC):
         self.w = tree.snapshot(student)
         return metrics["loss"]
 
+    def theta_of(self, source: str) -> Tensor:
+        """Return θ, which rewards clients: the targets of round t, or M_tgt's predictions."""
+        return self.targets if source == "ensemble" else self.predicted(self.public)
+
     def reward(self, theta: Tensor) -> IncentiveRequest:
         """Return the request with the probabilities θ [N, C] in the wire's dtype."""
         return IncentiveRequest(
@@ -205,12 +217,7 @@ class OwnClasses(PublicSet[D, S], ABC):
         quantise.check_rows(reply.theta, dtype, "theta")
         self.check_confidence(reply.w)
 
-    def step(self, t: int, replies: Replies[S]) -> Metrics:
-        self.targets = self._targets(replies)
-        return {"distill_loss": self.distil(t, self.targets)}
-
-    def _targets(self, replies: Replies[S]) -> Tensor:
-        """Return Y_g [N, C]."""
+    def targets_of(self, replies: Replies[S]) -> Tensor:
         o = self.config.ensemble
         predictions = [
             scatter(quantise.decode_probabilities(reply.theta), reply.d, self.classes)

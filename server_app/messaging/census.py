@@ -163,12 +163,12 @@ def describe(
     """
     entry.clients = [member(method.task, client) for client in method.clients]
     entry.classes = list(method.task.classes)
-    lines = [unprotected(method), privacy.warning(method.config, method.roster_size)]
-    lines.append(method.warning())
+    released = privacy.warning(method.config, method.roster_size)
+    lines = [unprotected(method), released, method.warning()]
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
     lines += () if method.config.privacy.on else ignored
     if warnings := [*filter(None, lines)]:
-        log.warning("; ".join(warnings))
+        log.warning("; ".join(warnings), extra={"released": released})
         entry.notes = warnings
     if missing := method.uncovered():
         entry.uncovered = missing

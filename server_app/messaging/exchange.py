@@ -198,8 +198,8 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         with few_at_once():
             return list(grid.push_messages(messages))
     except grpc.RpcError as error:
-        reason = f"the SuperLink failed while it took the messages: {details(error)[:LONGEST]}"
-        raise Stopped(f"round {t}: {reason}") from error
+        line = f"round {t}: the SuperLink failed while it took the messages"
+        raise Stopped(f"{line}: {details(error)[:LONGEST]}", released=line) from error
 
 
 def pull(

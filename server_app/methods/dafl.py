@@ -24,7 +24,7 @@ class State(Weights, kind="dafl.State"):
 class DAFL(Averaged[Options, Reply]):
     """Server with w ← Σ_k p_k w_k; the student v distils w on images g(θ; z)."""
 
-    reply_type, state_type, name = Reply, State, "student"
+    state_type, name = State, "student"
 
     def prepare(self) -> None:
         super().prepare()
@@ -40,10 +40,10 @@ class DAFL(Averaged[Options, Reply]):
         student, generator = self.build(self.global_spec, self.v), new_generator(task)
         generator.load_state_dict(self.generator)
         adam = task.generator_optimizer(t, generator.to(task.device).parameters())
-        optimise.restore_moments(adam, self.adam)
+        adam = optimise.restore_moments(adam, self.adam)
         momentum = o.student_momentum
         sgd = optimise.make(student.parameters(), "sgd", o.student_lr, momentum=momentum)
-        optimise.restore_moments(sgd, self.sgd)
+        sgd = optimise.restore_moments(sgd, self.sgd)
         datafree = DataFree(
             task,
             generator,

@@ -27,7 +27,7 @@ class DepthFL(Averaged[Options, Reply]):
     The global architecture is that of the deepest client of the roster.
     """
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -9,5 +9,3 @@ from server_app.distillation.public_set import OwnClasses
 @final
 class DLMH(OwnClasses[Options, Reply]):
     """Server with Y_g = Σ_i W_i M_i', where M_i' is M_i in the columns of its classes, else 0."""
-
-    reply_type = Reply

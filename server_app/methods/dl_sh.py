@@ -17,7 +17,7 @@ from server_app.method import Client, Metrics, Replies
 class DLSH(PublicSet[Options, Reply]):
     """Server with Y_g = Σ_i W_i M_i and M_tgt ← M_tgt − η ∇ CE(Y_g, M_tgt(X_dist))."""
 
-    reply_type, second_reply_type, second_reply_name = Reply, IncentiveReply, "gain"
+    second_reply_type, second_reply_name = IncentiveReply, "gain"
 
     def check(self, client: Client, reply: Reply) -> None:
         shape, dtype = (self.samples, self.classes), self.config.wire.dtype
@@ -25,11 +25,9 @@ class DLSH(PublicSet[Options, Reply]):
         self.check_confidence(reply.w)
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        targets = self._targets(replies)
-        metrics = {"distill_loss": self.distil(t, targets)}
+        metrics = super().step(t, replies)
         if self.options.incentive != "none":
-            ensemble = self.options.incentive == "ensemble"
-            self.theta = targets if ensemble else self.predicted(self.public)
+            self.theta = self.theta_of(self.options.incentive)
         return metrics
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:
@@ -37,8 +35,7 @@ class DLSH(PublicSet[Options, Reply]):
             return {}
         return {client.k: self.reward(self.theta) for client in replies.clients}
 
-    def _targets(self, replies: Replies[Reply]) -> Tensor:
-        """Return Y_g [N, C], or the true classes [N]."""
+    def targets_of(self, replies: Replies[Reply]) -> Tensor:
         if self.options.targets == "labels":
             if self.labels is None:
                 raise ValueError('targets = "labels", but the public set has no known classes')

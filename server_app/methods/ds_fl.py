@@ -29,7 +29,7 @@ class State(Records, kind="ds_fl.State"):
 class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
     """Server with Ŷ = σ(p̄ / T), or p̄, and w ← w − η ∇ KL(Ŷ ‖ σ(f(w; x)))."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -25,9 +25,7 @@ class FD(TableMean[Options]):
 
     state_type = State
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.others: dict[int, StateDict] = {}  #: means without client k, under leave-one-out
+    others: dict[int, StateDict] = {}  #: means without client k; never modified in place
 
     def left(self, k: int) -> None:
         super().left(k)
@@ -35,22 +33,14 @@ class FD(TableMean[Options]):
 
     def request(self, t: int) -> Callable[[Client], TableRequest]:
         common = self.table_request()  # one object, which is packed once
-
-        def request(client: Client) -> TableRequest:
-            others = self.others.get(client.k)
-            if others is None:
-                return common
-            return TableRequest(rows=others["rows"], present=others["present"])
-
-        return request
+        own = {k: TableRequest.model_validate(mean) for k, mean in self.others.items()}
+        return lambda client: own.get(client.k, common)
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
         metrics = super().step(t, replies)
         if self.options.weights == "leave-one-out":
             pairs = [(reply.table, reply.counts) for _, reply in replies]
             means = leave_one_out([table for table, _ in pairs], [counts for _, counts in pairs])
-            self.others = {
-                client.k: {"rows": mean.rows, "present": mean.present}
-                for client, mean in zip(replies.clients, means, strict=True)
-            }
+            by_client = zip(replies.clients, means, strict=True)
+            self.others = {client.k: mean._asdict() for client, mean in by_client}
         return metrics

@@ -23,8 +23,6 @@ class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
     w_a starts from the mean of the clients with architecture a.
     """
 
-    reply_type = Reply
-
     def refine(self, t: int, replies: Replies[Reply], models: Models) -> tuple[Models, Metrics]:
         if not self.config.public.learn:
             return models, {}

@@ -17,6 +17,7 @@ from common.methods.fedftg import Options, Reply
 from common.models.batchnorm import batch_statistics
 from common.models.classifier import Classifier
 from common.models.generator import Generator
+from common.techniques.datafree import generator_of
 from common.training import optimise
 from common.training.fit import fit
 from common.training.task import Task
@@ -35,15 +36,13 @@ class State(Weights, kind="fedftg.State"):
 class FedFTG(Averaged[Options, Reply]):
     """Server with w ← Σ p_k w_k; w then distils the w_k on images of θ where w and w_k differ."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()
         g, task = self.config.generator, self.task
         with seeds.scope(task.seed, "init", "generator"):
-            self.generator = Generator(
-                g.latent + task.num_classes, task.shape, mean=task.mean, std=task.std, width=g.width
-            )
+            self.generator = generator_of(task, g.latent + task.num_classes, g.width)
         self.generator.to(task.device).train()
         self.theta = tree.snapshot(self.generator)
 

@@ -3,9 +3,8 @@
 from typing import final
 
 from common.exchange.records import StateDict
-from common.losses.distillation import kl
 from common.methods.fedftg_noise import Options, Reply
-from server_app.distillation.noise import distil, weighted
+from server_app.distillation.noise import combined, distil
 from server_app.global_model import Averaged
 from server_app.method import Metrics, Replies
 
@@ -14,14 +13,12 @@ from server_app.method import Metrics, Replies
 class FedFTGNoise(Averaged[Options, Reply]):
     """Server with w ← w + η Σ (w_i − w), then w ← w − η_s ∇ 1/K Σ_i KL(C(z; w_i) → S(z; w))."""
 
-    reply_type = Reply
-
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         return towards(previous, super().combine(replies, previous), self.options.aggregate_lr)
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         teachers = [(self.global_spec, reply.w) for _, reply in replies]
-        transfer = weighted(kl, [1 / len(replies)] * len(replies), self.config.noise.temperature)
+        transfer = combined(self.config.noise, len(teachers))
         return {"distill_loss": distil(self, t, teachers, transfer)}
 
 

@@ -31,7 +31,7 @@ class State(Weights, kind="fedgen.State"):
 class FedGen(Averaged[Options, Reply]):
     """Server with w ← Σ_k p_k w_k; G learns features that the clients' heads classify as ŷ."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

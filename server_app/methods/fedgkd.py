@@ -18,7 +18,7 @@ class State(Weights, kind="fedgkd.State"):
 class FedGKD(Averaged[Options, Reply]):
     """Server with w ← Σ_{k∈S_t} p_k w_k; w̄ is the mean of the last M global models."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -29,7 +29,7 @@ class State(Records, kind="fedgkt.State"):
 class FedGKT(Method[Options, Reply]):
     """Server with f_s ← f_s − η ∇ Σ_k T² KL(z_c → f_s(H)) + α CE(f_s(H), y); z_s = f_s(H)."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

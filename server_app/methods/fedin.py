@@ -31,7 +31,7 @@ class FedIN(Averaged[Options, Reply]):
     It sends S, ``samples`` pairs (s_in, s_out) of the pool.
     """
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()
@@ -52,32 +52,26 @@ class FedIN(Averaged[Options, Reply]):
 
     def request(self, t: int) -> Callable[[Client], Request]:
         def payload(client: Client) -> Request:
-            s_in, s_out = self._sample(t, client.k) or (None, None)
+            s_in, s_out = self.sample(t, client.k) or (None, None)
             return Request(w=self.w, s_in=s_in, s_out=s_out)
 
         return payload
 
-    def _sample(self, t: int, k: int) -> tuple[Tensor, Tensor] | None:
-        """Return S of round t for client k, drawn from the stream "features"; None if empty."""
-        o, seed = self.options, self.task.seed
-        if not o.others_only:
-            return self.draw(o.samples, seeds.stream(seed, "features", t))
-        return self.draw(o.samples, seeds.stream(seed, "features", k, t), without=k)
+    def sample(self, t: int, k: int) -> tuple[Tensor, Tensor] | None:
+        """Return S of round t for client k: ``samples`` pairs of the pool, or all if fewer.
 
-    def draw(
-        self, size: int, generator: torch.Generator, *, without: int | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return ``size`` pairs drawn uniformly from the pool without replacement, or all if fewer.
-
-        ``without``: the client whose pairs are left out. None if there is no pair.
+        They are drawn uniformly from the stream "features", without replacement. None if the pool
+        has no pair for the client.
         """
-        others = [k for k in sorted(self.rounds) if k != without]
-        indices = [(k, row) for k in others for row in range(len(self.s_in[k]))]
-        if not indices:
+        others = self.options.others_only
+        name = ("features", k, t) if others else ("features", t)
+        sources = [j for j in sorted(self.rounds) if j != k or not others]
+        pairs = [(j, row) for j in sources for row in range(len(self.s_in[j]))]
+        if not pairs:
             return None
-        chosen = torch.randperm(len(indices), generator=generator)[:size].tolist()
-        pairs = [indices[i] for i in chosen]
-        s_in, s_out = ([s[k][row] for k, row in pairs] for s in (self.s_in, self.s_out))
+        drawn = torch.randperm(len(pairs), generator=seeds.stream(self.task.seed, *name))
+        chosen = [pairs[i] for i in drawn[: self.options.samples].tolist()]
+        s_in, s_out = ([s[j][row] for j, row in chosen] for s in (self.s_in, self.s_out))
         return torch.stack(s_in), torch.stack(s_out)
 
     def put(self, t: int, k: int, s_in: Tensor, s_out: Tensor) -> None:
@@ -94,12 +88,12 @@ class FedIN(Averaged[Options, Reply]):
 
     def _check_features(self, name: str, s: Tensor | None, shape: tuple[int, ...]) -> None:
         limit = self.config.train.batch_size
-        if not self.options.in_training:
-            if s is not None:
-                raise ValueError(f"{name} is present, but in-training = false")
-            return
         if s is None:
-            raise ValueError(f"{name} is missing")
+            if self.options.in_training:
+                raise ValueError(f"{name} is missing")
+            return
+        if not self.options.in_training:
+            raise ValueError(f"{name} is present, but in-training = false")
         if s.dtype != torch.float32 or tuple(s.shape[1:]) != shape:
             actual = f"{str(s.dtype).removeprefix('torch.')}{list(s.shape)}"
             raise ValueError(f"{name} is {actual}, expected float32{['n', *shape]}")
@@ -110,17 +104,13 @@ class FedIN(Averaged[Options, Reply]):
         return super().cached(reply).model_copy(update={"s_in": None, "s_out": None})
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
-        sent = [
-            (client.k, reply.s_in, reply.s_out)
+        sent = {
+            client.k: (reply.s_in, reply.s_out)
             for client, reply in replies
             if reply.s_in is not None and reply.s_out is not None
-        ]
-        s_in = self._bounded([pair[1] for pair in sent])
-        s_out = self._bounded([pair[2] for pair in sent])
-        for (k, *_), into, out in zip(sent, s_in, s_out, strict=True):
-            self.put(t, k, into, out)
+        }
+        bound, pairs = self.options.bound, list(zip(*sent.values(), strict=True))
+        s_in, s_out = (bounded_rows(s, bound) if bound else s for s in pairs or ((), ()))
+        for k, *pair in zip(sent, s_in, s_out, strict=True):
+            self.put(t, k, *pair)
         return {}
-
-    def _bounded(self, features: list[Tensor]) -> list[Tensor]:
-        """Return the clients' features [n, ...] within ``fedin.bound``."""
-        return bounded_rows(features, self.options.bound) if self.options.bound else features

@@ -27,7 +27,7 @@ class State(Records, kind="fedkd.State"):
 class FedKD(GlobalModel[Options, Reply]):
     """Server with w ← w + C(1/|S_t| Σ_k C(w_k − w))."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()
@@ -59,7 +59,8 @@ class FedKD(GlobalModel[Options, Reply]):
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         states = [low_rank.apply(self.w, reply.update) for _, reply in replies]
         options, parameters = self.config.average, self.parameter_names
-        mean = average(states, replies.sizes, self.w, options, parameters)
+        p = options.shares(replies.sizes)
+        mean = average(states, p, self.w, options, parameters)
         change = {name: value - self.w[name] for name, value in mean.items()}
         energy = self.options.energy(t, self.config.run.rounds)
         self.update, self.since = low_rank.compress(change, energy), t

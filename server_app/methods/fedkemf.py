@@ -19,8 +19,6 @@ from server_app.method import Client, Metrics, Replies
 class FedKEMF(ServerPublicSet[Options, Reply], GlobalModel[Options, Reply]):
     """Server with w ← w − η_s ∇ KL(mean_k σ(f(x; w_k) / T) ‖ σ(f(x; w) / T))."""
 
-    reply_type = Reply
-
     def check(self, client: Client, reply: Reply) -> None:
         tree.check_like(reply.w, self.task.expected(self.global_spec), "w")
 

@@ -26,7 +26,7 @@ class State(Weights, kind="fedkf.State"):
 class FedKF(Averaged[Options, Reply]):
     """Server with w ← Σ_{k∈S_t} (n_k/Σn) w_k (ACA); ŵ: the same over all last uploads (OCA)."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -11,8 +11,6 @@ from server_app.method import Models
 class FedMRL(PredictorPart[Options, Reply]):
     """Server with w ← 1/|S_t| Σ_k w_k."""
 
-    reply_type = Reply
-
     def further(self) -> dict[str, Models]:
         """Return the small head as a model without weights of its own."""
         return {"small": {self.global_spec: {}}}

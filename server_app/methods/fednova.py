@@ -16,8 +16,6 @@ from server_app.method import Replies
 class FedNova(Averaged[Options, Reply]):
     """Server with w ← w − (Σ_k p_k a_k) Σ_k p_k (w − w_k) / a_k."""
 
-    reply_type = Reply
-
     def states(
         self, replies: Replies[Reply], previous: StateDict, parameters: Set[str]
     ) -> Iterable[StateDict]:

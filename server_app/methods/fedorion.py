@@ -21,7 +21,7 @@ class State(Weights, kind="fedorion.State"):
 class FedORION(Averaged[Options, Reply]):
     """Server with θ_g ← 1/C Σ θ_gi, then θ_g ← θ_g − η_g ∇ Σ_i n_i/Σn KD(f(z; θ_i) → f(z; θ_g))."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -14,8 +14,6 @@ from server_app.method import Client, Models
 class FedPer(Averaged[PartlyShared, Reply]):
     """Server with φ ← Σ_k p_k φ_k, for each architecture; it has no whole model."""
 
-    reply_type = Reply
-
     def prepare(self) -> None:
         self.names: dict[str, list[str]] = {}  #: entries that travel, by architecture
         super().prepare()

@@ -21,8 +21,6 @@ from server_app.method import Client, Metrics, Replies
 class FIARSE(GlobalModel[Options, Reply]):
     """Server with w ← w − η_g Σ_k Δ_k / |{k has the entry}|."""
 
-    reply_type = Reply
-
     def prepare(self) -> None:
         super().prepare()
         self.entries = importance.entries(self.net)

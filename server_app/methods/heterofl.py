@@ -29,7 +29,7 @@ class HeteroFL(Averaged[Partial, Reply]):
     convolutions, j = 1, 2, … for the clients that have e.
     """
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -3,9 +3,8 @@
 from typing import final
 
 from common.exchange import tree
-from common.losses.distillation import kl
 from common.methods.hetfedfl import Options, Reply
-from server_app.distillation.noise import distil, largest, weighted
+from server_app.distillation.noise import combined, distil
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
 
@@ -17,17 +16,11 @@ class HetFedFL(GlobalModel[Options, Reply]):
     With ``transfer = "ensemble"`` the target is the max-ensemble of the clients' models.
     """
 
-    reply_type = Reply
-
     def check(self, client: Client, reply: Reply) -> None:
         expected = self.task.expected(client.architecture)
         tree.check_like(reply.local, expected, f"local ({client.architecture})")
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        noise = self.config.noise
-        if self.options.transfer == "ensemble":
-            transfer = largest(noise.max_norm, noise.temperature)
-        else:
-            transfer = weighted(kl, [1 / len(replies)] * len(replies), noise.temperature)
+        transfer = combined(self.config.noise, len(replies), self.options.transfer)
         teachers = [(client.architecture, reply.local) for client, reply in replies]
         return {"distill_loss": distil(self, t, teachers, transfer)}

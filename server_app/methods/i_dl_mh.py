@@ -19,12 +19,11 @@ BYTE_CLASSES = 256
 class IDLMH(OwnClasses[Options, Reply]):
     """DL-MH's server, which sends y_k = argmax_{j∈d} θ[k][j] or all of θ to clients that opt in."""
 
-    reply_type, second_reply_type, second_reply_name = Reply, IncentiveReply, "gain"
+    second_reply_type, second_reply_name = IncentiveReply, "gain"
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         metrics = super().step(t, replies)
-        ensemble = self.options.reward == "ensemble"
-        self.theta = self.targets if ensemble else self.predicted(self.public)
+        self.theta = self.theta_of(self.options.reward)
         return metrics
 
     def second(self, t: int, replies: Replies[Reply]) -> dict[int, Request]:

@@ -4,7 +4,6 @@ from typing import final
 
 from common.exchange import tree
 from common.exchange.records import Records, StateDict
-from common.methods import lg_fedavg
 from common.methods.lg_fedavg import Options
 from common.models.classifier import Classifier
 from server_app.head_mean import HeadMean
@@ -22,7 +21,7 @@ class LGFedAvg(HeadMean[Options]):
     state_type = State
 
     def parts(self, net: Classifier) -> StateDict:
-        return tree.snapshot(lg_fedavg.shared(net))
+        return tree.snapshot(net.head)
 
     def weights_to_score(self) -> StateDict:
         return self.head

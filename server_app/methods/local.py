@@ -16,7 +16,7 @@ class State(Records, kind="local.State"):
 class Local(Method[Options, Reply]):
     """Server without a model."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def request(self, t: int) -> Request:
         return Request()

@@ -4,7 +4,7 @@ from typing import final
 
 from common.exchange.records import StateDict
 from common.methods.lwn import Options, Reply
-from server_app.distillation.noise import distil, largest
+from server_app.distillation.noise import combined, distil
 from server_app.global_model import Averaged
 from server_app.method import Metrics, Replies
 
@@ -13,13 +13,10 @@ from server_app.method import Metrics, Replies
 class LWN(Averaged[Options, Reply]):
     """Server with w ← w − η_s ∇ KL(max_i σ(S(z; s_i)) ‖ σ(S(z; w)))."""
 
-    reply_type = Reply
-
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         return super().combine(replies, previous) if self.options.init == "average" else previous
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
-        noise = self.config.noise
         small = [(self.global_spec, reply.w) for _, reply in replies]
-        loss = distil(self, t, small, largest(noise.max_norm, noise.temperature))
-        return {"distill_loss": loss}
+        transfer = combined(self.config.noise, len(small), "ensemble")
+        return {"distill_loss": distil(self, t, small, transfer)}

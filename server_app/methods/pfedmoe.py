@@ -12,8 +12,6 @@ from server_app.method import Client
 class PFedMoE(PredictorPart[Options, Reply]):
     """Server with w ← Σ_k p_k w_k of the small network without its head."""
 
-    reply_type = Reply
-
     def prepare(self) -> None:
         super().prepare()
         self.w = extractor(self.w)

@@ -20,8 +20,6 @@ class QFFL(Averaged[Options, Reply]):
     r = 1/η Σ_k q F_k^{q−1} ‖w − w_k‖².
     """
 
-    reply_type = Reply
-
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
         if self.options.q * math.log10(reply.loss + EPSILON) > LARGEST:

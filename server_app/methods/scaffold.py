@@ -25,7 +25,7 @@ class State(Weights, kind="scaffold.State"):
 class Scaffold(Averaged[Options, Reply]):
     """Server with w ← w + η_g Σ_k p_k (y_k − w) and c ← c + 1/N Σ_k Δc_k."""
 
-    reply_type, state_type = Reply, State
+    state_type = State
 
     def prepare(self) -> None:
         super().prepare()

@@ -169,8 +169,9 @@ class Scorer:
         """
         loss = entry.loss if "loss" in entry.model_fields_set else self._loss_on_sample()
         if loss is not None and not loss <= DIVERGED * guess:
-            line = f"round {entry.round}: the loss of the server's model is {loss:.3g}"
-            raise DivergedRound(f"{line}, so the round is not kept", entry.round)
+            why = f"the loss of the server's model is {loss:.3g}, so the round is not kept"
+            line = f"round {entry.round}: {why}"
+            raise DivergedRound(line, entry.round, released=line)
 
     def _loss_on_sample(self) -> float | None:
         """Return the loss on a few test images; None if the server has no model."""

@@ -96,7 +96,7 @@ def plan(
         raise diverged
     named = " and ".join(f"client {k} with {why}" for k, why in suspects.items())
     where = "" if source == t else f"in round {source} "
-    diverged = type(diverged)(f"{diverged}; {where}{named} stood out", t)
+    diverged = diverged.with_line(f"{diverged}; {where}{named} stood out")
     oldest = min([*checkpoint.older(Path(config.run.out)), entries[-1].round - 1])
     first = max(source, 1 + max(oldest, _last_undone(past, t)))
     if first > t or excluded(past, first) | suspects.keys() >= architectures.keys():

@@ -19,7 +19,7 @@ from common.parse import to_toml
 from common.settings.config import Config
 from common.settings.section import Value
 from server_app.aggregation.privacy import NoisySums, spent
-from server_app.release import released_logs, stop_line
+from server_app.release import RELEASED, released_logs, stop_line
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint, summary
 from server_app.storage.journal import Journal, clock
@@ -84,7 +84,8 @@ class Record:
             checkpoint.write(self.config, entry, state(), undone, **more)
         self.journal.append(entry)
         if entry.round:
-            log.info("round %d/%d: %s", entry.round, self.config.run.rounds, _log_text(entry))
+            results = entry.round, self.config.run.rounds, _log_text(entry)
+            log.info("round %d/%d: %s", *results, extra=RELEASED)  # the entry is withheld already
 
     def add_confusion(self, entry: Entry, counts: Confusion) -> None:
         """Write ``confusion.json``: the confusion of the primary score in the round of ``entry``.

@@ -19,6 +19,7 @@ from common.errors import report
 from common.files import write_atomically
 from common.journal import Entry
 from common.settings.section import Value
+from server_app.release import RELEASED
 from server_app.storage.journal import follow
 from server_app.tracking.tracker import PLACE, Tracker, check, find, named
 
@@ -165,7 +166,8 @@ class _TrackedRun:
         """Warn once, and use this tracker no more."""
         with self._lock, suppress(OSError):
             if not self.progress.failed:
-                log.warning("track: %s fails, the run goes on without it: %s", self.name, why)
+                line = "track: %s fails, the run goes on without it: %s"
+                log.warning(line, self.name, why, extra=RELEASED)
                 self._save(failed=why)
 
     def _save(self, **changes: str | int) -> None:

@@ -35,7 +35,7 @@ def mean(rule: str, states: list[StateDict], **more: Any) -> list[float]:
     """The robust mean of two-entry models, as [a, b]."""
     trusted, sizes = more.pop("trusted", None), more.pop("sizes", [1] * len(states))
     options = Average.model_validate({"robust": rule, "weights": "samples", **more})
-    result = average(states, sizes, ZERO, options, NAMES, trusted)
+    result = average(states, options.shares(sizes), ZERO, options, NAMES, trusted)
     return [float(result["a"]), float(result["b"])]
 
 

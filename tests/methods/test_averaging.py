@@ -38,7 +38,7 @@ def test_the_average_and_the_proximal_term_by_hand() -> None:
     states = [{"weight": torch.tensor([[2.0]])}, {"weight": torch.tensor([[6.0]])}]
     for weights, expected in (("samples", 5.0), ("uniform", 4.0)):  # (1·2 + 3·6)/4, (2 + 6)/2
         options = Average(weights=weights)
-        mean = average(states, [1, 3], states[0], options, parameters_only(net))
+        mean = average(states, options.shares([1, 3]), states[0], options, parameters_only(net))
         assert mean["weight"].item() == expected
     w = [torch.tensor([3.0, 0.0], requires_grad=True), torch.tensor([[1.0]])]
     reference = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[1.0]])}

@@ -126,14 +126,14 @@ def test_equation_13_drops_or_projects_the_local_gradient() -> None:
         assert torch.allclose(z, expected, atol=1e-6), name
 
 
-@pytest.mark.parametrize(("how", "steps"), [("_sequential", 1), ("_phases", 3)])
+@pytest.mark.parametrize(("how", "steps"), [("sequential", 1), ("phases", 3)])
 def test_steps_on_the_features_follow_each_local_step_or_all_of_them(how: str, steps: int) -> None:
     s_in = torch.randn(4, 8, 4, 4, generator=seeds.stream(1, "s"))
     network, by_hand, (x, y) = net(), net(), batch()
     in_training = INTraining(network, s_in, torch.zeros(4, 16, 2, 2))
-    fedin = half(network)
+    fedin = half(network, grad_mode=how)
     fedin.participant.steps = steps  # type: ignore[attr-defined]
-    getattr(fedin, how)(1, in_training)
+    fedin._apart(1, in_training)
     assert in_training.count == steps
 
     inner = [p for name, p in by_hand.named_parameters() if by_hand.part(name) == "intermediate"]
@@ -188,9 +188,10 @@ def test_features_are_of_the_last_full_batch_clipped_by_sample_and_with_noise() 
     assert torch.equal(first, second) and float(first.std()) == pytest.approx(0.5, rel=0.05)
 
 
-def pool_of(limit: int, *entries: tuple[int, int, list[float]]) -> Any:
+def pool_of(limit: int, *entries: tuple[int, int, list[float]], **options: Any) -> Any:
     """Return a pool of features with entries (round, client, numbers): s_in x, s_out 10 x."""
-    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=limit)
+    options = {f"fedin__{name}": value for name, value in options.items()}
+    pool = server(method="fedin", fleet="cnn2@0.5", fedin__pool=limit, **options)
     for t, k, values in entries:
         rows = torch.tensor(values).view(-1, 1, 1, 1)
         pool.put(t, k, rows, 10 * rows)
@@ -200,14 +201,14 @@ def pool_of(limit: int, *entries: tuple[int, int, list[float]]) -> Any:
 def test_the_pool_keeps_the_latest_of_each_client_and_draws_pairs_once() -> None:
     pool = pool_of(2, (1, 0, [1.0]), (1, 1, [1.0]), (2, 0, [2.0]), (3, 2, [3.0]))
     assert pool.rounds == {0: 2, 2: 3} and pool.s_in[0].item() == 2
-    pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [3.0, 4, 5]))
-    s_in, s_out = pool.draw(4, seeds.stream(1, "d"))
+    two = (1, 0, [0.0, 1, 2]), (1, 1, [3.0, 4, 5])
+    s_in, s_out = pool_of(9, *two, samples=4, others_only=False).sample(2, 0)
     assert torch.equal(10 * s_in, s_out) and len(set(s_in.flatten().tolist())) == 4
-    whole = pool.draw(99, seeds.stream(1, "d"))
+    whole = pool_of(9, *two, samples=99, others_only=False).sample(2, 0)
     assert sorted(whole[0].flatten().tolist()) == [0, 1, 2, 3, 4, 5]
-    assert pool_of(9, (1, 0, [0.0, 1, 2])).draw(5, seeds.stream(1), without=0) is None
+    assert pool_of(9, (1, 0, [0.0, 1, 2])).sample(2, 0) is None
     pool = pool_of(9, (1, 0, [0.0, 1, 2]), (1, 1, [7.0]))
-    assert pool.draw(5, seeds.stream(1), without=0)[0].flatten().tolist() == [7]
+    assert pool.sample(2, 0)[0].flatten().tolist() == [7]
 
 
 def sent(run: Run, monkeypatch: pytest.MonkeyPatch, kind: type, **changes: Any) -> list[Any]:

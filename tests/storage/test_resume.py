@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
+from deploy.flower.certificates import make
 from deploy.run.loopback import RUN_ID, Loopback
 from deploy.run.preflight import fresh, resumed
 from deploy.settings import load
@@ -21,6 +22,7 @@ from server_app.app import app
 from server_app.stopped import Stopped
 from tests.support.battery import fail_client, tiers
 from tests.support.commandline import completed, error_of
+from tests.support.keys import Keyed
 from tests.support.tiny import TinyRun, flat, play
 
 SAME: dict[str, Any] = {"method": "fedavg", "node__1__model": "mlp", "score__clients_every": 1}
@@ -40,9 +42,10 @@ KEEPING: dict[str, dict[str, Any]] = {
 ARCHIVE = Path(__file__).with_name("earlier_runs.tar.xz")
 """Runs of two rounds of earlier code. ``METHODS``: before classes and modules were renamed, with
 kinds of payloads named after classes that have other names today. ``CONTINUED``: before a setting's
-nature, aggregation and rounds had one mechanism each, with the third round of that code."""
+nature, aggregation and rounds had one mechanism each, with the third round of that code; of these
+``sealed`` had keys, and goes on with other ones: a run's folder has none."""
 METHODS = ("fedkf", "fedmd", "i-dl-mh", "scaffold")
-CONTINUED = ("same", "depth", "width", "oca", "central", "local", "fedgen", "fedproto")
+CONTINUED = ("same", "depth", "width", "oca", "central", "local", "fedgen", "fedproto", "sealed")
 
 
 @pytest.fixture(scope="module")
@@ -197,16 +200,21 @@ def tensors(folder: Path) -> Tensors:
     return {f"{path}/{name}": w for path, state in found.items() for name, w in state.items()}
 
 
-@pytest.mark.parametrize("name", tiers(CONTINUED, ("width", "oca", "central")))
+@pytest.mark.parametrize("name", tiers(CONTINUED, ("width", "oca", "central", "sealed")))
 def test_a_run_of_earlier_code_goes_on_as_that_code_went_on(
-    name: str, old: Path, tmp_path: Path
+    name: str, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = old / name / "run"
     continued = resumed(run, "", given={"rounds": 3})[0]
     first = {"out": str(tmp_path), "state-dir": str(tmp_path / "state"), "resume": False}
     play(continued | first | {"rounds": 1})
     alike = losses(tmp_path) == losses(run)[:1]
-    play(continued)
+    if name == "sealed":
+        keys = make(tmp_path / "certs", [], int(continued["clients"]))
+        monkeypatch.setenv("FEDMOSAIC_TRUST", str(keys.folder))
+        play(continued, Keyed(continued, keys))
+    else:
+        play(continued)
     _check_same(tensors(run), tensors(old / name / "continued"), alike=alike)
 
 

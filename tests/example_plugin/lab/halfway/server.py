@@ -13,8 +13,6 @@ from server_app.method import Replies
 class Halfway(Averaged[Options, Reply]):
     """w ← (1 − s) w + s Σ_{k∈S_t} p_k w_k."""
 
-    reply_type = Reply
-
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         s = self.options.step
         return tree.mean([previous, super().combine(replies, previous)], [1 - s, s])
