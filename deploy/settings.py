@@ -7,6 +7,7 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 import difflib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,10 +229,15 @@ def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
     Unknown keys are an error; ``parse`` checks the values. ``method``: a plug-in whose table is
     known too.
     """
-    return {
-        key: float(value) if kind_of(key, method) is float and type(value) is int else value
-        for key, value in flat.items()
-    }
+    try:
+        return {
+            key: float(value) if kind_of(key, method) is float and type(value) is int else value
+            for key, value in flat.items()
+        }
+    except OverflowError:
+        most = sys.float_info.max
+        key = next(key for key, value in flat.items() if type(value) is int and abs(value) > most)
+        raise ValueError(f"{key} is not allowed; it should be at most {most:.1e}") from None
 
 
 def parse_override(text: str, method: str = "") -> tuple[str, Value]:
@@ -274,9 +280,11 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ``ValueError``, one line, if it is not TOML."""
     try:
-        return parse_toml(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    try:
+        return parse_toml(text)
     except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 

@@ -69,7 +69,7 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         there = _describe(features)
         raise ValueError(f"{root}: column {label!r} holds no classes; there are {there}")
     check_classes(len(features[label].names) - 1, f"{root}: column {label!r}")
-    names = "\n".join(features[label].names)
+    names = "\n".join(map(str, features[label].names))
     tensors = {"classes": torch.tensor(list(names.encode()), dtype=torch.uint8)}
     owner = data.owner_column
     if owner and not isinstance(features.get(owner), (datasets.Value, datasets.ClassLabel)):
@@ -104,6 +104,15 @@ def _check_files(root: Path) -> None:
 
     ``dataset_dict.json`` names the folders of the splits, ``state.json`` the files of a split.
     """
+    try:
+        _check_splits(root)
+    except OSError as error:  # a name that is too long
+        raise ValueError(
+            f"{root}: damaged or not saved by save_to_disk ({error.strerror})"
+        ) from None
+
+
+def _check_splits(root: Path) -> None:
     splits = [""]
     if (root / "dataset_dict.json").exists():
         splits += _named(root / "dataset_dict.json", root, lambda content: content["splits"])
