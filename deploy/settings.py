@@ -159,10 +159,11 @@ def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     return {key: v for key, v in placed.items() if key not in gone}
 
 
-def find(experiment: Path) -> Path:
+def find(experiment: Path, kind: str = "experiment") -> Path:
     """Return the path of an experiment file, or of the bundled one of this name.
 
-    ``.toml`` may be omitted. Raises ``ValueError`` if there is no such file.
+    ``.toml`` may be omitted. ``kind`` names the file in errors: experiment, table or sweep. Raises
+    ``ValueError`` if there is no such file.
     """
     bundled = EXPERIMENTS / experiment.name
     for path in (experiment, bundled) if experiment.name else ():
@@ -174,7 +175,7 @@ def find(experiment: Path) -> Path:
     names = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
     similar = difflib.get_close_matches(experiment.stem, names, n=4, cutoff=0.5) or ["default"]
     known = f"bundled are {', '.join(similar)} and all others in {EXPERIMENTS}"
-    raise ValueError(f"experiment file {experiment} does not exist; {known}")
+    raise ValueError(f"{kind} file {experiment} does not exist; {known}")
 
 
 def load(experiment: Path) -> dict[str, Value]:

@@ -507,7 +507,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(
         folder.mkdir()
     paths = sorted(reader.write(folder))
     reader.read(folder)  # whole, it is read
-    for number in range((count // 10 or 2) if reader.read is seen else count):
+    for number in range((count // 40 or 2) if reader.read is seen else count):
         draw = Random(f"{name} {number}")
         path = draw.choice(paths)
         whole = path.read_bytes()

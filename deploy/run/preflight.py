@@ -24,6 +24,7 @@ from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
+from deploy.report.read import beside
 from deploy.settings import RUNTIMES, load_run
 from server_app import callbacks
 from server_app.messaging.schedule import Schedule
@@ -73,7 +74,8 @@ def resumed(
     if "out" in overrides and Path(str(overrides["out"])).expanduser().resolve() != folder:
         raise ValueError(f"out = {overrides['out']!r} is not allowed; the run goes on in {folder}")
     if not (folder / "config.toml").exists():
-        raise ValueError(f"--resume {folder}: no config.toml there, so no run to resume")
+        why = "no config.toml there, so no run to resume"
+        raise ValueError(f"--resume {folder}: {why}{beside(folder)}")
     saved = load_run(folder)
     if (method := overrides.get("method", saved.get("method"))) != saved.get("method"):
         raise ValueError(

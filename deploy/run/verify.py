@@ -15,6 +15,7 @@ from common.exchange import model_file
 from common.exchange.records.arrays import prove
 from common.files import parse_json, parse_toml
 from common.journal import Entry
+from deploy.report.read import beside
 from deploy.settings import load_run
 from server_app.storage import checkpoint
 from server_app.storage.journal import read_lines
@@ -48,7 +49,8 @@ def verify(folder: Path) -> list[Verdict]:
     """
     folder = folder.expanduser().resolve()
     if not (folder / "journal.jsonl").exists() and not checkpoint.path_in(folder).exists():
-        raise ValueError(f"{folder} holds no run: it has no journal.jsonl and no checkpoint")
+        why = "it has no journal.jsonl and no checkpoint"
+        raise ValueError(f"{folder} holds no run: {why}{beside(folder)}")
     first = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
     verdicts = [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
     return [*verdicts, *_others(folder, {verdict.path for verdict in verdicts})]

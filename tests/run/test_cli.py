@@ -105,6 +105,9 @@ def test_the_experiment_file_is_read_once_and_the_run_config_is_parsed_once(
         (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
         (["list", "cats"], "list cats is unknown; allowed: methods, models"),
         (["report", "/nonexistent"], "/nonexistent"),
+        (["table", "/nosuch.toml"], "table file /nosuch.toml does not exist"),
+        (["sweep", "/nosuch.toml"], "sweep file /nosuch.toml does not exist"),
+        (["run", "-s", "callbacks=nosuch:A"], "it should be beside the experiment file, on PYTH"),
         (["table", "default"], "default.toml has no [[row]], so it is no table"),
     ],
 )
