@@ -200,10 +200,13 @@ class SealedChannel(Channel):
     def open(self, k: int, content: RecordDict) -> RecordDict:
         """Return client k's packed reply to its newest request.
 
-        Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content.
+        Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content and
+        for a key that was revoked since the census.
         """
         _, place, keys = self._requests[k]
-        return session.unseal(content, keys, place, "up")
+        opened = session.unseal(content, keys, place, "up")
+        self._trust.client(k)
+        return opened
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``.
