@@ -220,10 +220,10 @@ class Sealed(Launched):
     """``fedmosaic local`` with TLS, keys and sealed messages."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        Run.__init__(self, folder / "out", folder / "work" / "home")
+        Run.__init__(self, folder / "out", folder / "local" / "home")
         file = folder / "experiment.toml"
         file.write_text(to_toml(settings(self.out, **changes)))
-        self._start("local", str(file), "--work", str(folder / "work"), COLD)
+        self._start("local", str(file), "--work", str(folder / "local"), COLD)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -251,7 +251,7 @@ def test_a_process_of_a_sealed_run_that_is_killed_in_any_phase_costs_at_most_a_r
     result = resumed(run.out) if status else TinyRun(run.out)
     assert result.weights == undisturbed(tmp_path, rounds=4)
     outcome = f"stopped; {WEIGHTS}" if status else "completed, undisturbed"
-    told = re.sub(r"\d{6,}", "…", said.removeprefix("error: ").replace(str(tmp_path), ""))
+    told = re.sub(r"\d{6,}", "…", said.removeprefix("error: ").replace(f"{tmp_path}/", ""))
     note(f"SIGKILL of the {victim} of a sealed run in the phase {phase}", outcome, told)
 
 
