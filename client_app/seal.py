@@ -120,7 +120,7 @@ class ClientSession:
             return cls(int(fields["at"]), str(fields["config"]), share, keys)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise Damaged(f"{path} is damaged: delete it, and a new session begins") from None
 
     def write(self, path: Path) -> None:

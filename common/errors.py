@@ -6,6 +6,7 @@ line number. ``report`` writes the traceback of such an error, and of every unex
 """
 
 import inspect
+import json
 import logging
 import time
 import traceback
@@ -24,6 +25,7 @@ from common.files import home
 LOG = "errors.log"  #: file in a run's folder; for errors outside a run, in ``HOME``
 HOME = home() / ".fedmosaic"
 LONGEST = 400  #: characters of a line from a client
+MOST = 3000  #: characters of a line; a user's file can have a value of any length
 FORESEEN = (ValueError, RuntimeError, FloatingPointError, OSError, ModuleNotFoundError)
 """Types of errors whose first line is written for users."""
 PLUGINS: set[str] = set()
@@ -50,6 +52,8 @@ def first_line(error: BaseException | str, most: int | None = None) -> str:
     first, _, more = text.strip().partition("\n")
     if first.endswith(":"):  # torch gives the reason in the second line
         first = f"{first} {more.strip().partition(chr(10))[0]}".strip()
+    if most is None and len(first) > MOST:  # the end often has the remedy
+        first = f"{first[: MOST // 2]} … {first[-MOST // 2 :]}"
     shown = "".join(c if c.isprintable() else "?" for c in first[:most])
     return shown or ("" if isinstance(error, str) else type(error).__name__)
 
@@ -124,7 +128,7 @@ def refusal(error: ErrorDetails, key: str, pattern: str = "") -> str:
     elif error["type"] in WORDS:
         allowed = WORDS[error["type"]].format_map(error.get("ctx", {}))
     value = error["input"]
-    shown = f'"{value}"' if isinstance(value, str) else str(value)
+    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
     shown = shown.lower() if isinstance(value, bool) else shown
     return f"{key} = {shown} is not allowed; it should be {allowed}"
 

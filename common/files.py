@@ -12,10 +12,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+LONGEST_INTEGER = 25
+"""Digits of an integer in a JSON file; a float holds any such number."""
+
 
 def read_text(path: Path) -> str:
-    """Return the text of a user's file: UTF-8, with or without a byte order mark."""
-    return path.read_text(encoding="utf-8-sig")
+    """Return the text of a user's file: UTF-8, with or without a byte order mark.
+
+    Raises ``ValueError``, one line with the path, for other bytes, ``OSError`` without the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is no text in UTF-8") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise ``ValueError``, one line with the path, if it is
+    damaged, ``OSError`` without the file."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -27,11 +45,21 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON file; raise ``ValueError`` also for one with deep nesting."""
+    """Return the content of a JSON file.
+
+    Raises ``ValueError`` also for one with deep nesting, and for an integer of more than
+    ``LONGEST_INTEGER`` digits, with which no code calculates without an error.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise ValueError(f"it has an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def home() -> Path:

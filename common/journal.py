@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
+from common.files import parse_json
 from common.metrics import over_rounds, sums
 
 Primary = Literal["global", "personal"]
@@ -369,8 +370,8 @@ class Entry(Part):
         Raises a one-line ``ValueError`` for an invalid line, ``OtherVersion`` for another version.
         """
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             raise ValueError(f"it is not JSON: {error}") from error
         entry = value if isinstance(value, dict) and "round" in value else {"version": VERSION}
         version = entry.get("version", 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 from rich.console import Console
 
 from common.extras import imported, missing
-from common.files import parse_json
+from common.files import read_json
 from common.journal import Entry
 from common.settings.section import Value, kebab
 from deploy import settings as experiments
@@ -63,7 +63,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``; empty until the run ends."""
         path = self.folder / "summary.json"
-        summary: dict[str, Any] = parse_json(path.read_text("utf-8")) if path.exists() else {}
+        summary: dict[str, Any] = read_json(path) if path.exists() else {}
         return summary
 
     @property

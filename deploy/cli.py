@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import sys
 import threading
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from common import errors
 from deploy.console import (
     INTERRUPTED,
     Answering,
+    Ending,
     Experiment,
     Folders,
     RayAddress,
@@ -354,7 +354,7 @@ def main(commands: typer.Typer = app, name: str = "fedmosaic") -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        Ending()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
         status = commands(prog_name=name, standalone_mode=False)

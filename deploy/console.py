@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from click import Parameter
@@ -167,6 +171,47 @@ def log_as(form: str, level: str) -> None:
 
     log_lines.check(form, level)
     log_lines.convert_output(form, level, errors_only=out.stderr)
+
+
+@final
+class Ending:
+    """Ends a command at Ctrl-C and SIGTERM by ``KeyboardInterrupt``, which always arrives.
+
+    Python drops an exception that is raised in a finalizer, so that a command would go on: such an
+    interrupt is raised again. One that is raised while a lock is taken may leave it locked, and a
+    thread that waits for it never ends: after ``PATIENCE`` seconds the process ends all the same.
+    """
+
+    PATIENCE = 60.0  #: seconds from the first signal until the end
+    AGAIN = 0.05  #: seconds until a dropped interrupt is raised again
+
+    def __init__(self) -> None:
+        """Set what the signals do; one that this process ignores stays ignored."""
+        self._latest = math.inf
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._interrupt)
+        if hasattr(signal, "setitimer"):  # Unix
+            signal.signal(signal.SIGALRM, self._interrupt)
+            sys.unraisablehook = self._dropped
+
+    def _interrupt(self, number: int, _: object) -> None:
+        now = time.monotonic()
+        if now >= self._latest:
+            os._exit(INTERRUPTED)
+        self._latest = min(self._latest, now + self.PATIENCE)
+        self._wake(self._latest - now)
+        raise KeyboardInterrupt
+
+    def _dropped(self, lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_type is KeyboardInterrupt:
+            self._wake(self.AGAIN)
+        else:
+            sys.__unraisablehook__(lost)
+
+    def _wake(self, seconds: float) -> None:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @contextmanager

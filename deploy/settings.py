@@ -7,6 +7,7 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 import difflib
 import json
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,10 +195,11 @@ def _without_run(keys: dict[str, Value], path: Path) -> dict[str, Value]:
     return {**BEFORE, **{key: v for key, v in placed.items() if key not in gone}}
 
 
-def find(experiment: Path) -> Path:
+def find(experiment: Path, kind: str = "experiment") -> Path:
     """Return the path of an experiment file, or of the bundled one of this name.
 
-    ``.toml`` may be omitted. Raises ``ValueError`` if there is no such file.
+    ``.toml`` may be omitted. ``kind`` names the file in errors: experiment, table or sweep. Raises
+    ``ValueError`` if there is no such file.
     """
     bundled = EXPERIMENTS / experiment.name
     for path in (experiment, bundled) if experiment.name else ():
@@ -209,7 +211,7 @@ def find(experiment: Path) -> Path:
     names = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
     similar = difflib.get_close_matches(experiment.stem, names, n=4, cutoff=0.5) or ["default"]
     known = f"bundled are {', '.join(similar)} and all others in {EXPERIMENTS}"
-    raise ValueError(f"experiment file {experiment} does not exist; {known}")
+    raise ValueError(f"{kind} file {experiment} does not exist; {known}")
 
 
 def load(experiment: Path) -> dict[str, Value]:
@@ -269,10 +271,15 @@ def numbers(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
     Unknown keys are an error; ``parse`` checks the values. ``method``: a plug-in whose table is
     known too.
     """
-    return {
-        key: float(value) if kind_of(key, method) is float and type(value) is int else value
-        for key, value in flat.items()
-    }
+    try:
+        return {
+            key: float(value) if kind_of(key, method) is float and type(value) is int else value
+            for key, value in flat.items()
+        }
+    except OverflowError:
+        most = sys.float_info.max
+        key = next(key for key, value in flat.items() if type(value) is int and abs(value) > most)
+        raise ValueError(f"{key} is not allowed; it should be at most {most:.1e}") from None
 
 
 def typed(
@@ -326,9 +333,11 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ``ValueError``, one line, if it is not TOML."""
     try:
-        return parse_toml(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    try:
+        return parse_toml(text)
     except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 

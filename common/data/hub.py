@@ -175,7 +175,7 @@ def _labels(root: Path, parts: dict[str, Any], column: str) -> tuple[list[str], 
             if missing := [i for i, label in enumerate(labels) if label is None or label < 0]:
                 raise ValueError(f"{root}: sample {missing[0]} has no {column!r}")
             tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
-        return list(feature.names), tensors
+        return [str(name) for name in feature.names], tensors
     if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(LABELS):
         there = _describe(features)
         raise ValueError(f"{root}: column {column!r} holds no classes; there are {there}")
@@ -193,6 +193,15 @@ def _check_files(root: Path) -> None:
 
     ``dataset_dict.json`` names the folders of the splits, ``state.json`` the files of a split.
     """
+    try:
+        _check_splits(root)
+    except OSError as error:  # a name that is too long
+        raise ValueError(
+            f"{root}: damaged or not saved by save_to_disk ({error.strerror})"
+        ) from None
+
+
+def _check_splits(root: Path) -> None:
     splits = [""]
     if (root / "dataset_dict.json").exists():
         splits += _named(root / "dataset_dict.json", root, lambda content: content["splits"])

@@ -85,7 +85,8 @@ def imported(what: str, name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
-            raise ValueError(f"{what}: no module named {missing!r}") from None
+            where = "it should be beside the experiment file, on PYTHONPATH or installed"
+            raise ValueError(f"{what}: no module named {missing!r}; {where}") from None
         why = errors.line(error, typed=True)
         raise ValueError(f"{what}: module {name!r} cannot be imported: {why}") from error
 

@@ -83,7 +83,7 @@ def check(table: str, o: Descent) -> None:
     """Raise a one-line ``ValueError`` unless ``make`` accepts the settings of a table."""
     if o.optimizer.lower() not in KINDS:
         hint = nearest(o.optimizer.lower(), KINDS) or f"; allowed: {', '.join(KINDS)}"
-        raise ValueError(f'{table}.optimizer = "{o.optimizer}" is unknown{hint}')
+        raise ValueError(f"{table}.optimizer = {o.optimizer!r} is unknown{hint}")
     cls = KINDS[o.optimizer.lower()]
     takes = set(inspect.signature(cls).parameters)
     if o.weight_decay and "weight_decay" not in takes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from common.errors import first_line
 from common.settings.section import Value
 from deploy.flower.owner import pinned
-from deploy.settings import app_folder, flatten, with_app_config
+from deploy.settings import app_folder, flatten, read_toml, with_app_config
 from deploy.user_modules import UserModules
 
 TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
@@ -52,16 +52,16 @@ def check_app(app: Path, run_config: Mapping[str, Value]) -> Path:
     Raises ``ValueError`` if there is no Flower app, or if a table of its config lacks a key.
     """
     folder = app.expanduser().resolve()
-    try:
-        with (folder / "pyproject.toml").open("rb") as file:
-            section = tomllib.load(file)["tool"]["flwr"]["app"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} is not a Flower app: it has no pyproject.toml") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{folder / 'pyproject.toml'} is not valid TOML: {error}") from None
-    except KeyError:
-        raise ValueError(f"{folder / 'pyproject.toml'} has no [tool.flwr.app] section") from None
-    allowed = list(flatten(section.get("config", {})))
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        raise ValueError(f"{folder} is not a Flower app: it has no pyproject.toml")
+    match read_toml(file):
+        case {"tool": {"flwr": {"app": {"config": dict(config)}}}}:
+            allowed = list(flatten(config))
+        case {"tool": {"flwr": {"app": {}}}}:
+            allowed = []
+        case _:
+            raise ValueError(f"{file} has no [tool.flwr.app] section")
     tables = {_table(key) for key in allowed} | {""}
     unknown = [key for key in run_config if key not in allowed and _table(key) in tables]
     if unknown:

@@ -52,6 +52,10 @@ A poll for messages is a call of the SuperLink, a poll for the reply is local to
 LONGEST_LOOK, LONGEST_REPLY = 3.0, 0.5  #: longest waits in seconds: Flower's values
 LEVEL = "FLWR_LOG_LEVEL"  #: environment variable with the level of Flower's log
 Result = TypeVar("Result")
+SIGNED_OFF = (
+    "this client has left the federation; its state and its key are kept: start the same command "
+    "again, and it takes part from the next round on"
+)
 log = logging.getLogger("flwr.fedmosaic")
 
 
@@ -86,6 +90,19 @@ class Node:
             return server
 
         return wrapped
+
+    def stopping(self, register: Callable[..., None]) -> Callable[..., None]:
+        """Wrap ``register``, which sets what signals do, to end the ClientApp and print a line.
+
+        Nobody takes the ClientApp's reply any more, so it would report a lost connection.
+        """
+
+        def stop() -> None:
+            if self._process is not None:
+                self._process.kill()
+            log.info(SIGNED_OFF)
+
+        return functools.partial(register, exit_handlers=[stop])
 
     def serving(self, fetch: Callable[..., int | None]) -> Callable[..., int]:
         """Wrap ``fetch``, which fetches one message if any, to wait for a message and its reply."""
@@ -226,12 +243,12 @@ def main() -> None:
         sys.exit(f"error: {why}")
     from flwr.supernode.cli import flower_supernode
 
-    for handler in logging.getLogger("flwr").handlers:
-        handler.colored = sys.stderr.isatty()  # type: ignore[attr-defined]
+    pinned.without_colours()
     loop: Any = importlib.import_module(LOOP)
     node = Node()
     node.quiet = LEVEL not in os.environ
     loop.run_clientappio_api_grpc = node.listening(loop.run_clientappio_api_grpc)
+    loop.register_signal_handlers = node.stopping(loop.register_signal_handlers)
     loop._pull_and_store_message = node.serving(loop._pull_and_store_message)
     loop.pull_objects = functools.partial(loop.pull_objects, initial_backoff=SHORTEST)
     flower_supernode()

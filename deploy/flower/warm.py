@@ -146,7 +146,13 @@ def supervise(
         processes.start("supernode", line, {**env, warm_client.ADDRESS: address})
         supernode = processes.started["supernode"]
 
+        stopping = False
+
         def stop(*_: object) -> None:
+            nonlocal stopping
+            stopping = True
+            if (warm := processes.started.get("warm")) is not None:
+                watchdog.kill({warm.pid})  # nobody takes the reply of a ClientApp any more
             supernode.terminate()
             signal.alarm(STUCK)
 
@@ -158,10 +164,10 @@ def supervise(
             warm = processes.started.get("warm")
             if warm is not None and (exit_status := warm.poll()) is not None:
                 processes.forget("warm")
-                if exit_status:
+                if exit_status and not stopping:
                     print(f"warning: the warm process {ending(exit_status)}", flush=True)
                     no_restart_before = time.monotonic() + RESTART_DELAY
-            waiting = [] if "warm" in processes.started else [listener]
+            waiting = [] if "warm" in processes.started or stopping else [listener]
             if not select.select(waiting, [], [], POLL)[0]:
                 continue
             if time.monotonic() < no_restart_before:

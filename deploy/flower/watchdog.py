@@ -29,8 +29,13 @@ def end(sessions: Collection[int], grace: float) -> None:
     """Send SIGTERM to all processes of ``sessions``, and after ``grace`` s SIGKILL."""
     _signal(living(sessions), signal.SIGTERM)
     if not _gone(sessions, grace):
-        _signal(living(sessions), signal.SIGKILL)
+        kill(sessions)
         _gone(sessions, 5.0)
+
+
+def kill(sessions: Collection[int]) -> None:
+    """Send SIGKILL to all processes of ``sessions``."""
+    _signal(living(sessions), signal.SIGKILL)
 
 
 def _gone(sessions: Collection[int], patience: float) -> bool:

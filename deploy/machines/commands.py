@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -477,7 +476,6 @@ def local(
             if missing := [k for k in range(count) if not files.key(k).is_file()]:
                 pair = f"{files.key(missing[0])} is missing, but its public half exists"
                 raise ValueError(f"{pair}: put it back, or delete {missing[0]}.pub for a new pair")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         env = {"OMP_NUM_THREADS": str(flat["threads"])}
         start = start_federation(app_folder(), count, place, env, warm, files)
         federation = stack.enter_context(start)

@@ -33,6 +33,7 @@ from server_app.storage.journal import read_lines
 
 T = TypeVar("T")
 JOURNAL = "journal.jsonl"
+RUNS = 5  #: most runs that a line names
 FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json", "data.json")
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
@@ -302,10 +303,20 @@ def read(path: Path) -> Run:
     release.
     """
     if not path.is_dir():
-        raise ValueError(f"{path}: not a directory; it should be the directory of a run")
+        raise ValueError(
+            f"{path}: not a directory; it should be the directory of a run{beside(path)}"
+        )
     if not (path / JOURNAL).is_file():
-        raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl")
+        raise ValueError(f"{path}: not a run's directory; it has no journal.jsonl{beside(path)}")
     return _read(path, stamps(path))
+
+
+def beside(path: Path) -> str:
+    """Return the end of a line that names the newest runs beside the folder ``path``, and in it."""
+    found = [*path.parent.glob(f"*/{JOURNAL}"), *path.glob(f"*/{JOURNAL}")]
+    newest = sorted(found, key=lambda journal: journal.stat().st_mtime, reverse=True)[:RUNS]
+    names = ", ".join(str(journal.parent) for journal in newest)
+    return f"; runs near it: {names}" if names else ""
 
 
 def read_several(dirs: Sequence[Path]) -> list[Run]:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import final
+from typing import Any, final
 
 IDLE = 10.0  #: seconds after which a silent connection is closed
+MOST = 64  #: open connections; each has a thread
 LOCKED = "default-src 'none'; style-src 'unsafe-inline'"
 """Content-Security-Policy of a page that loads and runs nothing."""
 ALONE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,6 +54,8 @@ class Server(ThreadingMixIn, TCPServer):
     ) -> None:
         """Listen. ``names``: allowed names of this machine in addition to ``host``."""
         self.routes = dict(routes)
+        self._open: dict[socket.socket, None] = {}  #: connections, the oldest first
+        self._changing = threading.Lock()
         self.names = {name.lower() for name in (host, "localhost", *names)}
         try:
             (self.address_family, *_, address), *_ = socket.getaddrinfo(
@@ -88,6 +91,26 @@ class Server(ThreadingMixIn, TCPServer):
         except ValueError:
             return name.lower() in self.names
         return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; with ``MOST`` others open, close the oldest one first.
+
+        A client that sends its request byte by byte, for ever, therefore keeps nobody away.
+        """
+        with self._changing:
+            if len(self._open) >= MOST:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that has its answer."""
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print the traceback of an error; a client that closed its connection is none."""

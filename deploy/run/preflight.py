@@ -24,6 +24,7 @@ from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training import device
 from common.training.task import Task, check_architectures, check_fleet, global_spec
+from deploy.report.read import beside
 from deploy.settings import RUNTIMES, load_run, typed
 from server_app import callbacks
 from server_app.messaging.schedule import Schedule
@@ -75,7 +76,8 @@ def resumed(
     """
     folder = folder.expanduser().resolve()
     if not (folder / "config.toml").exists():
-        raise ValueError(f"--resume {folder}: no config.toml there, so no run to resume")
+        why = "no config.toml there, so no run to resume"
+        raise ValueError(f"--resume {folder}: {why}{beside(folder)}")
     saved = load_run(folder)
     changed = typed(overrides, given or {}, str(saved["method"]))
     if "out" in changed and Path(str(changed["out"])).expanduser().resolve() != folder:

@@ -21,7 +21,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from common.extras import missing
-from common.files import parse_json
+from common.files import read_json
 from common.journal import ByClass, Entry, Personal, over, primary_course
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
@@ -276,7 +276,7 @@ def summary_since(folder: Path, started: float) -> dict[str, object] | None:
     path = folder / "summary.json"
     if not path.exists() or path.stat().st_mtime < started - 0.01:
         return None
-    summary: dict[str, object] = parse_json(path.read_text(encoding="utf-8"))
+    summary: dict[str, object] = read_json(path)
     return summary
 
 

@@ -5,8 +5,6 @@ of its weights, and each line of the journal a digest of its text (``storage/jou
 No digest covers the other files of the folder, such as settings, summary and report.
 """
 
-import json
-import tomllib
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,9 @@ from typing import Literal, final
 from common.errors import first_line
 from common.exchange import model_file
 from common.exchange.records.arrays import prove
-from common.files import parse_json
+from common.files import parse_json, parse_toml
 from common.journal import Entry
+from deploy.report.read import beside
 from deploy.settings import load_run
 from server_app.storage import checkpoint
 from server_app.storage.journal import read_lines
@@ -50,7 +49,8 @@ def verify(folder: Path) -> list[Verdict]:
     """
     folder = folder.expanduser().resolve()
     if not (folder / "journal.jsonl").exists() and not checkpoint.path_in(folder).exists():
-        raise ValueError(f"{folder} holds no run: it has no journal.jsonl and no checkpoint")
+        why = "it has no journal.jsonl and no checkpoint"
+        raise ValueError(f"{folder} holds no run: {why}{beside(folder)}")
     first = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
     verdicts = [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
     return [*verdicts, *_others(folder, {verdict.path for verdict in verdicts})]
@@ -70,7 +70,7 @@ def conclusion(verdicts: Sequence[Verdict], folder: Path) -> str:
 def _settings(folder: Path) -> Iterator[Verdict]:
     last = "the summary is written again at the run's end"
     only = "write it again from the experiment file, which --resume needs"
-    files = (("config.toml", tomllib.loads, only), ("summary.json", json.loads, last))
+    files = (("config.toml", parse_toml, only), ("summary.json", parse_json, last))
     for name, read, todo in files:
         path = folder / name
         try:

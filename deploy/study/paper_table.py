@@ -154,7 +154,7 @@ GOAL = "rounds_to_target.target"  #: measure that exists if a run has a target
 
 def read(path: Path) -> TableFile:
     """Read a table file. Raises ``ValueError``, one line, if it is not one."""
-    path = find(path)
+    path = find(path, "table")
     content = read_toml(path)
     if "row" not in content:
         raise ValueError(f"{path} has no [[row]], so it is no table: fedmosaic run takes it")

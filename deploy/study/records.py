@@ -22,6 +22,7 @@ from typing import Any, final
 import filelock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from common.errors import invalid
 from common.files import parse_json
 from common.journal import Entry
 from common.metrics import rounds_to
@@ -130,7 +131,7 @@ def completed(run: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        summary = parse_json(path.read_text(encoding="utf-8"))
+        summary = parse_json(path.read_bytes())
         return summary if summary["status"] == "completed" else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
@@ -146,8 +147,8 @@ def read(folder: Path) -> dict[str, Recorded]:
     for i, line in enumerate(lines, start=1):
         try:
             cell = _parsed(line)
-        except ValidationError as error:
-            why = error.errors(include_url=False)[0]["msg"]
+        except ValueError as error:
+            why = invalid(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path}, line {i} is damaged: {why}") from error
         recorded[cell.fingerprint] = cell
     return recorded
@@ -155,7 +156,7 @@ def read(folder: Path) -> dict[str, Recorded]:
 
 @lru_cache(maxsize=8192)  # a record is read after each of its runs, and only grows
 def _parsed(line: bytes) -> Recorded:
-    return Recorded.model_validate_json(line)
+    return Recorded.model_validate(parse_json(line))
 
 
 def gather(folder: Path, cells: Mapping[str, Flat]) -> dict[str, Recorded]:

@@ -172,7 +172,7 @@ class Result:
 
 def read(source: Path | Mapping[str, object]) -> SweepFile:
     """Read a sweep file, or a mapping with the same keys. Raises ``ValueError``, one line."""
-    where = Path("sweep") if isinstance(source, Mapping) else find(source)
+    where = Path("sweep") if isinstance(source, Mapping) else find(source, "sweep")
     content = _kebab(source) if isinstance(source, Mapping) else read_toml(where)
     if not content.get("space"):
         raise ValueError(

@@ -62,7 +62,7 @@ class NoisySums:
 
 def _lines(path: Path) -> list[str]:
     """Return the complete lines of a file of sums. Raises ``Damaged`` for another content."""
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(errors="replace") if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     for number, line in enumerate(lines, start=1):
         if not LINE.fullmatch(line.rstrip("\n")):

@@ -155,8 +155,12 @@ class SealedChannel(Channel):
         """Begin a session with the client whose key signed the reply, and return the content.
 
         A client that reports a failure has no session, and an old hello's reply ends no newer one.
+        A hello has one authentic reply: raise ``NotAuthentic`` for a second one, as for a forged
+        one.
         """
-        census, header = self._censuses[node], session.header(content)
+        census, header = self._censuses.get(node), session.header(content)
+        if census is None:
+            raise NotAuthentic("its census request has a reply already")
         k, share = session.field(header, "k", int), session.field(header, "share", bytes)
         parts = [census.offer, str(k).encode(), share, census.place.request]
         signature = session.field(header, "signature", bytes)
@@ -175,7 +179,7 @@ class SealedChannel(Channel):
         return opened
 
     def check_client(self, node: int, k: int) -> None:
-        if (signer := self._clients[node]) != k:
+        if (signer := self._clients.get(node)) != k:
             raise ValueError(f"it says that it is client {k}, with client {signer}'s key")
 
     def wrap(self, content: RecordDict, t: int, kind: str) -> Callable[[int], RecordDict]:
@@ -196,10 +200,13 @@ class SealedChannel(Channel):
     def open(self, k: int, content: RecordDict) -> RecordDict:
         """Return client k's packed reply to its newest request.
 
-        Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content.
+        Raises ``NotAuthentic`` if it is no reply to that, ``ValueError`` for malformed content and
+        for a key that was revoked since the census.
         """
         _, place, keys = self._requests[k]
-        return session.unseal(content, keys, place, "up")
+        opened = session.unseal(content, keys, place, "up")
+        self._trust.client(k)
+        return opened
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``.

@@ -154,9 +154,13 @@ def read(folder: Path, config: Config) -> Checkpoint:
     """
     checkpoint = load(folder, config.run.from_round)
     path = path_in(folder)
-    saved = _located(json.loads(checkpoint.config), Path(config.run.out))
+    try:
+        saved = _located(json.loads(checkpoint.config), Path(config.run.out))
+        method = saved["run"]["method"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Damaged(f"{path} cannot be read: its configuration is damaged") from None
     current = json.loads(_identity(config))
-    if (method := saved["run"]["method"]) != (wanted := current["run"]["method"]):
+    if method != (wanted := current["run"]["method"]):
         raise ValueError(f"{path} was written with method = {method!r}, this run has {wanted!r}")
     size = len(checkpoint.roster or checkpoint.nodes)
     for run in (saved["run"], current["run"]):  # 0: all clients that were connected

@@ -4,6 +4,7 @@ The file has one client number in each line. ``fedmosaic remove`` writes it, and
 before each round.
 """
 
+import re
 from pathlib import Path
 
 from common.files import write_atomically
@@ -17,7 +18,7 @@ def read(folder: Path) -> frozenset[int]:
     if not path.exists():
         return frozenset()
     words = path.read_text(encoding="utf-8", errors="replace").split()
-    if wrong := next((word for word in words if not (word.isascii() and word.isdecimal())), None):
+    if wrong := next((word for word in words if not re.fullmatch("[0-9]{1,9}", word)), None):
         raise ValueError(f"{path}: {wrong!r} is no client number")
     return frozenset(map(int, words))
 

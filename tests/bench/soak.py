@@ -27,7 +27,7 @@ from deploy.report.table import Table
 from tests.bench.memory import anonymous
 from tests.bench.record import ROOT, Recorded, filled, read, write
 from tests.support import namespaces
-from tests.support.faults import Machines, processes, settings
+from tests.support.faults import Machines, name_of, processes, settings
 from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, play
 
@@ -102,7 +102,7 @@ class Soak:
             signals = {"leave": signal.SIGTERM, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
             pids = self.run.pids(fault.k)
             if fault.kind == "leave":  # the node ends its other processes
-                pids = {pid for pid in pids if comm(pid) == "fedmosaic"}
+                pids = {pid for pid in pids if name_of(pid) == "fedmosaic"}
             send(pids, signals[fault.kind])
 
     def end(self, fault: Fault) -> None:
@@ -119,7 +119,7 @@ class Soak:
         """Note the memory of every process that lives for more than a message."""
         homes = {"superlink", *(f"supernode-{k}" for k in range(CLIENTS))}
         for pid in {pid for home in homes for pid in processes(self.run.home(home), "")}:
-            name = comm(pid)
+            name = name_of(pid)
             name = "python" if name.startswith("python") else name
             if name in PARTS and (size := anonymous(pid)):
                 self._lives.setdefault((PARTS[name], pid), []).append(size)
@@ -138,14 +138,6 @@ class Soak:
                 past = {"rounds": len(sizes), "early": early, "late": late}
             found[part] = {**past, "processes": count}
         return found
-
-
-def comm(pid: int) -> str:
-    """Return the name of a process, of at most 15 letters; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def send(pids: set[int], number: signal.Signals) -> None:

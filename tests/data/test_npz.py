@@ -217,21 +217,6 @@ def test_a_file_that_is_cut_off_anywhere_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path: Path) -> None:
-    path, draw = tmp_path / "0.npz", np.random.default_rng(1)
-    np.savez(path, data=np.array(GOOD | {"z": [np.float32(1), np.arange(2)]}))
-    inner, read = pickled(path), 0
-    places = draw.integers(0, len(inner), 400)
-    for at, value in zip(places, draw.integers(0, 256, 400), strict=True):
-        archived(path, inner[:at] + bytes([value]) + inner[at + 1 :])
-        try:
-            read_npz(path, "data")
-            read += 1
-        except ValueError as error:
-            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
-    assert 0 < read < 400
-
-
 def claims(path: Path, size: int) -> None:
     """Change the uncompressed size that a file's directory states."""
     content = bytearray(path.read_bytes())

@@ -4,19 +4,39 @@ Either the run completes or it stops with one line, and ``--resume`` completes i
 an undisturbed run. ``make hostile`` records what happened.
 """
 
+import contextlib
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from flwr.app import Message
 
 from common.parse import to_toml
+from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
+from server_app.storage.status_file import ServerStatus
 from tests.support.adversary import note
 from tests.support.commandline import command_line, completed
-from tests.support.faults import Launched, Machines, settings
-from tests.support.tiny import TinyRun, play
+from tests.support.faults import (
+    CLIENT_APP,
+    COLD,
+    NODE,
+    SERVER_APP,
+    Launched,
+    Machines,
+    Run,
+    processes,
+    settings,
+)
+from tests.support.tiny import TinyRun, flat, play
 from tests.support.waiting import PATIENCE, until
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits and mounts of Linux")
@@ -85,6 +105,154 @@ def test_a_folder_of_results_that_becomes_read_only_loses_nothing(tmp_path: Path
     assert TinyRun(out).weights == undisturbed(tmp_path, rounds=rounds)
     told = said.removeprefix("error: ").replace(str(out), "OUT")
     note("out becomes read-only in the middle", f"stopped; {WEIGHTS}", told)
+
+
+def test_a_full_disk_of_the_server_loses_nothing(tmp_path: Path) -> None:
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(out)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk cannot be mounted here: only root may")
+    try:
+        endless = {**settings(out, rounds=2000), "out": "", "state-dir": str(tmp_path / "state")}
+        file.write_text(to_toml(endless))
+        line = command_line("run", file, "--runtime", "loopback", "--workers", 0, "--out", out)
+        output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        journal, filler = out / "journal.jsonl", out / "filler"
+        with subprocess.Popen(line, **output, text=True) as running:
+            until("round 1", lambda: journal.exists() and journal.read_text().count("\n") > 1)
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file_:
+                while True:
+                    file_.write(bytes(4096))
+            _, errors = running.communicate(timeout=PATIENCE)
+        said = errors.strip().splitlines()[-1]
+        assert running.returncode == 1 and "Traceback" not in errors, errors
+        assert "No space left on device" in said, said
+        filler.unlink()
+        rounds = journal.read_text().count("\n")
+        changed = ("--runtime", "loopback", "--workers", 0, "-s", f"rounds={rounds}")
+        completed("run", "--resume", out, *changed)
+        assert TinyRun(out).weights == undisturbed(tmp_path, rounds=rounds)
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
+    told = said.removeprefix("error: ").replace(str(out), "OUT")
+    note("the server's disk runs full in the middle", f"stopped; {WEIGHTS}", told)
+
+
+def test_three_hundred_rounds_take_no_more_memory_than_fifty(tmp_path: Path) -> None:
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    file.write_text(to_toml({**settings(out, rounds=300), "out": "", "state-dir": ""}))
+    line = command_line("run", file, "--runtime", "loopback", "--workers", 0, "--out", out)
+    sizes: dict[int, int] = {}
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL) as running:
+        process, journal = psutil.Process(running.pid), out / "journal.jsonl"
+
+        def over() -> bool:
+            rounds = journal.read_text().count("\n") - 1 if journal.exists() else 0
+            with contextlib.suppress(psutil.Error):
+                sizes[rounds] = max(sizes.get(rounds, 0), process.memory_info().rss)
+            return running.poll() is not None
+
+        until("the end", over)
+    early, late = (max(sizes[t] for t in sizes if a <= t <= b) for a, b in ((45, 55), (285, 299)))
+    assert running.returncode == 0 and late <= 1.1 * early + 4e6, sizes
+    told = f"{early / 1e6:.0f} MB after 50 rounds, {late / 1e6:.0f} MB after 300"
+    note("300 short rounds", "completed", told)
+
+
+class Restless(Loopback):  # type: ignore[misc]
+    """After the census, two of four clients are connected in every second round only."""
+
+    rounds = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        self.rounds += any(message.metadata.message_type == "train" for message in sent)
+        names: Iterable[str] = super().push_messages(sent)
+        return names
+
+    def get_node_ids(self) -> Iterable[int]:
+        if not self.rounds:
+            return super().get_node_ids()
+        return [node for node in super().get_node_ids() if node < 3 or (self.rounds + node) % 2]
+
+
+def test_clients_that_join_and_leave_all_the_time_end_no_run(tmp_path: Path) -> None:
+    elastic = {"clients": 4, "method": "scaffold", "fleet": "mlp@0.25", "rounds": 40}
+    usual = {"min_clients": 2, "leave_after": 1, "min_replies": 0.25, "wait": 1.0}
+    run = play(flat(tmp_path / "run", **elastic, **usual), Restless)
+    events = [event["kind"] for entry in run.journal for event in entry.get("events", [])]
+    assert run.summary["status"] == "completed" and events.count("left") > 10, events
+    again = {"membership": str(run.folder / "journal.jsonl"), "min_replies": 0.25}
+    replayed = play(flat(tmp_path / "again", **elastic, **again))
+    assert replayed.weights == run.weights
+    line = f"{events.count('left')} times left in 40 rounds; a replay has the same weights"
+    note("two of four clients join and leave all the time", "completed", line)
+
+
+def test_a_forged_state_of_a_client_that_returns_is_one_line(tmp_path: Path) -> None:
+    run = play(settings(tmp_path / "run", rounds=2)).folder
+    mine, other = (run / f"state/faults/{k}/2/private.Memory.safetensors" for k in (1, 0))
+    whole = mine.read_bytes()
+    mine.write_bytes(other.read_bytes())  # with a digest that is right
+    more = settings(run, rounds=3) | {"resume": True}
+    with pytest.raises(Stopped, match=r"client 1: RuntimeError: Error.s. in loading") as stopped:
+        play(more)
+    line = str(stopped.value)
+    assert "\n" not in line and f"go on with --resume {run}" in line
+    mine.write_bytes(whole)
+    assert play(more).weights == undisturbed(tmp_path, rounds=3)
+    told = line.replace(str(run), "OUT")
+    note("a client returns with the state of another one", f"stopped; {WEIGHTS}", told)
+
+
+SERVER, CLIENT = "superlink", "supernode-1"
+VICTIMS = {
+    "ServerApp": (SERVER, SERVER_APP),
+    "SuperLink": (SERVER, "flower-superlink"),
+    "SuperNode": (CLIENT, NODE),
+    "ClientApp": (CLIENT, CLIENT_APP),
+}
+PHASES = ("census", "clients", "step", "score")
+
+
+class Sealed(Launched):
+    """``fedmosaic local`` with TLS, keys and sealed messages."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        Run.__init__(self, folder / "out", folder / "local" / "home")
+        file = folder / "experiment.toml"
+        file.write_text(to_toml(settings(self.out, **changes)))
+        self._start("local", str(file), "--work", str(folder / "local"), COLD)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_process_of_a_sealed_run_that_is_killed_in_any_phase_costs_at_most_a_resume(
+    victim: str, phase: str, tmp_path: Path
+) -> None:
+    home, pattern = VICTIMS[victim]
+    with Sealed(tmp_path, rounds=4) as run:
+
+        def found() -> set[int]:
+            run.check()
+            here = ServerStatus.read(run.out)
+            later = here.round >= (phase != "census")
+            return processes(run.home(home), pattern) if here.phase == phase and later else set()
+
+        run.strike(until(f"{victim} in the phase {phase}", found, 0.01), signal.SIGKILL)
+        output, errors = run.process.communicate(timeout=PATIENCE)
+        status = run.process.returncode
+    assert "Traceback" not in output + errors, output + errors
+    said = errors.strip().splitlines()[-1] if status else ""
+    if not (run.out / "checkpoint.safetensors").exists():
+        assert phase == "census" and status == 1
+        return
+    result = resumed(run.out) if status else TinyRun(run.out)
+    assert result.weights == undisturbed(tmp_path, rounds=4)
+    outcome = f"stopped; {WEIGHTS}" if status else "completed, undisturbed"
+    told = re.sub(r"\d{6,}", "…", said.removeprefix("error: ").replace(f"{tmp_path}/", ""))
+    note(f"SIGKILL of the {victim} of a sealed run in the phase {phase}", outcome, told)
 
 
 @pytest.mark.parametrize("seconds", [7200, -7200])

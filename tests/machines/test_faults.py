@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.flower.supernode import SIGNED_OFF
 from deploy.report.table import markdown
 from server_app.storage.checkpoint import Checkpoint
 from tests.bench import faults
@@ -126,6 +127,23 @@ def test_a_supernode_that_signs_off_stops_the_run_and_resuming_gives_the_same_bi
         fault = "SuperNode ends (SIGTERM); min-replies = 1"
         seen = f"the run stops: round {missed}, client 1, Node Unavailable"
         record("supernode-sigterm", fault, seen, seconds, RESUMED)
+
+
+@pytest.mark.parametrize(
+    "warm",
+    [pytest.param(True, marks=pytest.mark.full), pytest.param(False, marks=pytest.mark.faults)],
+)
+def test_a_node_that_is_stopped_at_work_says_how_to_go_on(warm: bool, tmp_path: Path) -> None:
+    with Machines(tmp_path, warm=warm, size=2, rounds=100) as run:
+        run.await_round(1)
+        until("work", lambda: run.working(1))
+        run.nodes[1].terminate()
+        assert run.nodes[1].wait(PATIENCE) == 0
+        until("the end of its processes", lambda: not run.pids(1))
+        log = run.log("supernode-1")
+    assert log.splitlines()[-1] == f"INFO :      {SIGNED_OFF}"
+    for unwanted in ("Traceback", "leaked", "RpcError", "\x1b"):
+        assert unwanted not in log, log
 
 
 @pytest.mark.parametrize(

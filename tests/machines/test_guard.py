@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import shlex
 import shutil
 import subprocess
@@ -385,19 +384,3 @@ def test_a_large_file_is_hashed_in_pieces_to_the_same_digest() -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_no_bytes_of_a_bundle_raise_another_error_than_a_refusal() -> None:
-    source = random.Random(5)
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        for name in ("common/a.py", "pyproject.toml"):
-            file.writestr(name, "x = 1\n" * 50)
-    whole = packed.getvalue()
-    for _ in range(2000):
-        bundle = bytearray(whole[: source.choice([len(whole), source.randrange(len(whole))])])
-        for _ in range(source.randint(1, 8)):
-            if bundle:
-                bundle[source.randrange(len(bundle))] = source.randrange(256)
-        with contextlib.suppress(rules.Refused):
-            pinned.digest(bytes(bundle))

@@ -32,7 +32,7 @@ ODD = {
     "too short": (b"#\n\nSHA256:" + 42 * b"A", "line 3: 'SHA256:AAA"),
     "no 32 bytes": (b"SHA256:" + 43 * b"B", "line 1: 'SHA256:BBB"),
     "another hash": (b"MD5:00:11", "line 1: 'MD5:00:11' is no OpenSSH public key"),
-    "no text": (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+    "no text": (b"\xff\xfe", "byte 0 is no text in UTF-8"),
     "folder": (b"", "cannot be read: Is a directory"),
     "link": (b"", "cannot be read: No such file"),
 }

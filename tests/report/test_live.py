@@ -2,11 +2,13 @@
 pages of a comparison, a report and a table in a browser: sorting, contrast, the width of a phone.
 """
 
+import contextlib
 import http.client
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,10 +21,11 @@ import pytest
 from common.journal import VERSION, Entry
 from deploy.report.live import POLICY, SCRIPT, LivePage, check
 from deploy.report.pages import write_report
-from deploy.report.serve import Server
+from deploy.report.serve import MOST, Server
 from deploy.settings import EXPERIMENTS
 from deploy.study import paper_table
 from tests.papers import RESULTS
+from tests.support.adversary import note
 from tests.support.browser import PROGRAM, Browser, check_look
 from tests.support.commandline import command_line, typed
 from tests.support.run_folder import census, entry, finished, write_run
@@ -73,6 +76,26 @@ def test_only_the_page_is_served_by_get_to_local_names(served: tuple[Path, Serve
     names = {"127.0.0.1:1": 200, "[::1]": 200, "LOCALHOST": 200, "fed.example.org:8080": 200}
     names |= {"evil.example": 403, "": 403, "127.0.0.1.evil.example:80": 403}
     assert {name: ask(server.url, Host=name)[0] for name in names} == names
+
+
+@pytest.mark.parametrize("more", [3, pytest.param(500, marks=pytest.mark.hostile)])
+def test_clients_that_send_for_ever_keep_nobody_away(
+    more: int, served: tuple[Path, Server]
+) -> None:
+    _, server = served
+    address, before = server.server_address[:2], threading.active_count()
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(MOST + more):
+            slow.append(stack.enter_context(socket.create_connection(address)))
+            slow[-1].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        assert slow[0].recv(1) == b"", "the oldest connection is closed"
+        assert ask(server.url)[0] == 200
+        until("threads to end", lambda: threading.active_count() <= before + MOST)
+        slow[-1].sendall(b"y\r\n\r\n")
+        assert slow[-1].recv(12) == b"HTTP/1.0 200"
+    attempt = f"{MOST + more} connections to watch send their requests for ever"
+    note(attempt, "completed, undisturbed", f"the page answers; at most {MOST} are open")
 
 
 def test_the_page_follows_the_files_and_drawing_takes_a_fifth_of_the_time(tmp_path: Path) -> None:

@@ -105,6 +105,9 @@ def test_the_experiment_file_is_read_once_and_the_run_config_is_parsed_once(
         (["run", "-s", "data.image-size=2", "-s", "fleet=resnet8"], "input 2×2 is too small"),
         (["list", "cats"], "list cats is unknown; allowed: methods, models"),
         (["report", "/nonexistent"], "/nonexistent"),
+        (["table", "/nosuch.toml"], "table file /nosuch.toml does not exist"),
+        (["sweep", "/nosuch.toml"], "sweep file /nosuch.toml does not exist"),
+        (["run", "-s", "callbacks=nosuch:A"], "it should be beside the experiment file, on PYTH"),
         (["table", "default"], "default.toml has no [[row]], so it is no table"),
     ],
 )
@@ -160,6 +163,31 @@ def test_a_stopped_run_ends_with_one_line_that_says_how_to_go_on(
         process.kill()
     assert process.returncode == 130
     assert said == f"interrupted; go on with: fedmosaic run --resume {out}\n"
+
+
+DROPPED = """
+class Late:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+Late()
+while True: time.sleep(0.05)
+"""
+LOCKED = """
+console.Ending.PATIENCE = 1.0
+threading.Thread(target=threading.Event().wait).start()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("work", [DROPPED, LOCKED], ids=["in a finalizer", "a thread goes on"])
+def test_no_signal_is_lost_and_no_thread_keeps_a_command_that_ends(work: str) -> None:
+    script = "import signal, sys, threading, time, typer\nfrom deploy import cli, console\n"
+    script += f"def work():\n  with console.interruptible('x'): exec({work!r})\n"
+    script += "app = typer.Typer(); app.command()(work); sys.argv = ['x']; cli.main(app)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted; go on with: x\n")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from client_app.participant import Participant
 from common.exchange.seal.body import packed
 from common.settings.config import Value
-from deploy.flower.certificates import Certificates, make
+from deploy.flower.certificates import Certificates, make, revoke
 from deploy.flower.messages import empty
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping
@@ -213,6 +213,26 @@ def test_a_private_run_notes_a_forged_reply_without_its_client(
     run = sealed_run(tmp_path / "out", keys, relay, **private)
     note = "a reply is not authentic; a missing reply counts as a zero update"
     assert run.journal[2]["notes"] == [note] and "failures" not in run.journal[2]
+
+
+class Revoking(Relay):
+    """The operator revokes client 1's key while the clients work on round 2."""
+
+    keys: Certificates
+
+    def down(self, message: Message) -> Message | None:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "2":
+            revoke(self.keys.revoked, [self.keys.public(1)])
+        return None
+
+
+def test_a_key_that_is_revoked_during_a_run_ends_its_clients_part(tmp_path: Path) -> None:
+    own = make(tmp_path / "certs", [], CLIENTS)
+    relay = type("Own", (Revoking,), {"keys": own})
+    run = sealed_run(tmp_path / "out", own, relay, rounds=3)
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2], [0, 2], [0, 2]]
+    why = f"reply refused: its key 1.pub is revoked, see {own.revoked}"
+    assert {*failures(run)} == {(1, 2, why), (1, 3, why)}
 
 
 class Forgetful(Once):

@@ -248,6 +248,13 @@ def test_who_answers_a_hello_must_have_the_key_of_the_claimed_client(keys: Certi
             pytest.fail(said)
     seal.open_census_reply(1, honest)
     seal.check_client(1, 0)
+    session = seal._sessions[0]
+    for again in (honest, *replies.values()):  # a reply that comes twice, and one that is forged
+        with pytest.raises(NotAuthentic):
+            seal.open_census_reply(1, again)
+    with pytest.raises(ValueError, match="it says that it is client 0, with client None's key"):
+        seal.check_client(2, 0)
+    assert seal._sessions == {0: session}, "a second reply changes no session"
 
 
 def with_header(content: RecordDict, **changes: Any) -> RecordDict:

@@ -1,7 +1,9 @@
-"""What the server does now, in ``status.json``; `fedmosaic status` and `fedmosaic remove`."""
+"""``status.json`` and the lock of a run's folder; `fedmosaic status` and `fedmosaic remove`."""
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +12,16 @@ import grpc
 import pytest
 
 from common.settings.version import code_version
+from deploy.run import launch
 from server_app.method import Client
-from server_app.storage import removals, status_file
-from server_app.storage.lock import hold
+from server_app.stopped import Stopped
+from server_app.storage import checkpoint, removals, status_file
+from server_app.storage.lock import held, hold
 from server_app.storage.status_file import NAME, ServerStatus, StatusFile
 from tests.support.commandline import completed, typed
 from tests.support.halves import info
 from tests.support.tiny import Run, listed
+from tests.support.waiting import PATIENCE
 
 CLIENTS = {k: Client(info(k=k, name=f"node of {k}"), 10 + k) for k in range(2)}
 EVENTS = """
@@ -154,3 +159,57 @@ def test_a_removed_client_may_return_and_a_wrong_one_is_one_line(folder: Path) -
     (folder / removals.NAME).write_text("1 two\n")
     with pytest.raises(ValueError, match=r"removed\.txt: 'two' is no client number"):
         removals.read(folder)
+
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from server_app.storage.lock import hold\n"
+    "with hold(Path(sys.argv[1])):\n"
+    "    print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_a_folder_is_held_against_others_and_let_go(tmp_path: Path) -> None:
+    assert not held(tmp_path)
+    with hold(tmp_path):
+        assert held(tmp_path)
+        taken = pytest.raises(ValueError, match=r"another run \(process \d+\) writes to out = ")
+        with taken, hold(tmp_path, patience=0.2):
+            pass
+    assert not held(tmp_path)
+    with hold(tmp_path):
+        pass
+
+
+def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", HOLD, tmp_path]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "held\n"
+        assert held(tmp_path)
+        run.kill()
+        with hold(tmp_path, patience=PATIENCE):
+            pass
+
+
+def test_a_launcher_sees_a_lost_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GONE", -1.0)  # any time without a sign is too long
+    started = time.time()
+    finished = launch._finished(tmp_path, started)
+    assert not finished(), "it has not begun yet"
+    with hold(tmp_path):
+        assert not finished()
+    with pytest.raises(Stopped, match="the ServerApp ended in the middle of the run"):
+        finished()
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    assert finished()
+
+
+def test_what_ends_a_run_before_its_time_says_how_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as plain, launch._with_remedy(tmp_path, 0.0):
+        raise RuntimeError("superlink was killed\nlog")
+    assert str(plain.value) == "superlink was killed\nlog"
+    checkpoint.path_in(tmp_path).touch()
+    with pytest.raises(RuntimeError) as told, launch._with_remedy(tmp_path, 0.0):
+        raise RuntimeError("superlink was killed\nlog")
+    line, log = str(told.value).splitlines()
+    assert line.endswith(f"; the checkpoint is kept, go on with --resume {tmp_path}")
+    assert log == "log"

@@ -1,4 +1,4 @@
-"""Small data files in the formats that users have: IDX, npz and folders of images."""
+"""Small data files in the formats that users have: IDX, npz, R's, and folders of images."""
 
 import gzip
 import struct
@@ -68,3 +68,53 @@ def paint(folder: Path, seed: int, *, test: int = 2, **classes: int) -> Path:
                 pixels = draw.integers(0, 100, (8, 8)) + 150 * c
                 Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
     return folder
+
+
+ATTRIBUTES, TAGGED = 512, 1024
+
+
+def integer(value: int) -> bytes:
+    return struct.pack(">i", value)
+
+
+def text(value: str) -> bytes:
+    return integer(9) + integer(len(value)) + value.encode()
+
+
+def symbol(value: str) -> bytes:
+    return integer(1) + text(value)
+
+
+def strings(values: list[str]) -> bytes:
+    return integer(16) + integer(len(values)) + b"".join(map(text, values))
+
+
+def attributes(**values: bytes) -> bytes:
+    pairs = (integer(2 | TAGGED) + symbol(name) + value for name, value in values.items())
+    return b"".join(pairs) + integer(254)
+
+
+def factor(codes: list[int], levels: list[str]) -> bytes:
+    """A factor of R, whose codes begin with 1."""
+    content = integer(len(codes)) + b"".join(map(integer, codes))
+    own = {"levels": strings(levels), "class": strings(["factor"])}
+    return integer(13 | ATTRIBUTES) + content + attributes(**own)
+
+
+def reals(values: list[float]) -> bytes:
+    return integer(14) + integer(len(values)) + struct.pack(f">{len(values)}d", *values)
+
+
+def rda(path: Path, name: str, **columns: bytes) -> Path:
+    """Write a data frame as R's ``save`` does, in version 2."""
+    rows = integer(13) + integer(2) + integer(-(2**31)) + integer(-3)
+    content = integer(len(columns)) + b"".join(columns.values())
+    own = {"names": strings([*columns]), "row.names": rows, "class": strings(["data.frame"])}
+    frame = integer(19 | ATTRIBUTES) + content + attributes(**own)
+    head = b"RDX2\nX\n" + integer(2) + integer(0x40102) + integer(0x20300)
+    body = head + integer(2 | TAGGED) + symbol(name) + frame + integer(254)
+    path.write_bytes(gzip.compress(body))
+    return path
+
+
+LABEL = factor([2, 1, 2], ["A", "B"])

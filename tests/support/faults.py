@@ -68,6 +68,14 @@ def processes(home: Path, program: str) -> set[int]:
     return pids
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process, of at most 15 letters; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def maps(pid: int, library: str) -> bool:
     """Return whether a process has loaded a library."""
     try:
@@ -236,6 +244,7 @@ class Machines(Run):
         self._logs, self._server, self._clients = folder / "logs", server, clients
         self._logs.mkdir(parents=True)
         self._started: list[subprocess.Popen[bytes]] = []
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}  #: the newest process of each client
         control, fleet, appio = free_ports(3)
         name = "127.0.0.1" if server is None else "server"
         self._fleet, self._control = f"{name}:{fleet}", f"127.0.0.1:{control}"
@@ -280,7 +289,13 @@ class Machines(Run):
         line += ["--clients", str(self.size), "--home", str(self.home(f"supernode-{k}"))]
         line += [] if self._warm else [COLD]
         line += ["-s", f"state-dir={self.out / 'state'}"]
-        return self._start(f"supernode-{k}", command_line(*line), host)
+        self.nodes[k] = self._start(f"supernode-{k}", command_line(*line), host)
+        return self.nodes[k]
+
+    def working(self, k: int) -> set[int]:
+        """Return the ClientApps of client k, of which a forked one has only a name."""
+        named = {pid for pid in self.pids(k) if name_of(pid) == CLIENT_APP}
+        return named | processes(self.home(f"supernode-{k}"), CLIENT_APP)
 
     def _start(
         self, name: str, command: Sequence[str], host: Host | None, home: str = ""

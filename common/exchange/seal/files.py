@@ -103,8 +103,6 @@ def read_revoked(path: Path) -> frozenset[str]:
         if isinstance(error, FileNotFoundError) and not path.is_symlink():
             return frozenset()
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} cannot be read: it is not text in UTF-8") from None
     revoked = set[str]()
     for number, line in enumerate(lines, 1):
         if entry := line.partition("#")[0].strip():

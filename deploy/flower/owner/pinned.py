@@ -183,8 +183,16 @@ def fault(command: Sequence[str]) -> str:
     return f"the check of bundles and run configs does not work on this machine: {why}"
 
 
+def without_colours() -> None:
+    """Leave out the colour codes of Flower's log lines unless they go to a terminal."""
+    from flwr.common.logger import update_console_handler
+
+    update_console_handler(colored=sys.stderr.isatty())
+
+
 def main(real: Callable[[], None]) -> None:
     """Run as ``flwr-clientapp``; ``real``: Flower's own entry point."""
+    without_colours()
     pin, allowed = os.environ.get(PIN, ""), os.environ.get(rules.RULES, "")
     if sys.argv[1:] == [SELF_TEST]:
         self_test(pin, allowed)
