@@ -368,7 +368,7 @@ def seen(folder: Path) -> object:
 
 
 def resumed(folder: Path) -> None:
-    flat_, _ = preflight.resumed(folder, {"rounds": 9}, "loopback")
+    flat_, _ = preflight.resumed(folder, "loopback", given={"rounds": 9})
     config = parse(flat_, every=True)
     summaries.complete(folder, config)
     checkpoint.read(folder, config)
