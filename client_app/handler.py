@@ -102,6 +102,9 @@ class Handler(ABC, Generic[O, D]):
             log.info("client %d: %s", p.k, answered)
         if hello.forget:
             p.forget()
+        if log.isEnabledFor(logging.INFO) and not hello.t:
+            for line in p.describe_data():
+                log.info("client %d reads %s", p.k, line)
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
         info = ClientInfo(
