@@ -107,7 +107,8 @@ class Participant:
         found = overview(load(self._data))
         yield from (f"{heading}: {text}" for heading, text in found.rows())
         if self.config.data.has_client_tests:
-            yield from replace(found, clients=clients_of([self._share])).warnings()
+            of_client = replace(found, clients=clients_of([self._share], self.k))
+            yield from (f"note: {line}" for line in of_client.warnings())
 
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:

@@ -51,11 +51,11 @@ def _place_sockets() -> None:
 
 
 def settle() -> None:
-    """Make this process a worker: it ignores Ctrl-C, logs warnings, and ends with its parent."""
+    """Make this process a worker: it ignores Ctrl-C, logs errors, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
 def _end_with_parent() -> None:
