@@ -26,7 +26,8 @@ def memory(field):
     lines = open("/proc/self/status").read().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
-data, before, began = Data(name="csv", dir=sys.argv[2], partition="iid"), memory("VmRSS"), time.time()
+data = Data(name="csv", dir=sys.argv[2], partition="iid")
+before, began = memory("VmRSS"), time.time()
 load(data)
 print(time.time() - began, memory("VmHWM") - before)
 """

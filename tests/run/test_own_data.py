@@ -227,7 +227,7 @@ def test_what_is_read_is_shown_without_training_at_the_start_and_in_the_report(
     assert "train/notes.txt" in (out / "report.html").read_text()
     private = tmp_path / "private"
     secret = ("-s", "method=fedavg", "-s", "privacy.mode=central", "-s", "data.test=split")
-    secret += ("-s", "privacy.noise-multiplier=0.001")
+    secret += ("-s", "privacy.noise-multiplier=0.01")
     run = typed("run", *words, *secret, "--out", private)
     assert run.returncode == 0, run.stderr
     assert "classes" in run.stdout and not (private / "data.json").exists()
