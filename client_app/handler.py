@@ -109,6 +109,9 @@ class Handler(ABC, Generic[O, D]):
             log.info("client %d: %s", p.k, answered)
         if hello.forget:
             p.forget()
+        if log.isEnabledFor(logging.WARNING) and not hello.t:  # not on loopback
+            for line in p.describe_data():
+                log.warning("client %d reads %s", p.k, line)
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
         info = ClientInfo(

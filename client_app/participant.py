@@ -4,7 +4,8 @@ A client half uses it for everything that does not depend on the method.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, final
@@ -16,8 +17,9 @@ from torch.optim.optimizer import ParamsT
 from client_app.node import check, limit_memory
 from client_app.store import Ledger, Store
 from common import models, progress, seeds
-from common.data import divide, pool_of
+from common.data import divide, load, pool_of
 from common.data.dataset import Dataset
+from common.data.overview import clients_of, overview
 from common.data.shares import Share, check_public, for_testing, share
 from common.exchange import tree
 from common.exchange.protocol import NO_PLACE, ToClient, ToServer
@@ -99,6 +101,14 @@ class Participant:
     @cached_property
     def _share(self) -> Share:
         return share(self._data, self.k, self.clients, self.config.partition_seed)
+
+    def describe_data(self) -> Iterator[str]:
+        """Yield a line for each fact about this client's data, for its own log alone."""
+        found = overview(load(self._data))
+        yield from (f"{heading}: {text}" for heading, text in found.rows())
+        if self.config.data.has_client_tests:
+            of_client = replace(found, clients=clients_of([self._share], self.k))
+            yield from (f"note: {line}" for line in of_client.warnings())
 
     @cached_property
     def train_set(self) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,7 @@ def _of_large_owners(
         kept = kept.tested_on(large[dataset.owner_test].nonzero()[:, 0])
     names = dataset.account.owners or tuple(map(str, range(dataset.owners)))
     gone = ", ".join(names[k] for k in small)
-    note = f"{len(small)} owners with fewer than {LEAST} training samples are left out: {gone}"
+    note = f"owners with fewer than {LEAST} training samples are left out: {gone}"
     account = replace(
         dataset.account,
         notes=(*dataset.account.notes, note[:400]),

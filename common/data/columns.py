@@ -206,7 +206,11 @@ def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Ten
     parts = [reader.part(files) for files in ((train, test) if test else (train,))]
     classes = _classes(names, known, reader.label.names)
     if not known:
-        check_numbers(classes, sum(len(part.label) for part in parts), str(names.parent))
+        check_numbers(
+            classes,
+            sum(len(part.label) for part in parts),
+            f"{train[0][1]}: column {reader.label.column!r}",
+        )
     owners = reader.owner.order()
     new = np.array([classes.index(name) for name in reader.label.names], np.int64)
     renumbered = np.array([owners.index(name) for name in reader.owner.names], np.int64)

@@ -260,9 +260,25 @@ def _orientation(image: Image.Image) -> int:
 
 def _pixels(path: str, mode: str, size: int, upright: bool) -> np.ndarray:
     """Return uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
-    with _naming(path), Image.open(path) as image:
+    with _naming(path), _opened(path) as image:
+        image.load()  # it turns a TIFF file, and removes its orientation
         turned = upright and _orientation(image) != 1
         return as_bytes(ImageOps.exif_transpose(image) if turned else image, mode, size)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    """Open an image; a TIFF file without its name, because Pillow maps it in the wrong shape else.
+
+    Pillow 13 maps an uncompressed TIFF file into memory with the width and height swapped if its
+    orientation swaps them.
+    """
+    if not path.lower().endswith(SEVERAL):
+        with Image.open(path) as image:
+            yield image
+        return
+    with open(path, "rb") as file, Image.open(file) as image:
+        yield image
 
 
 def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:

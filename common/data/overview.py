@@ -181,10 +181,10 @@ def _labels(dataset: Dataset) -> tuple[Tensor, Tensor]:
     return dataset.y, dataset.y_test
 
 
-def clients_of(shares: Iterable[Share]) -> Clients:
-    """Return what the scores of clients hide; ``shares``: their samples, from client 0 on."""
+def clients_of(shares: Iterable[Share], first: int = 0) -> Clients:
+    """Return what the scores of clients hide; ``shares``: their samples, from client ``first``."""
     one_class, untested, counts = list[int](), list[int](), Counter[str]()
-    for k, share in enumerate(shares):
+    for k, share in enumerate(shares, first):
         pool, rows = share.pool, share.test
         labels = (pool.y_test if share.of_test else pool.y)[rows]
         counts["clients"] += 1

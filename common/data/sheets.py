@@ -8,6 +8,7 @@ memory that the text of a file takes.
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import final
@@ -21,7 +22,7 @@ TEXT = (".csv", ".tsv")
 PARQUET = ".parquet"
 SUFFIXES = (*TEXT, PARQUET)
 SEPARATORS = (",", ";", "\t")
-BLOCK = 2**16  #: values of a block; each takes some 60 bytes as text
+BLOCK = 2**12  #: values of a block; more are slower, because they leave the cache
 ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names under which pandas writes its row numbers."""
 
@@ -41,10 +42,8 @@ class Sheet:
         self._decimals = dict[str, str]()  # "." and "," to where a number has it first
         if path.suffix.lower() == PARQUET:
             self.separator = ","
-            try:
+            with _readable(path, "Parquet"):
                 self._parquet = imported("pyarrow.parquet").ParquetFile(path)
-            except (OSError, RuntimeError) as error:  # pyarrow's errors are subclasses of both
-                raise ValueError(f"{path}: not readable as Parquet ({_line(error)})") from None
             self.header = list(self._parquet.schema_arrow.names)
             self.rows = int(self._parquet.metadata.num_rows)
         else:
@@ -54,21 +53,17 @@ class Sheet:
 
     def _look(self) -> tuple[list[str], str, int]:
         """Return the header, the separator, and a bound of the number of rows."""
-        try:
-            with open(self.path, "rb") as file:
-                lines = 1 + sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
-            with open(self.path, newline="", encoding="utf-8-sig") as file:
-                first = next((line for line in file if line.strip()), "")
-                separator = max(SEPARATORS, key=first.count)
-                file.seek(0)
-                header = next((row for row in csv.reader(file, delimiter=separator) if row), [])
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise self._unreadable(error) from None
+        with _readable(self.path, "CSV"), open(self.path, "rb") as binary:
+            lines = 1 + sum(block.count(b"\n") for block in iter(lambda: binary.read(2**20), b""))
+        with (
+            _readable(self.path, "CSV"),
+            open(self.path, newline="", encoding="utf-8-sig") as file,
+        ):
+            first = next((line for line in file if line.strip()), "")
+            separator = max(SEPARATORS, key=first.count)
+            file.seek(0)
+            header = next((row for row in csv.reader(file, delimiter=separator) if row), [])
         return [name.strip() for name in header], separator, lines
-
-    def _unreadable(self, error: Exception) -> ValueError:
-        advice = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        return ValueError(f"{self.path}: not readable as CSV ({error}){advice}")
 
     @property
     def has_decimal_commas(self) -> bool:
@@ -81,27 +76,31 @@ class Sheet:
         """
         size = max(BLOCK // max(len(self.header), 1), 1)
         if self.path.suffix.lower() == PARQUET:
-            first = 1
-            for batch in self._parquet.iter_batches(batch_size=size):
+            first, batches = 1, self._parquet.iter_batches(batch_size=size)
+            while True:
+                with _readable(self.path, "Parquet"):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
                 yield first, [column.to_pylist() for column in batch.columns]
                 first += batch.num_rows
-            return
-        try:
-            with open(self.path, newline="", encoding="utf-8-sig") as file:
-                rows = (row for row in csv.reader(file, delimiter=self.separator) if row)
-                next(rows, None)
-                first = 1
-                while block := list(islice(rows, size)):
-                    for i, row in enumerate(block, first):
-                        if len(row) != len(self.header):
-                            raise ValueError(
-                                f"{self.path}: row {i} has {len(row)} values for "
-                                f"{len(self.header)} columns"
-                            )
+        with open(self.path, newline="", encoding="utf-8-sig") as file:
+            rows = (row for row in csv.reader(file, delimiter=self.separator) if row)
+            first = 0  # the header
+            while True:
+                with _readable(self.path, "CSV"):
+                    block = list(islice(rows, size if first else 1))
+                if not block:
+                    return
+                for i, row in enumerate(block, first):
+                    if len(row) != len(self.header):
+                        raise ValueError(
+                            f"{self.path}: row {i} has {len(row)} values for "
+                            f"{len(self.header)} columns"
+                        )
+                if first:
                     yield first, list(zip(*block, strict=True))
-                    first += len(block)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise self._unreadable(error) from None
+                first += len(block)
 
     def numbers(self, values: Sequence[object], column: str, row: int) -> np.ndarray:
         """Return values of a column as float32; ``row``: number of the first.
@@ -140,16 +139,23 @@ class Sheet:
         return text.replace(",", ".", 1)
 
 
+@contextmanager
+def _readable(path: Path, form: str) -> Iterator[None]:
+    """Convert the errors of a reader into a ``ValueError``, one line with the file."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, csv.Error) as error:
+        advice = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: not readable as {form} ({reason}){advice}") from None
+
+
 def _is_finite(value: object) -> bool:
     try:
         with np.errstate(over="ignore"):
             return bool(np.isfinite(np.float32(float(value))))  # type: ignore[arg-type]
     except (ValueError, TypeError, OverflowError):
         return False
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def named(text: str) -> list[str]:

@@ -92,21 +92,26 @@ class Names:
         text = plain(value)
         if text in self._of_name:
             return self._of_name[text]
-        if is_missing(text) and text not in self.known:
-            shown = f"; {text!r} is a missing value" if text else ""
-            raise ValueError(f"{place} has no {self.column!r}{shown}")
-        amount = number(text)
-        if self.classes and amount is not None and not float(amount).is_integer():
-            raise ValueError(
-                f"{place}, column {self.column!r}: the label {text!r} is no class; regression is "
-                "not supported"
-            )
+        if text not in self.known:
+            self._check(text, place)
         key = folded(text)
         if key in self._first and not {text, self._first[key][0]} <= self.known:
             other, where = self._first[key]
             self._refuse(text, place, other, where)
         self._first.setdefault(key, (text, place))
         return int(self.exact(text, 1)[0])
+
+    def _check(self, text: str, place: str) -> None:
+        """Raise ``ValueError`` for a missing value, and for a class that is no whole number."""
+        if is_missing(text):
+            shown = f"; {text!r} is a missing value" if text else ""
+            raise ValueError(f"{place} has no {self.column!r}{shown}")
+        value = number(text)
+        if self.classes and value is not None and not value.is_integer():
+            raise ValueError(
+                f"{place}, column {self.column!r}: the label {text!r} is no class; regression is "
+                "not supported"
+            )
 
     def _refuse(self, text: str, place: str, other: str, where: str) -> None:
         """Raise ``ValueError`` for a class that looks like another one; note it for owners."""

@@ -258,7 +258,7 @@ class Data(Section):
     (``flwr-shard``)."""
     images: Literal["upright", "stored"] = "upright"
     """Photos in folders: turned upright by their EXIF orientation, and TIFF and GIF files of one
-    frame are read; or with pixels as stored and without such files, as before 0.3."""
+    frame are read; or with pixels as stored and without such files, as by earlier versions."""
     label_column: Annotated[str, Mark.TEXT] = ""
     """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
     feature type of a class, else ``label``."""
@@ -297,7 +297,7 @@ class Data(Section):
     """Share of each client's remaining samples that is held out for choosing settings; 0: none."""
     validation_from: Literal["untested", "any"] = "untested"
     """Samples that can be for validation: those that no client or server tests on; or also those
-    that another client tests on, as before 0.3 in partitions that draw with replacement."""
+    that another client tests on (partitions that draw with replacement), as in earlier versions."""
     score_on: Annotated[Literal["test", "validation"], Unprotected(CLIENTS_SAMPLES, "test")] = (
         "test"
     )

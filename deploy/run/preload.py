@@ -3,6 +3,7 @@
 It imports the clients' modules in its own process, while this process imports the run's modules.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -50,10 +51,11 @@ def _place_sockets() -> None:
 
 
 def settle() -> None:
-    """Make this process a worker: it ignores Ctrl-C and ends with its parent."""
+    """Make this process a worker: it ignores Ctrl-C, logs errors, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
 def _end_with_parent() -> None:

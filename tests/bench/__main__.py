@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run.launch import default_workers
-from tests.bench import idle, loop, record, runs
+from tests.bench import idle, loop, record, runs, sheets
 from tests.papers import htfllib_speed
 
 AIMS = {"fit": 1.2, "workers": 1.7, "personal": 1.0}
@@ -53,6 +53,12 @@ def main() -> None:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
         console.print(f"  {method}: {shown}")
         found[f"round {method}"] = figures
+
+    console.print(f"[bold]a large CSV file[/] (aims: {sheets.AIMS})")
+    found["csv"] = read = sheets.measure()
+    console.print(
+        f"  {read['megabytes']:.0f} MB: {read['seconds']:.1f} s, {read['times']:.2f} times"
+    )
 
     console.print(f"[bold]a node without work[/], MiB of proportional set size (aim: {idle.AIMS})")
     nodes = {name: idle.memory(name) | {"seconds": runs.one_reply(name)} for name in idle.AIMS}

@@ -1,14 +1,19 @@
 """CSV files: tables, and windows of signals."""
 
+import importlib
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 from common.data import Dataset, load
-from common.data.columns import windows
+from common.data.columns import load_csv, windows
+from common.data.overview import overview
 from common.settings.config import Data
 
 Options = Callable[..., Data]
@@ -134,10 +139,157 @@ def test_classes_that_a_client_lacks_are_in_classes_txt(csv: Csv, tmp_path: Path
     names.write_text("sit\nwalk\nrun\nswim\n", encoding="utf-8")
     for partition in ("own", "iid"):
         assert csv(partition=partition).classes == ("sit", "walk", "run", "swim")
-    for text, line in (
-        ("sit\nwalk\n", "classes.txt: class 'run' of the data is not in it"),
-        ("sit\nwalk\nrun\nwalk\n", "classes.txt: class 'walk' is in it more than once"),
+    for seed, (text, line) in enumerate(
+        (
+            ("sit\nwalk\n", "classes.txt: class 'run' of the data is not in it"),
+            ("sit\nwalk\nrun\nwalk\n", "classes.txt: class 'walk' is in it more than once"),
+        ),
+        1,
     ):
         names.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=line):
-            csv()
+            csv(seed=seed)
+
+
+def test_row_numbers_and_ignored_columns_are_no_features(csv: Csv, tmp_path: Path) -> None:
+    rows = [f"{i},{i},{i % 7},{i},{'ab'[i > 19]},u" for i in range(40)]
+    write(tmp_path / "train.csv", rows, ",Unnamed: 0,x,id,label,who")
+    data = csv(ignore_columns=" id ")
+    assert data.shape == (1,) and data.account.features == ("x",)
+    assert data.account.unused.keys() == {"", "Unnamed: 0", "id"}
+    assert data.account.unused["id"] == "data.ignore-columns"
+    assert csv(owner_column="x", ignore_columns="who").owners == 7
+    with pytest.raises(ValueError, match="data.ignore-columns names 'ID'; the columns are , Unnam"):
+        csv(ignore_columns="ID")
+    with pytest.raises(ValueError, match="two columns are called 'x'"):
+        write(tmp_path / "train.csv", rows, "x,y,x,id,label,who")
+        csv(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("separator", "decimal"), [(",", "."), (";", ","), (";", "."), ("\t", ",")]
+)
+def test_separators_and_decimal_commas(csv: Csv, tmp_path: Path, separator, decimal) -> None:
+    values = [[f"{i}.5", f"-{i}.25", "ab"[i % 2], "u"] for i in range(20)]
+    rows = [separator.join([x.replace(".", decimal) for x in row[:2]] + row[2:]) for row in values]
+    path = write(tmp_path / "train.csv", rows, HEADER.replace(",", separator))
+    data = csv()
+    assert data.x.sum() + data.x_test.sum() == sum(0.25 for _ in range(20))
+    assert bool(data.account.notes) is (decimal == ",")
+    if decimal == ",":
+        path.write_text(path.read_text() + separator.join(["1.5", "2", "a", "u"]) + "\n")
+        line = r"row 1, column 'ax': '0,5' has a decimal comma, but row 21, column 'ax': '1.5'"
+        with pytest.raises(ValueError, match=line):
+            csv(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["0", "0.0", "1", "1."], ("0", "1")),
+        (["yes ", "no", "yes", " no"], ("no", "yes")),
+        (["Yes", "no", "yes", "no"], "row 3, column 'label': 'yes' looks like 'Yes' .row 1.; use"),
+        (["01", "2", "1", "2"], "row 3, column 'label': '1' looks like '01' .row 1.; use one"),
+        (["a", "NaN", "a", "b"], "row 2 has no 'label'; 'NaN' is a missing value"),
+        (["a", "b", "", "b"], "row 3 has no 'label'"),
+    ],
+)
+def test_a_class_has_one_spelling(csv: Csv, tmp_path: Path, labels, classes) -> None:
+    write(tmp_path / "train.csv", [f"{i},0,{label},u" for i, label in enumerate(labels * 2)])
+    if isinstance(classes, tuple):
+        assert csv().classes == classes
+        return
+    with pytest.raises(ValueError, match=f"train.csv: {classes}"):
+        csv()
+    names = dict.fromkeys(label.strip() for label in labels if label)
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    if "" not in labels:  # what the user lists may look alike
+        assert csv(partition="own").classes == tuple(names)
+
+
+def test_owners_are_complete_and_a_number_is_no_class(csv: Csv, tmp_path: Path) -> None:
+    owners = ["1", "1.0", "A", "a"]
+    write(tmp_path / "train.csv", [f"{i},0,{'xy'[i % 2]},{owners[i % 4]}" for i in range(40)])
+    data = csv()
+    assert data.account.owners == ("1", "A", "a")
+    assert data.account.notes == ("'A' and 'a' are two owners (row 3)",)
+    write(tmp_path / "train.csv", ["1,2,x,a", "1,2,x,"])
+    with pytest.raises(ValueError, match="train.csv: row 2 has no 'who'"):
+        csv(seed=1)
+    write(tmp_path / "train.csv", [f"{i},0,{i % 41},a" for i in range(60)])
+    with pytest.raises(ValueError, match="41 different numbers in 60 samples are no classes"):
+        csv(seed=2)
+    write(tmp_path / "train.csv", [f"{i},0,{i % 30},a" for i in range(60)])
+    assert csv(seed=3).num_classes == 30
+
+
+def test_parts_in_any_case_and_files_that_are_not_read(csv: Csv, tmp_path: Path) -> None:
+    write(tmp_path / "Training.CSV", ["1,2,x,a", "3,4,y,a"])
+    write(tmp_path / "Validation.tsv", ["5\t6\tx\ta"], HEADER.replace(",", "\t"))
+    assert csv().x_test.tolist() == [[5, 6]]
+    write(tmp_path / "testing.csv", ["7,8,x,a"])
+    write(tmp_path / "raw" / "notes.txt", [])
+    data = csv(seed=1)
+    assert data.x_test.tolist() == [[7, 8]]
+    assert data.account.ignored == {".tsv": (1, "Validation.tsv"), ".txt": (1, "raw/notes.txt")}
+    write(tmp_path / "train.csv", [])
+    with pytest.raises(ValueError, match="train.csv: 'Training.CSV' is the same part"):
+        csv(seed=2)
+    with pytest.raises(ValueError, match="'train' is a part of a data set, not a client; .* 'csv'"):
+        write(tmp_path / "clients" / "train" / "a.csv", ["1,2,x,a"])
+        csv(name="client-csv", dir=str(tmp_path / "clients"))
+
+
+def test_parquet_is_read_like_csv_and_needs_an_extra(csv: Csv, tmp_path: Path, monkeypatch) -> None:
+    rows = [f"{i},{i / 4},{i % 3},{'ab'[i % 2]}" for i in range(30)]
+    write(tmp_path / "train.csv", rows)
+    (folder := tmp_path / "parquet").mkdir()
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (folder / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"pip install 'fedmosaic\[hub\]'"):
+        csv(dir=str(folder))
+    monkeypatch.undo()
+    pyarrow: ModuleType = pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match="train.parquet: not readable as Parquet"):
+        csv(dir=str(folder))
+    columns = [*zip(*(row.split(",") for row in rows), strict=True)]
+    numbers = {"ax": [*map(int, columns[0])], "ay": [*map(float, columns[1])]}
+    labels = {
+        "label": [*map(float, columns[2])],
+        "who": columns[3],
+        "__index_level_0__": columns[0],
+    }
+    table = pyarrow.table(numbers | labels)
+    importlib.import_module("pyarrow.parquet").write_table(table, folder / "train.parquet")
+    same, other = csv(), csv(dir=str(folder), seed=1)
+    assert same.classes == other.classes == ("0", "1", "2")
+    assert torch.equal(same.x, other.x) and torch.equal(same.owner, other.owner)
+    holes = table.set_column(1, "ay", pyarrow.array([None, *numbers["ay"][1:]]))
+    importlib.import_module("pyarrow.parquet").write_table(holes, folder / "train.parquet")
+    with pytest.raises(ValueError, match="row 1, column 'ay': an empty value is not a finite numb"):
+        csv(dir=str(folder), seed=2)
+
+
+def test_a_file_is_read_in_at_most_four_times_its_size(options: Options, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).normal(size=(20_000, 10))
+    rows = [",".join(f"{v:.4f}" for v in row) + f",c{i % 3}" for i, row in enumerate(draw)]
+    path = write(tmp_path / "train.csv", rows, ",".join("abcdefghij") + ",label")
+    data = options(name="csv", dir=str(tmp_path))
+    tracemalloc.start()
+    try:
+        dataset = load_csv(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(dataset.x) + len(dataset.x_test) == len(rows)
+    assert peak < 4 * path.stat().st_size
+
+
+def test_copies_are_counted(csv: Csv, tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ["1,2,x,a", "1,2,x,a", "3,4,y,a"])
+    write(tmp_path / "test.csv", ["1,2,x,a", "5,6,x,a", "5,6,x,a"])
+    found = overview(csv())
+    assert (found.copies, found.leaked) == (1, 1)
+    assert found.classes == (("x", 2, 3), ("y", 1, 0))
+    one_class, leaked = found.warnings()
+    assert "'x'" in one_class and leaked.startswith("1 of 3 test samples are training samples")

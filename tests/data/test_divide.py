@@ -12,6 +12,8 @@ from PIL import Image
 from common.data import divide, load, pool_of, set_aside, shares
 from common.data.dataset import fingerprint, fitted, image_digests
 from common.data.embedded import toy
+from common.data.overview import clients_of, overview
+from common.data.partition import PARTITIONS
 from common.data.published import FASHION_MNIST
 from common.data.shares import check_public_tests, check_share, for_testing, share
 from common.parse import defaults, parse
@@ -294,3 +296,42 @@ def test_a_share_of_the_training_set_is_disjoint(options, tmp_path) -> None:
                 Image.new("L", (6, 6), 100 * c).save(tmp_path / part / name / f"{i}.png")
     same = {"name": "folder", "dir": str(tmp_path), "public": 0.5, "public_name": ""}
     preflight(flat(tmp_path / "out", **SMALL | under("data", **same, samples=0, test_samples=0)))
+
+
+@pytest.mark.parametrize("name", [n for n in PARTITIONS if not n.startswith(("flwr", "natural"))])
+@pytest.mark.parametrize("test", ["split", "merge"])
+def test_no_validation_sample_is_a_test_sample_of_any_client(name: str, test: str) -> None:
+    settings = {"partition": name, "test": test, "validation": 0.4, "alpha": 5.0}
+    if name == "own" and test == "merge":
+        return  # each client has a data set of its own
+    mine = data(name="digits", **settings)
+    clients = 1 if name == "own" else 10
+
+    def parts(settings: Data) -> tuple[set[int], set[int], set[int]]:
+        shares = [share(settings, k, clients, 1) for k in range(clients)]
+        train, test = ({i for s in shares for i in getattr(s, side).tolist()} for side in SIDES)
+        scored = settings.model_copy(update={"score_on": "validation"})
+        shares = [share(scored, k, clients, 1) for k in range(clients)]
+        return train, test, {i for s in shares for i in s.test.tolist()}
+
+    train, tested, validation = parts(mine)
+    assert validation and not validation & tested
+    old = parts(mine.model_copy(update={"validation_from": "any"}))
+    drawn = name.startswith(("niid", "iid_draw"))
+    assert bool(old[2] & old[1]) is drawn
+    assert (old == (train, tested, validation)) is not drawn
+
+
+SIDES = ("train", "test")
+
+
+def test_clients_that_test_on_one_class_or_on_copies_are_named(tmp_path: Path) -> None:
+    x = np.arange(12 * 64, dtype="float32").reshape(12, 1, 8, 8)
+    write_npz(tmp_path / "train" / "0.npz", {"x": x, "y": np.arange(12) % 2})
+    write_npz(tmp_path / "test" / "0.npz", {"x": x[:3] + 9999, "y": np.arange(3) % 2})
+    write_npz(tmp_path / "train" / "1.npz", {"x": x + 99999, "y": np.arange(12) % 2})
+    write_npz(tmp_path / "test" / "1.npz", {"x": x[:3] + 99999, "y": np.ones(3, int)})
+    mine = data(name="npz", dir=str(tmp_path), partition="natural", test="own")
+    found = clients_of(share(mine, k, 2, 1) for k in range(2))
+    assert (found.one_class, found.untested, found.copied, found.tested) == ((1,), (), 3, 6)
+    assert overview(load(mine)).leaked == 3

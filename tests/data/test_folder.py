@@ -13,6 +13,7 @@ from PIL import Image
 
 from common.data import decoded, load, set_aside
 from common.data.folder import load_folder
+from common.data.overview import overview
 from common.data.shares import share
 from common.settings.config import Data
 
@@ -288,3 +289,100 @@ def test_a_digest_is_of_the_content_of_one_folder(options, tmp_path):
         Data(digest="a").check()
     with pytest.raises(ValueError, match="one folder, and data.partition = 'own' has several"):
         Data(digest="a", dir="x", partition="own").check()
+
+
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "val"), ("train", "Validation")]
+)
+def test_parts_have_several_names_in_any_case(options, tmp_path, names):
+    root = tree(tmp_path / "pets", parts=names)
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert dataset.classes == ("cat", "dog") and dataset.x_public is None
+    assert (len(dataset.y), int(dataset.x_test[0, 0, 0, 0])) == (6, 100)
+    clients = tmp_path / "clients"
+    for client in ("a", "b"):
+        shutil.copytree(root, clients / client)
+    owned = load(options(name="client-folders", dir=str(clients)))
+    assert owned.classes == ("cat", "dog") and owned.account.owners == ("a", "b")
+    shutil.copytree(root / names[0], root / "training" / "more")
+    if names[0] != "Training":
+        with pytest.raises(ValueError, match="training: .* is the same part; keep one of them"):
+            load_folder(options(name="folder", dir=str(root)))
+
+
+@pytest.mark.parametrize(
+    ("name", "folders", "line"),
+    [
+        (
+            "folder",
+            ("north/ill", "north/well", "south/ill", "south/well"),
+            "'client-folders' reads",
+        ),
+        (
+            "folder",
+            ("ill/train", "ill/test", "well/train", "well/test"),
+            "put them above the class",
+        ),
+        ("folder", ("Testing/ill", "Testing/well", "val/ill"), "there is 'Testing' but no folder"),
+        ("client-folders", ("Train/ill", "test/ill", "test/well"), "set data.name to 'folder'"),
+        (
+            "client-folders",
+            ("a/x/ill", "a/x/well", "a/y/ill", "a/y/well"),
+            "so they are no classes",
+        ),
+    ],
+)
+def test_a_layout_that_looks_like_another_is_refused(options, tmp_path, name, folders, line):
+    for folder in folders:
+        picture(tmp_path / folder / "0.png")
+    with pytest.raises(ValueError, match=line) as refused:
+        load(options(name=name, dir=str(tmp_path)))
+    assert "\n" not in str(refused.value)
+
+
+def test_files_of_one_frame_are_read_and_the_others_are_counted(options, tmp_path):
+    root = tree(tmp_path / "pets", n=2, mode="L", parts=("train", "test"))
+    for suffix in ("tif", "GIF", "jfif"):
+        picture(root / "train" / "fox" / f"0.{suffix}", 200, mode="L")
+    frames = [Image.new("L", (8, 8), value) for value in (1, 99)]
+    for suffix in ("tiff", "gif"):
+        path = root / "train" / "cat" / f"many.{suffix}"
+        frames[0].save(path, save_all=True, append_images=frames[1:])
+    (root / "train" / "cat" / "Thumbs.db").write_text("")
+    (root / "train" / "cat" / ".hidden.txt").write_text("")
+    dataset = load_folder(options(name="folder", dir=str(root)))
+    assert torch.bincount(dataset.y).tolist() == [2, 2, 3] and dataset.shape == (1, 8, 8)
+    assert dataset.account.images == {"8×8 L": 11}
+    assert {suffix: n for suffix, (n, _) in dataset.account.ignored.items()} == {
+        ".tiff": 1,
+        ".gif": 1,
+        ".db": 1,
+    }
+    rows = dict(overview(dataset).rows())
+    assert "fox 3 + 0" in rows["classes"] and "1 of .db (train/cat/Thumbs.db)" in rows["not read"]
+    with pytest.raises(ValueError, match="class 'fox' has no samples"):
+        stored = options(name="folder", dir=str(root), images="stored")
+        shutil.move(root / "train" / "fox" / "0.jfif", root / "train" / "fox" / "0.tif")
+        load(stored)
+
+
+@pytest.mark.parametrize("form", ["jpg", "png", "tif", "webp"])
+def test_photos_are_turned_upright_unless_they_are_read_as_stored(options, tmp_path, form):
+    upright = np.zeros((8, 16), np.uint8)  # bright at the top
+    upright[:4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns it by 90 degrees, clockwise
+    for part in ("train", "test"):
+        for c, name in enumerate(("cat", "dog")):
+            path = tmp_path / "pets" / part / name / f"0.{form}"
+            path.parent.mkdir(parents=True)
+            image = Image.fromarray(255 - upright if c else upright)
+            image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif.tobytes())
+    data = options(name="folder", dir=str(tmp_path / "pets"))
+    dataset = load_folder(data)
+    assert dataset.shape[1:] == (8, 16) and next(iter(dataset.account.images)).startswith("16×8 ")
+    assert bool((dataset.x[0, 0, :3] > 200).all()) and bool((dataset.x[0, 0, 5:] < 50).all())
+    if form != "tif":  # it is not read then
+        stored = load_folder(data.model_copy(update={"images": "stored"}))
+        assert stored.shape[1:] == (16, 8)
+        assert torch.equal(stored.x.rot90(-1, (2, 3)), dataset.x)

@@ -226,3 +226,34 @@ def test_other_columns_are_not_decoded(hub, tmp_path, monkeypatch) -> None:
             hub(saved(tmp_path / name, train=table(6), test=test), owner_column="row")
     with pytest.raises(ValueError, match="no column 'picture' with owners"):
         hub(saved(tmp_path / "two", train=table(6), test=table(6)), owner_column="picture")
+
+
+def test_labels_can_be_integers_or_texts_and_a_split_called_validation(hub, tmp_path) -> None:
+    texts = numbers(9, label=(["b", "a", "c"] * 3, datasets.Value("string")))
+    texts = texts.remove_columns("move")
+    folder = saved(tmp_path / "texts", train=texts, validation=texts, extra=texts)
+    data = hub(folder)
+    assert data.classes == ("a", "b", "c") and data.y.tolist() == [1, 0, 2] * 3
+    assert data.y_test.tolist() == data.y.tolist()
+    assert "split 'extra' is not read: 9 samples" in data.account.notes
+    several = [f"{i}" for i in (3, 1, 10)] * 3
+    integers = texts.add_column("target", list(map(int, several)))
+    folder = saved(tmp_path / "integers", train=integers, validation=texts, test=integers)
+    data = hub(folder, label_column="target", ignore_columns="ay")
+    assert data.classes == ("1", "3", "10") and data.y.tolist() == [1, 0, 2] * 3
+    assert data.account.features == ("ax",) and "ay" in data.account.unused
+    assert "columns of other types are not read: who, label" in data.account.notes
+    holes = numbers(9, label=(["b", None, "c"] * 3, datasets.Value("string")))
+    with pytest.raises(ValueError, match="sample 1 has no 'label'"):
+        hub(saved(tmp_path / "holes", train=holes, test=holes), label_column="label")
+
+
+def test_parquet_files_of_the_parts_are_read(hub, tmp_path) -> None:
+    folder = tmp_path / "animals"
+    (folder / "data").mkdir(parents=True)
+    for name, n in (("train-00000-of-00002", 9), ("train-00001-of-00002", 3), ("test", 6)):
+        table(n).to_parquet(folder / "data" / f"{name}.parquet")
+    (folder / "README.md").write_text("")
+    data = hub(folder)
+    assert (data.classes, data.shape, len(data.y)) == (tuple(NAMES), (1, 6, 6), 12)
+    assert len(data.y_test) == 6 and data.account.ignored == {".md": (1, "README.md")}

@@ -341,3 +341,18 @@ def test_files_that_are_missing_are_named(npz: Npz, tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", data=np.arange(3))
     with pytest.raises(ValueError, match=r"plain.npz: it is no pickled dictionary"):
         read_npz(tmp_path / "plain.npz", "data")
+
+
+def test_labels_that_skip_numbers_are_numbered_anew_unless_a_client_may_lack_them(
+    npz: Npz, tmp_path: Path
+) -> None:
+    x = np.zeros((12, 1, 8, 8), "float32")
+    for part in ("train", "test"):
+        write_npz(tmp_path / part / "0.npz", {"x": x, "y": np.arange(1, 4).repeat(4)[:, None]})
+    data = npz(tmp_path)
+    assert data.classes == ("1", "2", "3") and data.y.tolist() == data.y_test.tolist()
+    assert torch.bincount(data.y).tolist() == [4, 4, 4] and len(data.account.notes) == 1
+    assert npz(tmp_path, partition="own").classes == ("0", "1", "2", "3")
+    (tmp_path / "config.json").write_text('{"num_classes": 6}')
+    declared = npz(tmp_path, seed=1)  # classes 0, 4 and 5 have no samples
+    assert declared.num_classes == 6 and declared.account.declared and not declared.account.notes

@@ -147,3 +147,20 @@ def test_the_servers_folder_is_called_server(options: Callable[..., Data], tmp_p
     assert "{k}" in str(refused.value)
     (tmp_path / "server").mkdir()
     assert len(load(data).y) == 360
+
+
+@pytest.mark.parametrize(("test", "validation"), [("own", 0.0), ("split", 0.0), ("merge", 0.5)])
+def test_owners_with_too_few_samples_are_left_out_if_asked(owned: Owned, test, validation) -> None:
+    owner, tester = OWNERS.clone(), OWNERS[:120].clone()
+    owner[owner == 1], tester[tester == 1] = 2, 2
+    owner[:1] = 1  # owner 1 has one training sample
+    settings = {"owner": owner, "owner_test": tester, "test": test, "validation": validation}
+    with pytest.raises(ValueError, match="client 1 has 1 training samples.* 'leave-out' leaves"):
+        rows(owned(**settings))
+    data = owned(**settings, small_owners="leave-out")
+    assert load(data).owners == 4
+    assert "left out: 1" in load(data).account.notes[0]
+    train, *_ = rows(data, 4)
+    whole = owned(**settings, small_owners="leave-out", partition="iid")
+    assert load(whole).owners == 5
+    assert not {0} & {i for one in train for i in one}

@@ -11,7 +11,7 @@ import pytest
 from common import parse
 from common.parse import defaults, reads, to_toml
 from common.settings.config import Value
-from common.settings.old_defaults import OLD_DEFAULTS
+from common.settings.old_defaults import BEFORE, OLD_DEFAULTS
 from deploy import settings
 from deploy.settings import EXPERIMENTS, chosen, flatten, load_run, resolve
 from deploy.study import paper_table
@@ -94,3 +94,13 @@ def test_a_checkpoint_without_a_changed_default_is_refused(played: Run, tmp_path
     write()
     with pytest.raises(ValueError, match=r"lacks noise.epochs, whose default has changed since"):
         checkpoint.read(folder, config)
+
+
+def test_a_run_of_before_a_key_resumes_with_the_bits_of_before(tmp_path: Path) -> None:
+    kept = {key: value for key, value in defaults().items() if key not in BEFORE}
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(kept | {"out": str(tmp_path)}))
+    for found in (load_run(tmp_path), resolve(file)):
+        assert {key: found[key] for key in BEFORE} == BEFORE
+    assert not BEFORE.keys() & chosen(defaults()).keys()
+    assert all(defaults()[key] != value for key, value in BEFORE.items())

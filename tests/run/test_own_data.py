@@ -1,5 +1,6 @@
 """Runs whose data belong to clients, and clients with settings of their own."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from deploy.run.loopback import Loopback
 from deploy.run.preflight import counted, fresh
 from deploy.settings import resolve
 from server_app.stopped import Stopped
-from tests.support.commandline import Done, typed
+from tests.support.commandline import Done, error_of, typed
 from tests.support.data_files import paint, write_clients, write_npz
 from tests.support.tiny import TinyRun, flat, play
 
@@ -203,3 +204,34 @@ def test_owners_are_counted_here_and_an_app_needs_a_number(tmp_path: Path) -> No
     assert prepared(whole, False, False)["clients"] == 0, "the nodes have the number"
     here = {**whole, "data.dir": str(write_clients(tmp_path / "mine", 4)), "data.samples": 30}
     assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4
+
+
+def test_what_is_read_is_shown_without_training_at_the_start_and_in_the_report(
+    tmp_path: Path,
+) -> None:
+    folder = write_clients(tmp_path / "clinics", 2)
+    (folder / "train" / "notes.txt").write_text("")
+    settings = ("method=local", "rounds=1", "fleet=mlp", "train.epochs=1", "clients=2")
+    settings += ("data.name=npz", f"data.dir={folder}", "data.partition=natural", "data.test=own")
+    words = [word for text in settings for word in ("-s", text)]
+    done = typed("data", *words, "--json")
+    shown = json.loads(done.stdout)
+    rows = dict(shown["rows"])
+    assert rows["not read"] == "1 of .txt (train/notes.txt)" and rows["owners"] == "2: 0 24, 1 25"
+    assert shown["classes"][0][1] + shown["classes"][1][1] + shown["classes"][2][1] == 24 + 25
+    assert {path.name for path in tmp_path.iterdir()} == {"clinics"}  # nothing was trained
+    out = tmp_path / "run"
+    done = typed("run", *words, "--out", out, "--runtime", "loopback")
+    assert all(heading in done.stdout for heading in rows)
+    assert json.loads((out / "data.json").read_text())["rows"] == shown["rows"]
+    assert "train/notes.txt" in (out / "report.html").read_text()
+    private = tmp_path / "private"
+    secret = ("-s", "method=fedavg", "-s", "privacy.mode=central", "-s", "data.test=split")
+    secret += ("-s", "privacy.noise-multiplier=0.01")
+    run = typed("run", *words, *secret, "--out", private)
+    assert run.returncode == 0, run.stderr
+    assert "classes" in run.stdout and not (private / "data.json").exists()
+    bad = write_clients(tmp_path / "bad", 1)
+    (bad / "train" / "0.npz").write_bytes(b"")
+    line = error_of("data", "-s", "data.name=npz", "-s", f"data.dir={bad}")
+    assert f"{bad / 'train' / '0.npz'}" in line

@@ -63,7 +63,7 @@ def test_files_without_digests_are_named(run: Path) -> None:
     for name in "ab":
         (run / "mlruns" / name).write_text("?")
     named = ["config.toml", "summary.json", "checkpoints/notes.txt"]
-    named += ["confusion.json", "mlruns", "report.html", "status.json"]
+    named += ["confusion.json", "data.json", "mlruns", "report.html", "status.json"]
     unproven = [one.path.relative_to(run).as_posix() for one in verify(run) if not one.proven]
     assert unproven == named
     done = completed("verify", run)
