@@ -70,9 +70,12 @@ def cases() -> dict[str, Case]:
     file = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     methods = file["methods"]
 
+    from common.parse import reads
+
     def tiny(text: str) -> list[str]:
         method, *own = text.split()
-        return [*file["tiny"].split(), f"method={method}", *methods[method].split(), *own]
+        shared = [one for one in file["tiny"].split() if reads(method, one.partition("=")[0])]
+        return [*shared, f"method={method}", *methods[method].split(), *own]
 
     small = {f"tiny-{name}": {"run": tiny(name)} for name in methods}
     switches = {name: {"run": tiny(text)} for name, text in file["switches"].items()}
