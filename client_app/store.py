@@ -34,6 +34,7 @@ from common.techniques.privacy import OWNERS_DELTA, gaussian_epsilon, local_cost
 T = TypeVar("T", bound=Records)
 
 NONE: Mapping[str, Value] = MappingProxyType({})
+HERE = ("out", "state-dir", "plugins", "learnt-dir")  #: settings that name a folder of the run
 RUN = "run.json"  #: the run's and the node's settings, beside the state of a client
 STORED_REPLIES = 5  #: experiments whose newest reply a ledger stores
 NAMED = "also-"
@@ -119,8 +120,15 @@ class Store:
                 shutil.rmtree(folder)
 
     def describe(self, settings: Mapping[str, Value], node: Mapping[str, Value]) -> None:
-        """Store the run config and the node's own settings beside the state, for an export."""
-        content = json.dumps({"settings": dict(settings), "node": dict(node)}).encode()
+        """Store the run config and the node's own settings beside the state, for an export.
+
+        They do not say where the folder is, so that it can be moved.
+        """
+        parts = {"settings": settings, "node": node}
+        kept = {
+            name: {k: v for k, v in part.items() if k not in HERE} for name, part in parts.items()
+        }
+        content = json.dumps(kept).encode()
         path = self.folder / RUN
         with contextlib.suppress(OSError):  # a full disk: only an export needs the file
             if not path.exists() or path.read_bytes() != content:

@@ -83,9 +83,9 @@ def test_every_optimiser_on_the_list_takes_steps(kind: str) -> None:
     [
         (
             {"train__optimizer": "RMSpop"},
-            "train.optimizer = \"RMSpop\" is unknown; did you mean 'rmsprop'?",
+            "train.optimizer = 'RMSpop' is unknown; did you mean 'rmsprop'?",
         ),
-        ({"noise__optimizer": "LBFGS"}, 'noise.optimizer = "LBFGS" is unknown; allowed: '),
+        ({"noise__optimizer": "LBFGS"}, "noise.optimizer = 'LBFGS' is unknown; allowed: "),
         (
             {"train__optimizer": "RMSprop", "train__optimizer_options": "alfa=0.9"},
             "train.optimizer-options = \"alfa=0.9\" is not allowed: RMSprop has no 'alfa'; "

@@ -28,7 +28,7 @@ from common.extras import check_installed
 from common.files import parse_json
 from common.models.batchnorm import norms
 from common.models.card import Card
-from common.parse import parse
+from common.parse import defaults, parse
 from common.settings.section import Value
 from deploy.run.loopback import Loopback
 from deploy.study.finished import MODEL, begin, finished
@@ -144,7 +144,8 @@ class Predictor:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder} has no state of a client with its {RUN}: {error}") from None
         node = {**node, "state-dir": str(folder.parent.parent), "device": "cpu"}
-        participant = Participant(parse(settings), node, folder.parent.name)
+        flat = {**defaults(str(settings.get("method", ""))), **settings}
+        participant = Participant(parse(flat), node, folder.parent.name)
         w, prefix = None if weights is None else model_file.load(weights), f"{participant.spec}/"
         if w and all("/" in name for name in w):  # a file of several networks, by architecture
             w = {name.removeprefix(prefix): w[name] for name in w if name.startswith(prefix)}
