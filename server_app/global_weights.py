@@ -187,9 +187,9 @@ class GlobalModels(GlobalModel[O, T], ABC):
 
         def to(client: Client) -> Request:
             payload = sent(client) if callable(sent) else sent
-            taken = matching.submodel(client, t)._replace(classes=None)
-            if (key := (id(payload), taken)) not in payloads:
-                w = matching.entries(models, taken)
+            submodel = matching.submodel(client, t)._replace(classes=None)
+            if (key := (id(payload), submodel)) not in payloads:
+                w = matching.entries(models, submodel)
                 payloads[key] = payload, self.own_request(client, payload, w)
             return payloads[key][1]
 
