@@ -76,7 +76,7 @@ def table(
     """Run a paper's table as `fedmosaic table` does, with canaries in a record to keep."""
     path = found(file)
     spec = tables.read(path)
-    selected = tables.part(spec, row or [], column or [], seed or [])
+    selected = tables.selected_cells(spec, row or [], column or [], seed or [])
     folder = (to or Path("runs") / path.stem).resolve()
     begun = any((folder / name).exists() for name in (records.NAME, records.RUNS))
     if canaries and show:
