@@ -207,8 +207,8 @@ class SealedMessage(OpenedMessage):
         more: dict[str, int | bytes | str] = {}
         if self.hello is not None:
             k, share = self.place.k, self.current.share
-            parts = [self.hello.text, str(k).encode(), share, self.place.request]
-            signature = session.sign(self.hello.key, "accept", parts)
+            signed = [self.hello.text, str(k).encode(), share, self.place.request]
+            signature = session.sign(self.hello.key, "accept", signed)
             more = {"k": k, "share": share, "signature": signature}
         return session.seal(body.encrypt(content), self.current.keys, self.place, "up", more)
 

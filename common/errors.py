@@ -109,7 +109,7 @@ def of_plugin(module: str) -> bool:
 def invalid(error: ValidationError) -> str:
     """Return the first field that pydantic refused, with the reason."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part)[:40] for part in first["loc"])
+    where = ".".join(str(key)[:40] for key in first["loc"])
     return f"field {where!r}: {first['msg']}"
 
 

@@ -174,6 +174,4 @@ def _sync_folder(folder: Path) -> None:
 
 def in_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders numbers in names by value: a2 before a10."""
-    return [
-        (int(part or 0) if i % 2 else 0, part) for i, part in enumerate(re.split(r"(\d+)", name))
-    ]
+    return [(int(run or 0) if i % 2 else 0, run) for i, run in enumerate(re.split(r"(\d+)", name))]

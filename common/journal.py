@@ -62,8 +62,11 @@ class Unit(Enum):
 M = TypeVar("M", Use, Over, Unit)
 
 
-class Part(BaseModel):
-    """Part of an entry; unknown keys are ignored."""
+class JsonObject(BaseModel):
+    """Object of JSON in the files of a run, such as an entry or a field of it.
+
+    Unknown keys are ignored, so that older versions read files of newer ones.
+    """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
 
@@ -73,7 +76,7 @@ class Part(BaseModel):
 
 
 @final
-class Member(Part):
+class Member(JsonObject):
     """A client in the census."""
 
     k: Annotated[int, Use.RELEASED]
@@ -92,7 +95,7 @@ again, with the state that it stored; it lost that state."""
 
 
 @final
-class Event(Part):
+class Event(JsonObject):
     """Change of the membership before a round; ``cause`` is one line."""
 
     k: int
@@ -102,7 +105,7 @@ class Event(Part):
 
 
 @final
-class ClientScore(Part):
+class ClientScore(JsonObject):
     """Client k's accuracies, in [0, 1], on its own n test samples."""
 
     k: int
@@ -113,7 +116,7 @@ class ClientScore(Part):
 
 
 @final
-class Spread(Part):
+class Spread(JsonObject):
     """Fairness of one model over the clients (FedKF, section III-B)."""
 
     amp: float  #: mean, weighted by test samples
@@ -122,7 +125,7 @@ class Spread(Part):
 
 
 @final
-class Fairness(Part):
+class Fairness(JsonObject):
     """Fairness of the run's model (``main``) and of every model by its name (``models``)."""
 
     main: Spread
@@ -134,7 +137,7 @@ class Fairness(Part):
 
 
 @final
-class Personal(Part):
+class Personal(JsonObject):
     """Accuracy in [0, 1] of the clients' own models, or else of the global one, on their own tests.
 
     The scored clients with test samples count (``common.metrics.over_clients``).
@@ -149,7 +152,7 @@ class Personal(Part):
 
 
 @final
-class ByClass(Part):
+class ByClass(JsonObject):
     """Metrics by class in [0, 1], over all samples of a score (``common.metrics.over_classes``)."""
 
     accuracy: list[float | None]  #: of each class; None for a class without samples
@@ -158,7 +161,7 @@ class ByClass(Part):
 
 
 @final
-class Cost(Part):
+class Cost(JsonObject):
     """Numbers that the paper's formula counts for one round, and the bytes of their messages."""
 
     numbers: int
@@ -170,7 +173,7 @@ class Cost(Part):
 
 
 @final
-class Privacy(Part):
+class Privacy(JsonObject):
     """Privacy loss (ε, δ) of one client over the rounds so far."""
 
     epsilon: float
@@ -178,7 +181,7 @@ class Privacy(Part):
 
 
 @final
-class Gain(Part):
+class Gain(JsonObject):
     """Accuracy on the whole test set before and after a client's incentive (I-DL-MH)."""
 
     before: float
@@ -186,7 +189,7 @@ class Gain(Part):
 
 
 @final
-class Incentive(Part):
+class Incentive(JsonObject):
     """Mean gain over the clients that took part, and the gain of each client."""
 
     before: float
@@ -199,7 +202,7 @@ class Incentive(Part):
 
 
 @final
-class Magnitude(Part):
+class Magnitude(JsonObject):
     """Size of the numbers in a client's reply (``server_app/messaging/sanity.py``)."""
 
     largest: float  #: the largest absolute value
@@ -208,7 +211,7 @@ class Magnitude(Part):
 
 
 @final
-class Undone(Part):
+class Undone(JsonObject):
     """A discarded attempt at a round, which was repeated without the suspects."""
 
     round: int
@@ -236,7 +239,7 @@ session. ``client error``: any other error of the client. ``unknown``: of an ear
 
 
 @final
-class Failure(Part):
+class Failure(JsonObject):
     """Failure of client k in a round; ``reason`` is one line.
 
     ``released``: reason that may leave the server under [privacy], without the client and without
@@ -251,7 +254,7 @@ class Failure(Part):
 
 
 @final
-class PeakMemory(Part):
+class PeakMemory(JsonObject):
     """Largest number of bytes in tensors at one time, by client and for the server."""
 
     clients: dict[int, float] = {}
@@ -273,7 +276,7 @@ class PeakMemory(Part):
 
 
 @final
-class Entry(Part):
+class Entry(JsonObject):
     """One line of the journal."""
 
     version: Annotated[int, Use.RELEASED] = VERSION

@@ -25,11 +25,11 @@ def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
     return {"final": accuracies[-1], "best": max(accuracies), "last10": last}
 
 
-def sums(parts: Iterable[Mapping[str, N]]) -> dict[str, N]:
+def sums(summands: Iterable[Mapping[str, N]]) -> dict[str, N]:
     """Return the sum of the numbers with each name."""
     total: dict[str, N] = {}
-    for part in parts:
-        for name, value in part.items():
+    for summand in summands:
+        for name, value in summand.items():
             total[name] = total[name] + value if name in total else value
     return total
 
@@ -81,8 +81,8 @@ def confusion(labels: np.ndarray, predicted: np.ndarray) -> Confusion:
 def pooled(confusions: Iterable[Confusion]) -> Confusion:
     """Return the sum of several confusions."""
     total = Counter[tuple[int, int]]()
-    for part in confusions:
-        total.update({(label, predicted): count for label, predicted, count in part})
+    for confusion in confusions:
+        total.update({(label, predicted): count for label, predicted, count in confusion})
     return [(*pair, count) for pair, count in sorted(total.items())]
 
 

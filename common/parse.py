@@ -160,8 +160,8 @@ def to_toml(flat: Mapping[str, Value]) -> str:
         table, _, leaf = key.rpartition(".")
         line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
         tables.setdefault(table, []).append(line)
-    parts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
-    return "\n\n".join(parts) + "\n"
+    texts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
+    return "\n\n".join(texts) + "\n"
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

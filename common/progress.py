@@ -24,8 +24,8 @@ REPEAT = 60.0  #: least seconds between two equal lines
 
 @final
 @dataclass(eq=False)
-class _Part:
-    """A running loop or block; ``total`` is 0 for a block without a count."""
+class _Loop:
+    """A running loop or block of work; ``total`` is 0 for a block without a count."""
 
     name: str
     total: int
@@ -50,7 +50,7 @@ class Reporter:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._show, self._pause, self._clock = show, pause, clock
-        self._parts: list[_Part] = []
+        self._loops: list[_Loop] = []
         self._due, self._shown, self._shown_at = 0.0, "", 0.0
         self.note = ""  #: line of another process, added to the reports of the running block
         self.counts = True  #: whether lines have counts and notes
@@ -58,17 +58,17 @@ class Reporter:
     @contextmanager
     def block(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Name a block of work; see the function ``block``."""
-        part = _Part(name, total)
-        if not self._parts:
+        loop = _Loop(name, total)
+        if not self._loops:
             self._due = self._clock() + self._pause
-        self._parts.append(part)
+        self._loops.append(loop)
 
         def report(done: int) -> None:
-            part.done = done
+            loop.done = done
             if (now := self._clock()) >= self._due:
                 self._due = now + self._pause
-                names = [*map(str, self._parts), self.note]
-                names = names if self.counts else [part.name for part in self._parts]
+                names = [*map(str, self._loops), self.note]
+                names = names if self.counts else [loop.name for loop in self._loops]
                 line = ", ".join(filter(None, names))
                 if line != self._shown or now >= self._shown_at + REPEAT:
                     self._shown, self._shown_at = line, now
@@ -78,7 +78,7 @@ class Reporter:
             yield report
         finally:
             self.note = ""
-            self._parts.remove(part)
+            self._loops.remove(loop)
 
 
 _reporter: ContextVar[Reporter | None] = ContextVar("reporter", default=None)

@@ -16,7 +16,7 @@ import torch
 
 def key(seed: int, *name: str | int) -> int:
     """Return a 63-bit seed for the draw ``name``; different names give independent seeds."""
-    text = "/".join([str(int(seed)), *(str(part) for part in name)])
+    text = "/".join([str(int(seed)), *(str(word) for word in name)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

@@ -230,7 +230,7 @@ def _elsewhere(folder: Path, given: Mapping[str, Value], workers: int | None, qu
 
     Raises as ``run``.
     """
-    settings = [part for key, value in given.items() for part in ("-s", f"{key}={value}")]
+    settings = [word for key, value in given.items() for word in ("-s", f"{key}={value}")]
     settings += [] if workers is None else ["--workers", str(workers)]
     program = [sys.executable, "-P", "-c", "import fedmosaic; fedmosaic.main()"]
     command = [*program, "run", "--resume", str(folder), *settings]

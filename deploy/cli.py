@@ -22,10 +22,10 @@ from typer.core import TyperGroup
 from common import errors
 from deploy.console import (
     INTERRUPTED,
-    Answering,
-    Ending,
     Experiment,
     Folders,
+    InterruptHandler,
+    JsonCommand,
     RayAddress,
     Settings,
     WarmStart,
@@ -104,7 +104,7 @@ def options(
     """Federated learning in which every client brings its own model."""
 
 
-@app.command(cls=Answering, rich_help_panel=RUN)
+@app.command(cls=JsonCommand, rich_help_panel=RUN)
 def run(
     experiment: Experiment = None,
     settings: Settings = None,
@@ -148,7 +148,7 @@ def run(
     answer(progress.show(folder, out))
 
 
-@app.command(cls=Answering, rich_help_panel=RUN)
+@app.command(cls=JsonCommand, rich_help_panel=RUN)
 def data(experiment: Experiment = None, settings: Settings = None) -> None:
     """Show what an experiment reads, without training: classes, columns, images, ignored files."""
     from deploy import settings as reading
@@ -160,10 +160,10 @@ def data(experiment: Experiment = None, settings: Settings = None) -> None:
 
 
 for compare in (*study.COMMANDS, leaderboard):
-    app.command(cls=Answering, rich_help_panel=COMPARE)(compare)
+    app.command(cls=JsonCommand, rich_help_panel=COMPARE)(compare)
 
 
-@app.command(cls=Answering, rich_help_panel=COMPARE)
+@app.command(cls=JsonCommand, rich_help_panel=COMPARE)
 def report(
     folders: Folders,
     to: Annotated[
@@ -183,7 +183,7 @@ def report(
 
 figures = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
 for figure in study.FIGURES:
-    figures.command(cls=Answering)(figure)
+    figures.command(cls=JsonCommand)(figure)
 app.add_typer(
     figures,
     name="study",
@@ -191,11 +191,11 @@ app.add_typer(
     help="Draw figures of finished runs, and analyse their networks.",
 )
 for command in machines.COMMANDS:
-    app.command(cls=Answering, rich_help_panel=DEPLOY)(command)
+    app.command(cls=JsonCommand, rich_help_panel=DEPLOY)(command)
 app.command(rich_help_panel=DEPLOY)(machines.node)  # becomes another program, so it has no result
 
 
-@app.command("list", cls=Answering, rich_help_panel=INSPECT)
+@app.command("list", cls=JsonCommand, rich_help_panel=INSPECT)
 def list_(
     what: Annotated[
         str,
@@ -245,7 +245,7 @@ def list_(
         answer(table.records())
 
 
-@app.command(cls=Answering, rich_help_panel=INSPECT)
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Check the files of a run against their digests, and name a remedy for damaged ones."""
     from deploy.run.verify import conclusion
@@ -299,7 +299,7 @@ def watch(
         serve(servers)
 
 
-@app.command(cls=Answering, rich_help_panel=INSPECT)
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
 def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Show how far a run is, and which of its clients take part, answer and fail."""
     from deploy.report import status as showing
@@ -311,7 +311,7 @@ def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     answer(asdict(known))
 
 
-@app.command(cls=Answering, rich_help_panel=DEPLOY)
+@app.command(cls=JsonCommand, rich_help_panel=DEPLOY)
 def remove(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     k: Annotated[int, typer.Argument(metavar="K", min=0, help="Number of the client.")],
@@ -333,7 +333,7 @@ def remove(
     answer({"client": k, "removed": sorted(removals.read(folder))})
 
 
-@app.command(cls=Answering, rich_help_panel=INSPECT)
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
 def doctor() -> None:
     """Check the installation: versions, devices, data sets and runtimes."""
     from deploy.run.doctor import examine, show
@@ -354,7 +354,7 @@ def main(commands: typer.Typer = app, name: str = "fedmosaic") -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if threading.current_thread() is threading.main_thread():
-        Ending()
+        InterruptHandler()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log lines would mix with the output
     try:
         status = commands(prog_name=name, standalone_mode=False)

@@ -28,6 +28,8 @@ out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130  #: exit status
 PICTURES = (".pdf", ".png", ".svg")  #: suffixes of pictures
 
+# Types of parameters that several commands have, for typer: each has its option and its help text.
+
 Experiment = Annotated[
     Path | None,
     typer.Argument(help="A TOML file, or the name of a bundled experiment; default: default."),
@@ -71,11 +73,11 @@ def out_option(text: str) -> Any:
 
 def checked_folder(path: Path, option: str) -> Path:
     """Return ``path``, absolute; raise ``ValueError`` if it cannot be a folder."""
-    place = path.expanduser().resolve()
-    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    absolute = path.expanduser().resolve()
+    existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
     if not existing.is_dir():
         raise ValueError(f"{option} {path} is not allowed; {existing} is not a folder")
-    return place
+    return absolute
 
 
 def file_option(name: str, text: str, suffixes: Sequence[str] = ()) -> Any:
@@ -120,11 +122,15 @@ RayAddress = Annotated[
 
 
 def _print_to_stderr(context: object, option: object, as_json: bool) -> None:
+    # typer's callback of --json: later, ``out.stderr`` also tells whether the option was given
     out.stderr = as_json
 
 
-class Answering(TyperCommand):
-    """Command with the option ``--json``, which makes ``answer`` print."""
+class JsonCommand(TyperCommand):
+    """Command with the option ``--json``, which makes ``answer`` print.
+
+    With it, standard output has nothing but the JSON, so that a program can read it.
+    """
 
     def __init__(self, *names: Any, params: list[Parameter], **options: Any) -> None:
         json_option = TyperOption(
@@ -142,7 +148,7 @@ class Answering(TyperCommand):
 
 
 def print_table(table: Table, *, ruled: bool = True) -> None:
-    """Print a table in parts that fit the terminal."""
+    """Print a table in blocks that fit the terminal; ``ruled``: with a line below the header."""
     from deploy.report.table import terminal
 
     out.print(*terminal(table, out.width, ruled=ruled), sep="\n")
@@ -174,42 +180,43 @@ def log_as(form: str, level: str) -> None:
 
 
 @final
-class Ending:
-    """Ends a command at Ctrl-C and SIGTERM by ``KeyboardInterrupt``, which always arrives.
+class InterruptHandler:
+    """Signal handler that ends a command at Ctrl-C and SIGTERM by ``KeyboardInterrupt``.
 
     Python drops an exception that is raised in a finalizer, so that a command would go on: such an
     interrupt is raised again. One that is raised while a lock is taken may leave it locked, and a
     thread that waits for it never ends: after ``PATIENCE`` seconds the process ends all the same.
+    One timer (SIGALRM) serves both purposes; systems without it react to signals only.
     """
 
     PATIENCE = 60.0  #: seconds from the first signal until the end
-    AGAIN = 0.05  #: seconds until a dropped interrupt is raised again
+    REPEAT_AFTER = 0.05  #: seconds until a dropped interrupt is raised again
 
     def __init__(self) -> None:
         """Set what the signals do; one that this process ignores stays ignored."""
-        self._latest = math.inf
+        self._deadline = math.inf
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._interrupt)
         if hasattr(signal, "setitimer"):  # Unix
             signal.signal(signal.SIGALRM, self._interrupt)
-            sys.unraisablehook = self._dropped
+            sys.unraisablehook = self._on_dropped
 
     def _interrupt(self, number: int, _: object) -> None:
         now = time.monotonic()
-        if now >= self._latest:
+        if now >= self._deadline:  # a deadlock: no exception would end the process
             os._exit(INTERRUPTED)
-        self._latest = min(self._latest, now + self.PATIENCE)
-        self._wake(self._latest - now)
+        self._deadline = min(self._deadline, now + self.PATIENCE)
+        self._set_alarm(self._deadline - now)
         raise KeyboardInterrupt
 
-    def _dropped(self, lost: sys.UnraisableHookArgs) -> None:
+    def _on_dropped(self, lost: sys.UnraisableHookArgs) -> None:
         if lost.exc_type is KeyboardInterrupt:
-            self._wake(self.AGAIN)
+            self._set_alarm(self.REPEAT_AFTER)
         else:
             sys.__unraisablehook__(lost)
 
-    def _wake(self, seconds: float) -> None:
+    def _set_alarm(self, seconds: float) -> None:
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -228,7 +235,9 @@ def interruptible(command: str) -> Iterator[None]:
 def progress_bar(again: str, word: str) -> Iterator[tuple[Any, Any]]:
     """Show a bar of cells, and yield the functions ``on_batch`` and ``on_cell`` that advance it.
 
-    At Ctrl-C one line names the command ``again``.
+    ``on_batch`` adds cells that are about to run to the total, because a study may choose cells by
+    earlier results. ``on_cell`` reports one as done, with the reason if it was given up.
+    ``word``: the text before the bar. At Ctrl-C one line names the command ``again``.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -236,15 +245,15 @@ def progress_bar(again: str, word: str) -> Iterator[tuple[Any, Any]]:
     with interruptible(again), bar:
         task = bar.add_task("", total=0)
 
-        def more(cells: int) -> None:
+        def on_batch(cells: int) -> None:
             bar.update(task, total=(bar.tasks[0].total or 0) + cells)
 
-        def ended(cell: Any, why: str) -> None:
+        def on_cell(cell: Any, why: str) -> None:
             bar.advance(task)
             where = f"{cell.row}, {cell.column}, seed {cell.seed}"
             plain(f"{where}{f': {why}' if why else ''}")
 
-        yield more, ended
+        yield on_batch, on_cell
 
 
 def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, Value]:
@@ -255,11 +264,12 @@ def resolved(experiment: Path | None, settings: list[str] | None) -> dict[str, V
 
 
 def _finite(value: object) -> object:
+    """Return ``value`` with None for each number that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def plain(line: str) -> None:

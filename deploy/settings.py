@@ -358,7 +358,7 @@ def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
 
 def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
     *outer, last = error["loc"] or ("",)
-    where = ".".join(str(part) for part in error["loc"])
+    where = ".".join(str(name) for name in error["loc"])
     if error["type"] == "extra_forbidden":
         fields = _inner(kind, outer).model_fields
         known = [field.alias or name for name, field in fields.items()]
@@ -378,7 +378,7 @@ def _models(annotation: object) -> list[type[BaseModel]]:
     """Return the models that an annotation names at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for kind in get_args(annotation) for model in _models(kind)]
 
 
 APP_CONFIG = "tool.flwr.app.config"

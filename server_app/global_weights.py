@@ -28,7 +28,7 @@ from server_app.aggregation.matching import Matching, Same, T
 from server_app.aggregation.matching import State as MatchedState
 from server_app.aggregation.optimizer import Moments
 from server_app.aggregation.privacy import NoisyMean
-from server_app.aggregation.robust import check_count, liars
+from server_app.aggregation.robust import byzantine, check_count
 from server_app.aggregation.width import Width
 from server_app.method import Client, Method, Metrics, Models, O, Replies, U
 
@@ -174,7 +174,7 @@ class GlobalModels(GlobalModel[O, T], ABC):
         for spec, n in sorted(Counter(self.trains(client) for client in clients).items()):
             for replies in range(max(n - absent, 1), min(n, most) + 1):
                 where = f" in a round with {replies} clients of {spec}"
-                check_count(replies, liars(replies, average.trim), where)
+                check_count(replies, byzantine(replies, average.trim), where)
 
     # A round.
 
@@ -187,9 +187,9 @@ class GlobalModels(GlobalModel[O, T], ABC):
 
         def to(client: Client) -> Request:
             payload = sent(client) if callable(sent) else sent
-            taken = matching.submodel(client, t)._replace(classes=None)
-            if (key := (id(payload), taken)) not in payloads:
-                w = matching.entries(models, taken)
+            submodel = matching.submodel(client, t)._replace(classes=None)
+            if (key := (id(payload), submodel)) not in payloads:
+                w = matching.entries(models, submodel)
                 payloads[key] = payload, self.own_request(client, payload, w)
             return payloads[key][1]
 

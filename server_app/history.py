@@ -1,4 +1,4 @@
-"""The rounds behind a run: go on from a checkpoint, and undo a round that diverged."""
+"""Earlier rounds of a run: resume from a checkpoint, and undo a round that diverged."""
 
 import logging
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ class History:
     def __init__(self, run: Run, built_in: Sequence[RunCallback]) -> None:
         self.run, self.built_in = run, built_in
         self.undone: list[Undone] = []
-        self.users = callbacks.make(run.config.run.callbacks)  #: the user's callbacks, by name
+        self.by_user = callbacks.make(run.config.run.callbacks)  #: the user's callbacks, by name
 
     @property
     def callbacks(self) -> Sequence[Callback]:
         """The built-in callbacks and the user's, in the order of their calls."""
-        return [*self.built_in, *self.users.values()]
+        return [*self.built_in, *self.by_user.values()]
 
     def begin(self, entries: Sequence[Entry] = ()) -> None:
         """Let the callbacks begin a new run, or go on after ``entries``."""
@@ -38,14 +38,20 @@ class History:
             callback.begin(entries)
 
     def restore(self, saved: Checkpoint) -> None:
-        """Restore the state of the run after the round of a checkpoint."""
+        """Restore the state of the run after the round of a checkpoint ``saved``.
+
+        The order matters: callbacks see the journal without the rounds after the checkpoint.
+        """
         run, journal = self.run, self.run.record.journal
         run.entry, self.undone = resume.restore(run.method, journal, saved)
         entries = journal.entries()
+        # A checkpoint has no state of the selection, which follows from the entries of the rounds.
         for entry in entries[1:]:
             run.method.selection.add(entry)
-        self.users = callbacks.make(run.config.run.callbacks, saved.callbacks)
+        self.by_user = callbacks.make(run.config.run.callbacks, saved.callbacks)
         self.begin(entries)
+        # Requests then name the experiment and the last complete round, by which clients load the
+        # right state (``kept``: the round of each client's newest state).
         run.messenger.channel.experiment = saved.experiment
         run.messenger.kept, run.messenger.after = dict(saved.kept), saved.t
 
@@ -57,6 +63,7 @@ class History:
         except ValueError as error:
             log.warning("round %d cannot be undone: %s", undone.round, error)
             raise diverged from error
+        # Start from a new method, as a resumed process does.
         run.make()
         self.restore(saved)
         run.membership.restore(saved)
@@ -68,10 +75,10 @@ class History:
         The raised ``diverged`` names the clients that stand out. It is also raised if the method
         cannot work without these clients.
         """
-        run, past = self.run, self.undone
+        run, earlier = self.run, self.undone  # ``run.guess``: the loss of an untrained model
         entries = [*run.record.journal.entries(), run.entry]
-        undone = resume.plan(diverged, run.config, entries, run.architectures, past, run.guess)
-        excluded = resume.excluded([*past, undone], undone.round)
+        undone = resume.plan(diverged, run.config, entries, run.architectures, earlier, run.guess)
+        excluded = resume.excluded([*earlier, undone], undone.round)
         try:
             run.method.check_enough([c for c in run.clients if c.k not in excluded])
         except Stopped as error:

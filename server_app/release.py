@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import final
 
 from common import progress
-from common.journal import Entry, Failure, Member, Part, Use
+from common.journal import Entry, Failure, JsonObject, Member, Use
 from common.settings.config import Config
 from server_app.aggregation.privacy import NoisySums, spent
 from server_app.stopped import Stopped
@@ -64,7 +64,7 @@ def _reduced(member: Member) -> Member:
     return member.model_copy(update=_withheld(Member))
 
 
-def _withheld(kind: type[Part]) -> dict[str, object]:
+def _withheld(kind: type[JsonObject]) -> dict[str, object]:
     """Return the fields that may not leave the server, with their defaults."""
     return {
         name: field.get_default(call_default_factory=True)

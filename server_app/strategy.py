@@ -294,7 +294,7 @@ class MethodStrategy(Run, Strategy):
         withhold(self.entry, self.config, len(self.membership.roster))
         for built_in in self.built_in:
             built_in.after_round(self.entry)
-        for user in self.history.users.values():  # a copy, so that no callback changes the journal
+        for user in self.history.by_user.values():  # a copy: no callback changes the journal
             user.after_round(self.entry.model_copy(deep=True))
         self.record.add(
             self.entry,
@@ -302,7 +302,7 @@ class MethodStrategy(Run, Strategy):
             self.history.undone,
             experiment=self.messenger.experiment,
             kept=self.messenger.kept,
-            callbacks=callbacks.states(self.history.users),
+            callbacks=callbacks.states(self.history.by_user),
             **self.membership.fields(),
         )
 

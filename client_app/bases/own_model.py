@@ -1,4 +1,8 @@
-"""Base classes of clients with a private model, stored across rounds and never replaced."""
+"""Base classes of clients with a private model, stored across rounds and never replaced.
+
+``OwnModel`` stores and trains it, ``OwnFeatures`` gives it the server's head, ``Mutual`` trains it
+together with a copy of the global model.
+"""
 
 from abc import ABC, abstractmethod
 from typing import TypeVar, final
@@ -21,7 +25,10 @@ M = TypeVar("M", bound=ModelRequest)
 
 @final
 class ClientState(Records, kind="private.Memory"):
-    """State of a client with a private model."""
+    """State of a client with a private model.
+
+    Files of saved state contain ``kind``, so it keeps an earlier name of this class.
+    """
 
     local: StateDict  #: weights of the private model
 
@@ -30,7 +37,7 @@ class OwnModel(Handler[O, D], ABC):
     """Client with a private model of its own architecture."""
 
     def local(self, t: int) -> Classifier:
-        """Return the private model at the start of round t."""
+        """Return the private model at the start of round t, initialised at the first one."""
         state = self.participant.load_state(t, ClientState)
         return self.participant.model(self.spec, state.local if state else None)
 
@@ -41,10 +48,15 @@ class OwnModel(Handler[O, D], ABC):
         return weights
 
     def own_model(self, t: int) -> Classifier | None:
+        """Return the private model after round t, which the client scores."""
         return self.local(t + 1)
 
     def learn(self, t: int, net: Classifier) -> dict[str, float]:
-        """Train ``net`` on CE(f(θ_k; x), y) in round t; return scalars for the journal."""
+        """Train ``net`` on CE(f(θ_k; x), y) in round t; return scalars for the journal.
+
+        The training depends on labels alone, so the runs of a table can share its
+        result (``reuse.once``).
+        """
         p, loss = self.participant, cross_entropy(net)
         return reuse.once(p, t, net, "all", lambda: p.train(t, net.parameters(), loss))
 
@@ -56,6 +68,7 @@ class OwnFeatures(OwnModel[O, M], ABC):
         """Return None: the client scores its features with the server's newest head."""
 
     def to_score(self, request: ScoreRequest, w: StateDict) -> Classifier:
+        """Return the private features after the round of ``request``, with the head ``w``."""
         return self.with_head(request.t + 1, w)
 
     def with_head(self, t: int, head: StateDict) -> Classifier:
@@ -69,6 +82,7 @@ class Mutual(OwnModel[O, M], ABC):
     """Client with mutual learning of its private model and a global copy, which it sends."""
 
     def train(self, request: M) -> ModelReply:
+        """Train both networks, store the private one and return the copy."""
         p = self.participant
         local, copy = self.local(request.t).train(), p.model(p.global_spec, request.w).train()
         metrics = self.learn_mutually(request.t, local, copy)

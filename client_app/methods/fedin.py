@@ -51,7 +51,7 @@ class FedIN(GlobalCopy[Options, Request]):
     def _together(self, t: int, in_training: INTraining) -> dict[str, float]:
         """Take one step along Z for each batch (equation 14 or 13)."""
         o, local, divergence = self.options, self.local, Divergence(self.options.compare)
-        inner, outer = split.parts(local.net)
+        inner, outer = split.inner_and_outer(local.net)
 
         def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             losses = local(x, y), in_training()
@@ -83,7 +83,7 @@ class FedIN(GlobalCopy[Options, Request]):
         ``sequential``: one after each step of l_local; ``phases``: as many after all of them.
         """
         net, clip, precision = self.local.net, self.config.train.clip, self.config.run.precision
-        optimizer = self.task.optimizer(t, split.parts(net)[0])
+        optimizer = self.task.optimizer(t, split.inner_and_outer(net)[0])
 
         def steps(count: int) -> None:
             batches = [(in_training.s_in,)] * count

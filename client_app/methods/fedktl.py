@@ -27,10 +27,10 @@ class FedKTL(TableSender[Options, Request]):
         if self.options.mu and images is not None and vectors is not None:
             with seeds.scope(self.task.seed, "init", "projection"):
                 projection = nn.Linear(net.head.in_features, vectors.shape[1])
-            parts = (net, projection.to(self.task.device))
-            groups = [{"params": list(part.parameters())} for part in parts]
+            networks = (net, projection.to(self.task.device))
+            groups = [{"params": list(network.parameters())} for network in networks]
             extended = self._extended(t, images, vectors)
-            metrics = p.train(t, groups, self.loss(*parts), extended)
+            metrics = p.train(t, groups, self.loss(*networks), extended)
         else:
             metrics = p.train(t, net.parameters(), self.loss(net))
         self.keep(t, net)

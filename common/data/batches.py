@@ -125,14 +125,14 @@ class Batches:
         )
         start = 0
         for n in self.lengths:
-            part = slice(start, start + n)
-            chosen = order[part]
+            batch = slice(start, start + n)
+            chosen = order[batch]
             images = self._x[chosen]
             if self._augment.flip or self._augment.pad:
-                images = crop(images, rows[part], columns[part], self._augment.pad)
+                images = crop(images, rows[batch], columns[batch], self._augment.pad)
             images = standardise(images, self._mean, self._std, self._standardize)
             if self._augment.cutout:
-                cut_out(images, holes[part], self._augment.cutout)
+                cut_out(images, holes[batch], self._augment.cutout)
             yield images, self._y[chosen]
             start += n
 
@@ -173,8 +173,8 @@ def crop(x: Tensor, rows: Tensor, columns: Tensor, pad: int) -> Tensor:
     """
     n, c = x.shape[:2]
     padded = F.pad(x, (pad,) * 4) if pad else x
-    flat = rows[:, :, None] * padded.shape[-1] + columns[:, None, :]
-    source = flat.view(n, 1, -1).expand(n, c, -1)
+    indices = rows[:, :, None] * padded.shape[-1] + columns[:, None, :]
+    source = indices.view(n, 1, -1).expand(n, c, -1)
     out = padded.reshape(n, c, -1).gather(2, source)
     return out.view(n, c, rows.shape[1], columns.shape[1])
 

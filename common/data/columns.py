@@ -185,19 +185,19 @@ class _Reader:
                 )
             return
         self._header = header = sheet.header
-        taken = [name for name in (self.label.column, self.owner.column) if name]
-        for name, role in zip(taken, ("label", "owner"), strict=False):
+        roles = [name for name in (self.label.column, self.owner.column) if name]
+        for name, role in zip(roles, ("label", "owner"), strict=False):
             if name not in header:
                 raise ValueError(
                     f"{sheet.path}: no column {name!r}; data.{role}-column should be one of "
                     f"{', '.join(header)}"
                 )
-        self._unused = unused(header, taken, self._data.ignore_columns, sheet.path)
+        self._unused = unused(header, roles, self._data.ignore_columns, sheet.path)
         self.features = [
-            i for i, name in enumerate(header) if name not in taken and name not in self._unused
+            i for i, name in enumerate(header) if name not in roles and name not in self._unused
         ]
         if not self.features:
-            raise ValueError(f"{sheet.path}: no column of numbers besides {taken[0]!r}")
+            raise ValueError(f"{sheet.path}: no column of numbers besides {roles[0]!r}")
 
 
 def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Tensor]:
@@ -242,8 +242,8 @@ def _sides(data: Data, parts: Sequence[_Part], classes: int) -> list[_Part]:
             bounds = [[(a, cut) for a, cut, _ in cuts], [(cut, b) for _, cut, b in cuts]]
             parts = [parts[0], parts[0]]
         return [
-            part.of(of_part, data.window, data.stride)
-            for part, of_part in zip(parts, bounds, strict=True)
+            part.of(runs, data.window, data.stride)
+            for part, runs in zip(parts, bounds, strict=True)
         ]
     (whole,) = parts
     if not len(whole.label):

@@ -78,8 +78,8 @@ class Dataset:
     @property
     def owners(self) -> int:
         """Number of owners; 0 for data without owners."""
-        parts = [part for part in (self.owner, self.owner_test) if part is not None and len(part)]
-        return max((int(part.max()) + 1 for part in parts), default=0)
+        owners = [o for o in (self.owner, self.owner_test) if o is not None and len(o)]
+        return max((int(o.max()) + 1 for o in owners), default=0)
 
     def read_as(self, account: Account) -> Dataset:
         """Return a copy with the account of what was read."""

@@ -33,7 +33,7 @@ from common.seeds import rng
 from common.settings.config import Data
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
-FURTHER = (".jpe", ".jfif", ".pnm", ".pbm", ".dib", ".jp2", ".tga")  #: unless images are "stored"
+UPRIGHT = (".jpe", ".jfif", ".pnm", ".pbm", ".dib", ".jp2", ".tga")  #: unless images are "stored"
 SEVERAL = (".tif", ".tiff", ".gif")  #: the same, of files that often have several frames
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
 GREY = ("1", "L", "LA")
@@ -186,7 +186,7 @@ def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
 
 
 def _images(folder: str, data: Data) -> Iterator[str]:
-    more = (*FURTHER, *SEVERAL) if data.images == "upright" else ()
+    more = (*UPRIGHT, *SEVERAL) if data.images == "upright" else ()
     for parent, _, names in os.walk(folder):
         for name in names:
             if name.lower().endswith((*SUFFIXES, *more)) and name[0] != ".":

@@ -339,7 +339,7 @@ def _owners(root: Path, parts: dict[str, Any], column: str) -> tuple[dict[str, T
     trained = sorted({names.names[code] for code in set(codes[""].tolist())}, key=in_order)
     number = {name: i for i, name in enumerate(trained)}
     new = np.array([number.get(name, -1) for name in names.names], np.int64)
-    owners = {suffix: new[of_part] for suffix, of_part in codes.items()}
+    owners = {suffix: new[codes_] for suffix, codes_ in codes.items()}
     return {
         f"owner{suffix}": torch.from_numpy(numbers)
         for suffix, numbers in owners.items()

@@ -67,9 +67,9 @@ def dead_leaves(n: int, shape: Shape, generator: torch.Generator) -> Iterator[Te
         dy2 = (rows - height * place[..., 2, None]).square()
         front = torch.full((n, height, width), LEAVES, dtype=torch.uint8, device=device)
         for first in range(0, LEAVES, TOGETHER):
-            part = slice(first, first + TOGETHER)
-            depth = torch.arange(LEAVES, dtype=torch.uint8, device=device)[part]
-            _paint(front, depth, dx2[:, part], dy2[:, part], squared[:, part])
+            leaves = slice(first, first + TOGETHER)
+            depth = torch.arange(LEAVES, dtype=torch.uint8, device=device)[leaves]
+            _paint(front, depth, dx2[:, leaves], dy2[:, leaves], squared[:, leaves])
         chosen = front.long().view(n, 1, -1).expand(-1, channels, -1)
         yield standard(colour.gather(2, chosen).view(n, *shape))
 

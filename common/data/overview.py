@@ -73,10 +73,10 @@ class Overview:
         """Return the lines that describe the data, without warnings."""
         account = self.account
         public = f", {_number(self.public)} for a public set" if self.public else ""
-        parts = f"{_number(self.training)} for training, {_number(self.test)} for testing{public}"
+        counts = f"{_number(self.training)} for training, {_number(self.test)} for testing{public}"
         rows = [
             ("data", self.name),
-            ("samples", f"{parts}: {self.samples}"),
+            ("samples", f"{counts}: {self.samples}"),
             ("classes", self._classes()),
             ("label", account.label and f"column {account.label!r}"),
             ("features", account.features and _listed(map(repr, account.features))),

@@ -61,16 +61,16 @@ def smartwatch(data: Data) -> Dataset:
         recordings, labels, people = (list(content[name]) for name in names)
         if not len(recordings) == len(labels) == len(people):
             raise ValueError(f"{path}: 'X', 'y' and 'subject' differ in length")
-        parts: dict[str, list[Tensor]] = {}
+        fields: dict[str, list[Tensor]] = {}
         for rows, label, person in zip(recordings, labels, people, strict=True):
             values = np.asarray(rows, dtype=np.float32)
             cut = round((1 - HELD_OUT) * len(values))
-            for suffix, part in (("", values[:cut]), ("_test", values[cut:])):
-                x = torch.from_numpy(windows(part, LENGTH))
-                parts.setdefault(f"x{suffix}", []).append(x)
+            for suffix, samples in (("", values[:cut]), ("_test", values[cut:])):
+                x = torch.from_numpy(windows(samples, LENGTH))
+                fields.setdefault(f"x{suffix}", []).append(x)
                 for name, number in (("y", int(label)), ("owner", int(person) - 1)):
-                    parts.setdefault(f"{name}{suffix}", []).append(torch.full((len(x),), number))
-        return {name: torch.cat(tensors) for name, tensors in parts.items()}
+                    fields.setdefault(f"{name}{suffix}", []).append(torch.full((len(x),), number))
+        return {name: torch.cat(tensors) for name, tensors in fields.items()}
 
     return measured("smartwatch", EXERCISES, **decoded.cached_files("smartwatch", [path], decode))
 
@@ -103,5 +103,5 @@ def _table(name: str, frame: Frame, label: str, first: int) -> Dataset:
     numbers = [values for key, values in frame.columns.items() if key != label]
     x = torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))
     y = torch.from_numpy(frame.columns[label].astype(np.int64))
-    parts = {"x": x[:first], "y": y[:first], "x_test": x[first:], "y_test": y[first:]}
-    return measured(name, frame.levels[label], **parts)
+    fields = {"x": x[:first], "y": y[:first], "x_test": x[first:], "y_test": y[first:]}
+    return measured(name, frame.levels[label], **fields)

@@ -92,7 +92,7 @@ def own(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
     return [np.arange(len(labels))] * clients
 
 
-def _drawn(pattern: Pattern) -> Rule:
+def _with_replacement(pattern: Pattern) -> Rule:
     """Return the partition that draws samples with replacement according to ``pattern``."""
 
     def partition(
@@ -110,7 +110,7 @@ def _drawn(pattern: Pattern) -> Rule:
     return partition
 
 
-@_drawn
+@_with_replacement
 def niid1(devices: int, slots: int) -> list[list[int]]:
     """Return classes {2k, 2k + 1} in equal parts for device k, no class on two of five devices.
 
@@ -121,7 +121,7 @@ def niid1(devices: int, slots: int) -> list[list[int]]:
     return _blocks(range(slots), devices)
 
 
-@_drawn
+@_with_replacement
 def niid2(devices: int, slots: int) -> list[list[int]]:
     """Return classes {0, .., 4} and 5 + k for device k, each with 1/6 of its samples.
 
@@ -132,7 +132,7 @@ def niid2(devices: int, slots: int) -> list[list[int]]:
     return [[*shared, *block] for block in _blocks(range(slots // 2, slots), devices)]
 
 
-@_drawn
+@_with_replacement
 def niid3(devices: int, slots: int) -> list[list[int]]:
     """Return four classes in equal parts for each device, each class on exactly two devices.
 
@@ -161,14 +161,14 @@ def iid_draw(
     return _draw(labels, rng, per_client, [list(range(num_classes))] * clients)
 
 
-def _blocks(items: range, parts: int) -> list[list[int]]:
+def _blocks(items: range, count: int) -> list[list[int]]:
     """Return runs of consecutive items, none empty, whose lengths differ by one at most."""
-    if not 1 <= parts <= len(items):
+    if not 1 <= count <= len(items):
         raise ValueError(
-            f"data.niid-scale = 'adapt': {len(items)} classes cannot be cut into {parts} blocks: "
+            f"data.niid-scale = 'adapt': {len(items)} classes cannot be cut into {count} blocks: "
             "take fewer clients (niid3 needs two) or set data.niid-scale = 'period5'"
         )
-    return [block.tolist() for block in np.array_split(np.array(items), parts)]
+    return [block.tolist() for block in np.array_split(np.array(items), count)]
 
 
 def _owned(pattern: Pattern, clients: int, num_classes: int, scale: str) -> list[list[int]]:
@@ -200,9 +200,9 @@ def _draw(
         raise ValueError(f"class {empty[0]} has no samples to draw from")
     shares = []
     for classes in owned:
-        counts = [len(part) for part in np.array_split(np.arange(size), len(classes))]
-        drawn = [rng.choice(members[c], n) for c, n in zip(classes, counts, strict=True)]
-        shares.append(np.sort(np.concatenate(drawn)))
+        counts = [len(run) for run in np.array_split(np.arange(size), len(classes))]
+        chosen = [rng.choice(members[c], n) for c, n in zip(classes, counts, strict=True)]
+        shares.append(np.sort(np.concatenate(chosen)))
     return shares
 
 
@@ -232,7 +232,7 @@ def pathological(
         )
     some = math.ceil(clients * classes_per_client / num_classes)
     least = int(min(min_size, len(labels) / clients / 2)) / num_classes
-    needed, parts = (
+    needed, shares = (
         np.full(clients, classes_per_client),
         [list[np.ndarray]() for _ in range(clients)],
     )
@@ -249,10 +249,10 @@ def pathological(
                 f"{len(owners)} clients, too few for data.min-size = {min_size}"
             )
         amounts = rng.integers(low, high, len(owners) - 1)
-        for k, part in zip(owners, np.split(members, np.cumsum(amounts)), strict=True):
-            parts[k].append(part)
+        for k, indices in zip(owners, np.split(members, np.cumsum(amounts)), strict=True):
+            shares[k].append(indices)
         needed[owners] -= 1
-    return [np.sort(np.concatenate(one)) for one in parts]
+    return [np.sort(np.concatenate(one)) for one in shares]
 
 
 FLOWER: dict[str, tuple[str, dict[str, str]]] = {

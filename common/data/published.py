@@ -79,8 +79,8 @@ class Family:
     def load(self, data: Data) -> Dataset:
         """Load the data set from existing files or a download; it is decoded once."""
         files = _find(self, data)
-        parts: dict[str, Any] = decoded.cached_files(self.name, files, lambda: _decode(self, files))
-        return Dataset(self.name, self.classes, **parts, mean=(self.mean,), std=(self.std,))
+        saved: dict[str, Any] = decoded.cached_files(self.name, files, lambda: _decode(self, files))
+        return Dataset(self.name, self.classes, **saved, mean=(self.mean,), std=(self.std,))
 
     def find(self, folder: Path) -> list[Path]:
         """Return train images, train labels, test images, test labels, or an empty list."""
@@ -211,11 +211,11 @@ class Colour:
         def decode() -> dict[str, Tensor]:
             return self._decode(root, data.download)
 
-        parts: dict[str, Any] = (
+        saved: dict[str, Any] = (
             decoded.cached_files(self.name, files, decode) if complete else decode()
         )
-        classes = tuple(bytes(parts.pop("classes").tolist()).decode().split("\n"))
-        return Dataset(self.name, classes, **parts, mean=self.mean, std=self.std)
+        classes = tuple(bytes(saved.pop("classes").tolist()).decode().split("\n"))
+        return Dataset(self.name, classes, **saved, mean=self.mean, std=self.std)
 
     def _decode(self, root: Path, download: bool) -> dict[str, Tensor]:
         """Return the data set as tensors, including the class names as bytes."""

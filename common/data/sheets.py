@@ -164,9 +164,9 @@ def named(text: str) -> list[str]:
 
 
 def unused(
-    header: Sequence[str], taken: Sequence[str], chosen: str, where: object
+    header: Sequence[str], roles: Sequence[str], chosen: str, where: object
 ) -> dict[str, str]:
-    """Return the columns that are no features, each with the reason; ``taken``: label and owner.
+    """Return the columns that are no features, each with the reason; ``roles``: label and owner.
 
     Raises ``ValueError``, one line, for a name in ``chosen`` that is no column.
     """
@@ -178,6 +178,6 @@ def unused(
             )
         reasons[name] = "data.ignore-columns"
     for name in header:
-        if name not in taken and ROW_NUMBERS.fullmatch(name):
+        if name not in roles and ROW_NUMBERS.fullmatch(name):
             reasons.setdefault(name, "a row number" if name else "a row number without a name")
-    return {name: why for name, why in reasons.items() if name not in taken}
+    return {name: why for name, why in reasons.items() if name not in roles}

@@ -54,8 +54,8 @@ def _mean(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     if not all(value.is_contiguous() for value in values):
         return _sum(values, shares)
     result = torch.empty_like(values[0])
-    for into, *parts in zip(*map(pieces, (result, *values)), strict=True):
-        into.copy_(_sum(parts, shares))
+    for into, *terms in zip(*map(pieces, (result, *values)), strict=True):
+        into.copy_(_sum(terms, shares))
     return result
 
 
@@ -136,9 +136,9 @@ def cut(whole: Mapping[str, Tensor], names: Iterable[str]) -> StateDict:
     return {name: whole[name] for name in names}
 
 
-def difference(part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
-    """Return the first difference that makes ``part`` no sub-model of ``whole``; else empty."""
-    for name, value in part.items():
+def difference(small: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> str:
+    """Return the first difference that makes ``small`` no sub-model of ``whole``; else empty."""
+    for name, value in small.items():
         if name not in whole:
             return f"{name!r} is not in it"
         if whole[name].shape != value.shape:

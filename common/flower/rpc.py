@@ -113,16 +113,16 @@ class ChunkFile:
 
     def _array(self, name: str, contents: dict[str, bytes]) -> Array | None:
         content = contents[name]
-        kind, parts, _ = get_object_head_values_from_object_content(content)
+        kind, children, _ = get_object_head_values_from_object_content(content)
         if kind != Array.__qualname__:
             return None
         about = parse_json(get_object_body(content, Array))
-        chunks = [parts[i] for i in about["arraychunk_ids"]]
+        chunks = [children[i] for i in about["arraychunk_ids"]]
         if len(chunks) > len(set(chunks)):
             self._check(chunks, contents)
-        if set(parts).isdisjoint(self._places) or set(chunks) != set(parts):
+        if set(children).isdisjoint(self._places) or set(chunks) != set(children):
             return None  # Flower joins the chunks or raises an error
-        if any(chunk not in self._places and len(contents[chunk]) >= LARGE for chunk in parts):
+        if any(chunk not in self._places and len(contents[chunk]) >= LARGE for chunk in children):
             return None  # some chunks exceeded the limit of the file
         self._arrays[name.encode()] = self._joined(chunks, contents)
         return Array(about["dtype"], tuple(about["shape"]), about["stype"], name.encode())
@@ -168,7 +168,7 @@ class _Halfway(Exception):
 
 
 @final
-class _Parts(dict[str, bytes]):
+class _Pulled(dict[str, bytes]):
     """Parts of one reply; the large ones are in ``chunk_file``."""
 
     chunk_file: ChunkFile
@@ -191,34 +191,34 @@ def whole_by(deadline: float, spool: Callable[[], ChunkFile] | None = None) -> I
         last = time.monotonic()
         chunk_file = spool() if spool else None
 
-        def pull_one(part: str) -> bytes:
+        def pull_one(name: str) -> bytes:
             nonlocal last
             try:
-                content = pull_object_fn(part)
+                content = pull_object_fn(name)
             except ObjectUnavailableError:
                 if time.monotonic() > min(deadline, last + STALLED):
-                    raise _Halfway(part) from None
+                    raise _Halfway(name) from None
                 raise
             last = time.monotonic()
-            return chunk_file.take(part, content) if chunk_file else content
+            return chunk_file.take(name, content) if chunk_file else content
 
         try:
-            parts = pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **named})
-        except _Halfway as part:
-            error = ObjectUnavailableError(str(part))
-            error.args = (f"{HALFWAY}, without {str(part)[:12]}",)
+            pulled = pull(object_ids, pull_one, **{"initial_backoff": AGAIN, **named})
+        except _Halfway as missing:
+            error = ObjectUnavailableError(str(missing))
+            error.args = (f"{HALFWAY}, without {str(missing)[:12]}",)
             raise error from None
         if chunk_file:
-            parts = _Parts(parts)
-            parts.chunk_file = chunk_file
-        return parts
+            pulled = _Pulled(pulled)
+            pulled.chunk_file = chunk_file
+        return pulled
 
-    def assemble(name: str, parts: dict[str, bytes]) -> InflatableObject:
-        if not isinstance(parts, _Parts):
-            return inflate(name, parts)
-        message = inflate(name, parts, objects=parts.chunk_file.objects(parts))
+    def assemble(name: str, pulled: dict[str, bytes]) -> InflatableObject:
+        if not isinstance(pulled, _Pulled):
+            return inflate(name, pulled)
+        message = inflate(name, pulled, objects=pulled.chunk_file.objects(pulled))
         if isinstance(message, Message) and message.has_content():
-            parts.chunk_file.settle(message.content)
+            pulled.chunk_file.settle(message.content)
         return message
 
     module |= {"pull_objects": pull_objects, "inflate_object_from_contents": assemble}
@@ -244,11 +244,11 @@ def few_at_once() -> Iterator[None]:
         batch: dict[str, InflatableObject] = {}
         size = 0
         for name in list(objects):
-            part = objects.pop(name)
+            item = objects.pop(name)
             if object_ids_to_push is not None and name not in object_ids_to_push:
                 continue
-            batch[name] = part
-            size += len(part.data) if isinstance(part, ArrayChunk) else 0
+            batch[name] = item
+            size += len(item.data) if isinstance(item, ArrayChunk) else 0
             if size >= AT_ONCE:
                 push(batch, push_object_fn, **named)
                 batch, size = {}, 0

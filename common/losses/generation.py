@@ -62,8 +62,8 @@ def diversity(z: Tensor, x: Tensor) -> Tensor:
     d is the mean squared difference for latents ``z`` [n, d], and the mean absolute difference for
     images or features ``x`` [n, ...] (released codes of FedGen and FedFTG).
     """
-    flat = x.flatten(1)
-    outputs = (flat[:, None] - flat[None]).abs().mean(2)
+    rows = x.flatten(1)
+    outputs = (rows[:, None] - rows[None]).abs().mean(2)
     latents = (z[:, None] - z[None]).square().mean(2)
     return (-(outputs * latents).mean()).exp()
 

@@ -34,7 +34,7 @@ def contract(name: str) -> ModuleType:
 
     Raises a one-line ``ValueError`` for an unknown name or a plug-in that is not a method.
     """
-    return _part(__name__, "contract", name)
+    return _module(__name__, "contract", name)
 
 
 def options(name: str) -> type[MethodOptions]:
@@ -62,7 +62,7 @@ def half(package: str, name: str, kind: type) -> type:
     """
     side = package.partition("_")[0]
     owner = str(vars(contract(name)).get(side.upper(), name))
-    module = _part(package, side, owner)
+    module = _module(package, side, owner)
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     own = [c for c in classes if c.__module__ == module.__name__ and ABC not in c.__bases__]
     halves = [c for c in own if issubclass(c, kind)]
@@ -79,7 +79,7 @@ def half(package: str, name: str, kind: type) -> type:
 
 
 @functools.cache
-def _part(package: str, part: str, name: str) -> ModuleType:
+def _module(package: str, role: str, name: str) -> ModuleType:
     """Return the module with a method's ``contract``, ``server`` half or ``client`` half."""
     if name in names():
         return importlib.import_module(f"{package}.{name.replace('-', '_')}")
@@ -93,7 +93,7 @@ def _part(package: str, part: str, name: str) -> ModuleType:
             "server and client, or a module that holds all three"
         )
     is_package = hasattr(module, "__path__")
-    return plugins.imported(what, f"{module.__name__}.{part}") if is_package else module
+    return plugins.imported(what, f"{module.__name__}.{role}") if is_package else module
 
 
 def _check_options(name: str, options: object) -> None:

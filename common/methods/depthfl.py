@@ -50,7 +50,7 @@ from common import models
 from common.exchange import protocol
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Round
-from common.methods.fedavg import PARTS, Averaging
+from common.methods.fedavg import FOR_PARTS, Averaging
 from common.settings.config import Config, Required, not_allowed
 from common.settings.section import AtLeastOne, Positive
 from common.training.task import Task
@@ -75,7 +75,7 @@ class Options(Averaging):
     leaks = "parts that few clients may share"
     auto = {"average.weights": "uniform"}
     requires = {
-        "average.robust": Required(*PARTS, why=": it compares whole models of one architecture")
+        "average.robust": Required(*FOR_PARTS, why=": it compares whole models of one architecture")
     }
     projects = False
 

@@ -50,7 +50,7 @@ AVERAGED = ("average", "oca", "finetune", "privacy")
 """Settings tables of a method that uses the clients' models only for the mean."""
 
 
-PARTS = ("none", "median", "trimmed", "clip")
+FOR_PARTS = ("none", "median", "trimmed", "clip")
 """Values of ``average.robust`` that work where clients have parts of one network."""
 NO_WHOLE = ", which has no whole model at the server"
 
@@ -87,7 +87,7 @@ class Averaging(MethodOptions):
         robust = config.average.robust
         if robust in WHOLE and across not in ("none", "same"):
             why = f'average.across = "{across}": it compares whole models of one architecture'
-            raise not_allowed("average.robust", robust, why, *PARTS)
+            raise not_allowed("average.robust", robust, why, *FOR_PARTS)
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         average = task.config.average
@@ -111,7 +111,7 @@ class PartAveraging(Averaging):
 
     uses = ("average",)
     requires = {
-        "average.robust": Required(*PARTS, why=NO_WHOLE),
+        "average.robust": Required(*FOR_PARTS, why=NO_WHOLE),
         "oca.aggregate": Required("off", why=NO_WHOLE),
     }
 
@@ -124,7 +124,7 @@ class PredictorPart(Averaging):
     uses = ("average", "finetune")
     leaks = "only scores of clients' own models, which have no noise"
     requires = {
-        "average.robust": Required(*PARTS, *KRUM, "geometric-median", why=NO_WHOLE),
+        "average.robust": Required(*FOR_PARTS, *KRUM, "geometric-median", why=NO_WHOLE),
         "oca.aggregate": Required("off", why=NO_WHOLE),
     }
 

@@ -83,4 +83,5 @@ class Options(OnPublicSet, Averaging):
 
     @property
     def mean_predictions(self) -> bool:
+        """True: the server averages the teachers' predictions, so ``public.robust`` applies."""
         return True

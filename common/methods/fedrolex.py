@@ -37,7 +37,7 @@ from typing import Literal, final
 
 from common.methods.heterofl import Partial, Reply, Request
 from common.settings.config import Config, not_allowed
-from common.techniques.widths import LEADING, Drawn, Roll, Window
+from common.techniques.widths import LEADING, RandomWindow, Roll, Window
 
 SERVER = CLIENT = "heterofl"
 
@@ -70,7 +70,7 @@ class Options(Partial):
 
     def window(self, seed: int, k: int, t: int) -> Window:
         if self.windows == "random":
-            return Drawn(seed, k, t)
+            return RandomWindow(seed, k, t)
         return Roll(t - 1) if self.windows == "roll" else LEADING
 
     @property

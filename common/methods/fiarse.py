@@ -105,27 +105,27 @@ class Options(MethodOptions):
 
     def check(self, config: Config) -> None:
         """Raise ``ValueError`` for settings that cannot be combined."""
-        assert self.shares
+        assert self.shares  # raises for sizes that are not allowed
         if not self.running and config.score.bn == "running":
             bare = "fiarse.running = false, without running statistics"
             raise not_allowed("score.bn", "running", bare, "batch", "recalibrated")
         super().check(config)
 
     def allowed(self, config: Config, k: int) -> list[float]:
-        """Return the sizes that client k may report."""
+        """Return the sizes that client k may report: those of the list and of its ``[node.K]``."""
         node = config.nodes.get(k)
-        own = [node.size] if node is not None and node.size is not None else []
-        return [*dict.fromkeys([*self.shares, *own])]
+        by_node = [node.size] if node is not None and node.size is not None else []
+        return [*dict.fromkeys([*self.shares, *by_node])]
 
 
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Threshold = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @final
 class Request(protocol.Request, kind="fiarse.Down"):
     """Request with the client's sub-model."""
 
-    theta: dict[str, Share]  #: θ of each group
+    theta: dict[str, Threshold]  #: θ of each group
     kept: Float32[Tensor, " K"]  #: entries with |w| ≥ θ
     bitmap: UInt8[Tensor, " B"]  #: one bit for each of the P entries: whether it is kept
     rest: StateDict  #: all other tensors

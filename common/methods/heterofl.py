@@ -101,8 +101,8 @@ class Partial(Averaging):
             return Submodel(info.model, LEADING, rows)
         spec, fleet = info.model, task.config.fleet
         if self.rates == "redrawn":
-            drawn = seeds.stream(task.seed, "rate", info.k, t)
-            spec = fleet[int(torch.randint(len(fleet), (), generator=drawn))]
+            generator = seeds.stream(task.seed, "rate", info.k, t)
+            spec = fleet[int(torch.randint(len(fleet), (), generator=generator))]
         return Submodel(spec, self.window(task.seed, info.k, t), rows)
 
     def window(self, seed: int, k: int, t: int) -> Window:

@@ -27,9 +27,9 @@ def last_blocks(names: Iterable[str]) -> dict[str, int]:
 
 def own_entries(names: Iterable[str], own: str) -> list[str]:
     """Return the entries of ``names`` in the parts that ``average.own`` lists, in order."""
-    parts, names = own.split(","), list(names)
-    prefixes = HEADS if "head" in parts else ()
-    if "last" in parts:
+    layers, names = own.split(","), list(names)
+    prefixes = HEADS if "head" in layers else ()
+    if "last" in layers:
         stage, index = list(last_blocks(names).items())[-1]
         prefixes = (*prefixes, f"{stage}.{index}.")
     return [name for name in names if name.startswith(prefixes)]

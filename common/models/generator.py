@@ -16,7 +16,7 @@ from common.models.layers import Shape
 WIDTH = 128  #: channels of DAFL and FedKF
 EPS = 0.8  #: DAFL passes .8 as BatchNorm's second argument, which is eps; FedKF uses the same
 SLOPE = 0.2
-DRAWN = (nn.Conv1d, nn.Conv2d, nn.Linear, _BatchNorm)  #: layers with weights in a generator
+WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Linear, _BatchNorm)  #: layers with weights in a generator
 
 
 @final
@@ -116,10 +116,10 @@ def redraw(net: nn.Module, generator: torch.Generator) -> None:
     before each batch.
     """
     for module in net.modules():
-        if isinstance(module, DRAWN) and module.weight is not None:
-            drawn = torch.randn(module.weight.shape, generator=generator)
+        if isinstance(module, WEIGHTED) and module.weight is not None:
+            normal = torch.randn(module.weight.shape, generator=generator)
             mean = 1.0 if isinstance(module, _BatchNorm) else 0.0
-            module.weight.copy_(mean + 0.02 * drawn)
+            module.weight.copy_(mean + 0.02 * normal)
             if module.bias is not None:
                 module.bias.zero_()
 

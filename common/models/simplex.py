@@ -15,8 +15,8 @@ def simplex(classes: int, generator: torch.Generator) -> Tensor:
 
     They are the columns of √(C/(C−1)) P (I − 11ᵀ/C) with a random orthogonal P [C, C].
     """
-    drawn = torch.rand(classes, classes, generator=generator, dtype=torch.float64)
-    P, _ = torch.linalg.qr(drawn)
+    uniform = torch.rand(classes, classes, generator=generator, dtype=torch.float64)
+    P, _ = torch.linalg.qr(uniform)
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
     rows: Tensor = (math.sqrt(classes / (classes - 1)) * P @ centred).T.float().contiguous()
     return rows

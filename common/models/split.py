@@ -116,7 +116,7 @@ def _text(shapes: Shapes) -> str:
     return " and ".join("×".join(map(str, shape)) for shape in shapes)
 
 
-def parts(net: Split) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def inner_and_outer(net: Split) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters of w_in, and the parameters of extractor and classifier."""
     named = list(net.named_parameters())
     inner = [w for name, w in named if net.part(name) == "intermediate"]

@@ -1,6 +1,11 @@
 """Settings that several methods share: averaging, cached uploads, noise, generators, public set.
 
 A method's contract lists the tables that it reads (``uses``) and its own values of ``auto``.
+
+A class is a table of settings, its fields are the settings, and the text below a field is the help
+of the setting, in the documentation too. Marks in ``Annotated`` say what a setting is
+(``common/settings/marks.py``): ``Auto`` has the usual value of ``auto`` or 0, ``Unprotected`` the
+only values that ``[privacy]`` allows.
 """
 
 import math
@@ -20,10 +25,12 @@ from common.settings.section import (
 )
 
 KRUM = ("krum", "multi-krum")
+"""Values of ``average.robust`` that need a minimum number of replies."""
 WHOLE = (*KRUM, "geometric-median", "fltrust")
 """Values of ``average.robust`` that compare whole models, so they need equal architectures."""
 
 MILESTONES = r"^([1-9][0-9]*(, *[1-9][0-9]*)*)?$"
+"""Comma-separated numbers of rounds, or nothing."""
 
 
 class Descent(Section):

@@ -63,8 +63,8 @@ def find(kind: str, name: str) -> object | None:
         return None
     module, _, attribute = reference.partition(":")
     value: object = imported(what, module)
-    for part in filter(None, attribute.split(".")):
-        value = _attribute(what, value, part)
+    for word in filter(None, attribute.split(".")):
+        value = _attribute(what, value, word)
     return value
 
 
@@ -134,21 +134,21 @@ def _checked(hook: Callable[..., object], promised: Callable[..., object]) -> Ca
 def _misfit(value: object, kind: Any, field: str = "") -> tuple[str, object, str] | None:
     """Return name, value and type of the first field of ``value`` that does not match ``kind``."""
     kind = kind.__bound__ if isinstance(kind, TypeVar) else kind
-    origin, parts = get_origin(kind) or kind, get_args(kind)
-    should = kind.__name__ if isinstance(kind, type) and not parts else str(kind)
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    should = kind.__name__ if isinstance(kind, type) and not args else str(kind)
     wrong = (field, value, re.sub(r"\b(\w+\.)+", "", should))
     if origin in (Union, UnionType):
-        return wrong if all(_misfit(value, part) for part in parts) else None
+        return wrong if all(_misfit(value, kind_) for kind_ in args) else None
     if origin is Any or not isinstance(origin, type):  # Any is a class since Python 3.11
         return None
     if not isinstance(value, (int, float) if origin is float else origin):
         return wrong
     within: Iterable[tuple[object, object]] = ()
-    if parts and isinstance(value, Mapping):
+    if args and isinstance(value, Mapping):
         within = value.items()
-    elif parts and isinstance(value, list):
+    elif args and isinstance(value, list):
         within = enumerate(value)
-    fields = (_misfit(part, parts[-1], f"{field}.{name}".lstrip(".")) for name, part in within)
+    fields = (_misfit(item, args[-1], f"{field}.{name}".lstrip(".")) for name, item in within)
     return next(filter(None, fields), None)
 
 
@@ -261,18 +261,18 @@ def _reference(kind: str, name: str) -> str | None:
     return points[0].value if points else None
 
 
-def _attribute(what: str, owner: object, part: str) -> object:
+def _attribute(what: str, owner: object, name: str) -> object:
     """Return an attribute of ``owner``, or its submodule; ``what`` is the plug-in in messages.
 
     Raises ``ValueError``, one line, if there is none.
     """
-    if hasattr(owner, part):
-        return getattr(owner, part)
+    if hasattr(owner, name):
+        return getattr(owner, name)
     if not isinstance(owner, ModuleType):
-        raise ValueError(f"{what}: {type(owner).__name__} has no attribute {part!r}")
-    if hasattr(owner, "__path__") and importlib.util.find_spec(f"{owner.__name__}.{part}"):
-        return imported(what, f"{owner.__name__}.{part}")
+        raise ValueError(f"{what}: {type(owner).__name__} has no attribute {name!r}")
+    if hasattr(owner, "__path__") and importlib.util.find_spec(f"{owner.__name__}.{name}"):
+        return imported(what, f"{owner.__name__}.{name}")
     below = [info.name for info in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     known = [*below, *(name for name in vars(owner) if not name.startswith("_"))]
-    near = nearest(part, known)
-    raise ValueError(f"{what}: module {owner.__name__!r} has no attribute {part!r}{near}")
+    near = nearest(name, known)
+    raise ValueError(f"{what}: module {owner.__name__!r} has no attribute {name!r}{near}")

@@ -13,9 +13,9 @@ def centred_gram(x: Tensor) -> Tensor:
     """
     if len(x) < 2:
         raise ValueError(f"CKA of {len(x)} samples: it needs 2 or more")
-    flat = x.flatten(1).to(torch.float64)
-    flat = flat - flat.mean(0)
-    return flat @ flat.T
+    rows = x.flatten(1).to(torch.float64)
+    rows = rows - rows.mean(0)
+    return rows @ rows.T
 
 
 def alignment(k: Tensor, l: Tensor) -> float:  # noqa: E741 - the paper's letters

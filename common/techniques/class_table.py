@@ -176,7 +176,7 @@ def leave_one_out(tables: Sequence[Tensor], counts: Sequence[Tensor]) -> list[Cl
     """Return for each client the ``class_mean`` of the others; absent if no other has the class."""
     total, weights = _sums(tables, counts)
     own = [_sums([table], [count]) for table, count in zip(tables, counts, strict=True)]
-    return [_divided(total - part, weights - weight) for part, weight in own]
+    return [_divided(total - sums, weights - weight) for sums, weight in own]
 
 
 def _sums(tables: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,8 @@ def groups(names: Sequence[str], scope: str) -> Groups:
     """
     members: Groups = {}
     for name in names:
-        part = name.removeprefix("base.").partition(".")[0]
-        members.setdefault("all" if scope == "global" else part, []).append(name)
+        stage = name.removeprefix("base.").partition(".")[0]
+        members.setdefault("all" if scope == "global" else stage, []).append(name)
     return members
 
 
@@ -68,10 +68,10 @@ def kept(w: Mapping[str, Tensor], masks: Masks) -> Tensor:
 
 def spread(values: Tensor, masks: Masks) -> StateDict:
     """Return tensors with ``values`` [K] at the kept entries and 0 elsewhere."""
-    parts = values.split([int(mask.sum()) for mask in masks.values()])
+    pieces = values.split([int(mask.sum()) for mask in masks.values()])
     state = {}
-    for (name, mask), part in zip(masks.items(), parts, strict=True):
-        state[name] = torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, part)
+    for (name, mask), piece in zip(masks.items(), pieces, strict=True):
+        state[name] = torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, piece)
     return state
 
 
@@ -84,6 +84,6 @@ def bitmap(masks: Masks) -> Tensor:
 def from_bitmap(bits: Tensor, like: Mapping[str, Tensor]) -> Masks:
     """Return the masks from ``bitmap`` for tensors with the shapes and the order of ``like``."""
     sizes = [value.numel() for value in like.values()]
-    flat = torch.from_numpy(np.unpackbits(bits.numpy(), count=sum(sizes))).bool()
-    parts = zip(like.items(), flat.split(sizes), strict=True)
-    return {name: part.view(value.shape) for (name, value), part in parts}
+    masks = torch.from_numpy(np.unpackbits(bits.numpy(), count=sum(sizes))).bool()
+    pairs = zip(like.items(), masks.split(sizes), strict=True)
+    return {name: mask.view(value.shape) for (name, value), mask in pairs}

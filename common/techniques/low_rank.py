@@ -60,11 +60,11 @@ def apply(w: Mapping[str, Tensor], update: Mapping[str, list[Tensor]]) -> StateD
     """Return ``w`` plus a compressed update of the same entries; sums run in float64."""
     moved = {}
     for name, value in w.items():
-        parts = update[name]
-        if len(parts) == 1:
-            moved[name] = value + parts[0]
+        factors = update[name]
+        if len(factors) == 1:
+            moved[name] = value + factors[0]
             continue
-        u, s, v = (part.double() for part in parts)
+        u, s, v = (factor.double() for factor in factors)
         moved[name] = (value.double() + ((u * s) @ v).view(value.shape)).to(value.dtype)
     return moved
 
@@ -77,16 +77,16 @@ def check(update: Mapping[str, list[Tensor]], like: Mapping[str, Tensor], what: 
     """
     got = dict[str, Tensor]()
     expected = {f"{name}.change": value for name, value in like.items()}
-    for name, parts in update.items():
-        if len(parts) == 1 or name not in like:
-            got[f"{name}.change"] = parts[0]
+    for name, factors in update.items():
+        if len(factors) == 1 or name not in like:
+            got[f"{name}.change"] = factors[0]
             continue
         entry = expected.pop(f"{name}.change")
         m, n = (len(entry), entry[0].numel()) if entry.dim() > 1 else (0, 0)
-        r = len(parts[1]) if len(parts) == 3 and parts[1].dim() == 1 else 0
+        r = len(factors[1]) if len(factors) == 3 and factors[1].dim() == 1 else 0
         if not 0 < r * (m + n + 1) < m * n:
-            raise ValueError(f"{what}: {name!r} has {len(parts)} factors of rank {r}")
+            raise ValueError(f"{what}: {name!r} has {len(factors)} factors of rank {r}")
         shapes = {f"{name}.U": (m, r), f"{name}.s": (r,), f"{name}.V": (r, n)}
-        got |= zip(shapes, parts, strict=True)
+        got |= zip(shapes, factors, strict=True)
         expected |= {key: entry.new_empty(shape) for key, shape in shapes.items()}
     tree.check_like(got, expected, what)

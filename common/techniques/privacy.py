@@ -71,7 +71,7 @@ class Secret:
 
     def derived(self, *name: str | int | bytes) -> bytes:
         """Return 32 bytes for ``name``, which tell nothing of the key or of other names."""
-        text = b"/".join(part if isinstance(part, bytes) else str(part).encode() for part in name)
+        text = b"/".join(word if isinstance(word, bytes) else str(word).encode() for word in name)
         return hashlib.sha256(self._key + text).digest()
 
     def uniform(self, n: int, *name: str | int | bytes) -> np.ndarray:
@@ -141,8 +141,8 @@ def moved(start: Mapping[str, Tensor], names: list[str], step: Tensor) -> StateD
     state, at = dict(start), 0
     for name in names:
         value = start[name]
-        part = step[at : at + value.numel()].view(value.shape)
-        new = value.to(torch.float64) + part
+        change = step[at : at + value.numel()].view(value.shape)
+        new = value.to(torch.float64) + change
         if name.endswith("running_var"):
             new = new.clamp_min(0.0)
         state[name], at = new.to(value.dtype), at + value.numel()

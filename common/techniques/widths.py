@@ -39,7 +39,7 @@ class Roll:
 
 @final
 @dataclass(frozen=True)
-class Drawn:
+class RandomWindow:
     """Window of n random channels, ascending, drawn for client k in round t."""
 
     seed: int
@@ -66,12 +66,12 @@ class Submodel(NamedTuple):
 
 
 def block(
-    whole: Mapping[str, Tensor], part: Mapping[str, Tensor], window: Window = LEADING
+    whole: Mapping[str, Tensor], small: Mapping[str, Tensor], window: Window = LEADING
 ) -> dict[str, Places]:
-    """Return the places of the entries of ``part`` in ``whole``; only shapes are used."""
+    """Return the places of the entries of ``small`` in ``whole``; only shapes are used."""
     places: dict[str, Places] = {}
-    before = (1, 1)  # channels of the previous layer, in the whole and in the part
-    for name, value in part.items():
+    before = (1, 1)  # channels of the previous layer, in ``whole`` and in ``small``
+    for name, value in small.items():
         wide, narrow = whole[name].shape, value.shape
         axes = [_indices(m, n, 1, window) for m, n in zip(wide[:2], narrow[:2], strict=True)]
         pixels = wide[1] // before[0] if len(wide) == 2 else 1

@@ -36,8 +36,8 @@ class Flops(TorchDispatchMode):
         named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
         if formula is None:
             with self:  # in inference mode composite operations arrive undivided
-                parts = func.decompose(*args, **named)
-            return func(*args, **named) if parts is NotImplemented else parts
+                result = func.decompose(*args, **named)
+            return func(*args, **named) if result is NotImplemented else result
         result = func(*args, **named)
         self.total += int(formula(*args, **named, out_val=result))
         return result

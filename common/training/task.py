@@ -242,9 +242,9 @@ class Task:
         y = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         size, how = size or self.config.score.batch_size, self.config.data.standardize
         for start in progress.steps(range(0, len(x), size), "batch"):
-            part = slice(start, start + size)
-            samples = standardise(x[part].to(self.device), self.mean, self.std, how)
-            yield samples, y[part].to(self.device)
+            batch = slice(start, start + size)
+            samples = standardise(x[batch].to(self.device), self.mean, self.std, how)
+            yield samples, y[batch].to(self.device)
 
     def mixed(self, x: Tensor, y: Tensor, *name: str | int) -> Iterator[tuple[Tensor, Tensor]]:
         """Return batches of all samples, normalised, for networks that use batch statistics.

@@ -65,7 +65,7 @@ def wheels(machine: str) -> list[str]:
         for glibc in ("2014", "_2_17", "_2_26", "_2_27", "_2_28"):
             command += ["--platform", f"manylinux{glibc}_{machine}"]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    places = [part["download_info"]["url"] for part in json.loads(done.stdout)["install"]]
+    places = [package["download_info"]["url"] for package in json.loads(done.stdout)["install"]]
     return sorted(place.rpartition("/")[2] for place in places)
 
 

@@ -22,7 +22,7 @@ from deploy.flower.owner import pinned
 from deploy.settings import app_folder, flatten, read_toml, with_app_config
 from deploy.user_modules import UserModules
 
-TAKEN = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 """File suffixes that Flower includes in a bundle."""
 
 
@@ -96,7 +96,7 @@ def stage_app(app: Path, to: Path, run_config: Mapping[str, Value]) -> Path:
         elif (app / name).exists():
             shutil.copy2(app / name, to / name)
     modules = UserModules.of(run_config)
-    modules.copy(to, TAKEN)
+    modules.copy(to, SUFFIXES)
     pyproject = to / "pyproject.toml"
     added = "".join(f", {json.dumps(pattern)}" for pattern in _module_patterns(to, modules))
     text = re.sub(
@@ -147,7 +147,7 @@ def plugin_notes(
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         lines.append(
             f"not in the bundle, so not at the clients: {', '.join(left_out[:5])}{more}; "
-            f"Flower takes {' '.join(sorted(TAKEN))}, and no tests"
+            f"Flower takes {' '.join(sorted(SUFFIXES))}, and no tests"
         )
     return lines
 
@@ -175,7 +175,7 @@ def _module_patterns(to: Path, modules: UserModules) -> list[str]:
         if name.endswith(".py"):
             patterns.append(f"/{name}")
         else:
-            suffixes = sorted({file.suffix for file in (to / name).rglob("*.*")} & TAKEN)
+            suffixes = sorted({file.suffix for file in (to / name).rglob("*.*")} & SUFFIXES)
             patterns += [f"/{name}/**/*{suffix}" for suffix in suffixes]
     return patterns
 

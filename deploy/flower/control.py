@@ -43,7 +43,7 @@ STUCK = (
     "processes do not reach it: start it with no_proxy=127.0.0.1,localhost"
 )
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: Flower's final status of a run and of a node
-TAKEN = "Public key already in use"  #: Flower's error for a key that is or was registered
+IN_USE = "Public key already in use"  #: Flower's error for a key that is or was registered
 
 
 @final
@@ -158,7 +158,7 @@ class Control:
             self._control.RegisterNode(request, timeout=ANSWER)
             return True
         except grpc.RpcError as error:
-            if TAKEN not in details(error):
+            if IN_USE not in details(error):
                 raise RuntimeError(f"{public_key} was not registered: {details(error)}") from None
         if self._registered(key):
             return False

@@ -208,8 +208,8 @@ def ensure_reply(run_id: int, state: Any, object_store: Any, failure: str = GONE
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
     def is_complete(name: str) -> bool:
-        parts = iterate_object_tree(object_store.get_object_tree(name))
-        return all(object_store.get(part.object_id) for part in parts)
+        objects = iterate_object_tree(object_store.get_object_tree(name))
+        return all(object_store.get(item.object_id) for item in objects)
 
     stored = {name: entry.message.metadata for name, entry in state.msg_store.items()}
     replies = [name for name, metadata in stored.items() if metadata.reply_to_message_id]

@@ -194,8 +194,8 @@ def tables(found: Sequence[Section]) -> list[tuple[Section, bool]]:
 def html(board: Board, found: Sequence[Section]) -> str:
     """Return a page whose tables can be sorted, and filtered by constraints."""
     shown = tables(found)
-    cards = [Card(title(*part), table=untitled(*part), span=12) for part in shown]
-    numbers = [[_numbers(one) for one in ordered(*part)] for part in shown]
+    cards = [Card(title(*pair), table=untitled(*pair), span=12) for pair in shown]
+    numbers = [[_numbers(one) for one in ordered(*pair)] for pair in shown]
     protocol, wanted = board.protocol, len(board.places)
     open_ = {o.place.name for section in found for o in section.standings if not o.complete}
     complete = wanted - len(open_)
@@ -272,8 +272,8 @@ def text(board: Board, found: Sequence[Section]) -> str:
     lines = [f"# Leaderboard: {board.protocol.title}", ""]
     lines += ["This page has the protocol, the rows with their ranks, and what is missing.", ""]
     lines += [f"- {line}" for line in protocol_lines(board.protocol)]
-    for part in tables(found):
-        lines += ["", f"## {title(*part)}", "", markdown(untitled(*part)).rstrip()]
+    for pair in tables(found):
+        lines += ["", f"## {title(*pair)}", "", markdown(untitled(*pair)).rstrip()]
     if notes := incomplete(found):
         lines += ["", "## Not complete", "", *(f"- {line}" for line in notes)]
     return "\n".join(lines) + "\n"

@@ -384,11 +384,11 @@ def node(
     log_level: LogLevel = "info",
 ) -> None:
     """Serve one client on this machine: a flower-supernode with its key and settings."""
-    from deploy.machines.node import REFUSED, refused
+    from deploy.machines.node import PRINTED, retry_on_error
 
-    if REFUSED not in os.environ:  # otherwise the first start converts the lines of this one too
+    if PRINTED not in os.environ:  # otherwise the first start converts the lines of this one too
         log_as(log_format, log_level)
-    with refused(health, retry) if retry else contextlib.nullcontext():
+    with retry_on_error(health, retry) if retry else contextlib.nullcontext():
         from common.files import home as user_home
         from deploy.flower.certificates import Certificates, address
         from deploy.flower.owner.admission import await_admission, check_tls
@@ -413,7 +413,7 @@ def node(
         line = serving.command(link.address, trust, k, clients, own, health)
         place = (home or user_home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()
         serving.check_home(place)
-        if REFUSED not in os.environ:  # the first start
+        if PRINTED not in os.environ:  # the first start
             plain(f"client {k} of {clients} for {superlink}")
         if not pin:
             plain(ANY_CODE)

@@ -1,4 +1,9 @@
-"""Run the SuperNode of client k on its machine, with its key, settings and files."""
+"""Run the SuperNode of client k on its machine, with its key, settings and files.
+
+The command ``fedmosaic node`` checks all of them (``command``, ``guards``, ``check_home``). Its
+process then becomes the SuperNode (``become``). With ``--retry`` an error does not
+end the process, so that a container stays and its health state shows the reason.
+"""
 
 import json
 import os
@@ -27,8 +32,9 @@ from deploy.flower.processes import environment
 from deploy.run.grpc import node_config, supernode_command
 
 INSTALLED = "installed"  #: value of --app-digest for the code of this installation
-REFUSED = "FEDMOSAIC_REFUSED"  #: variable with the error that ``refused`` has printed already
-NONE: Mapping[str, str] = MappingProxyType({})
+PRINTED = "FEDMOSAIC_REFUSED"  #: variable with the error that was printed before a restart
+#: default of ``become``, which cannot be modified by accident
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def lowest_free(folder: Path, clients: int) -> tuple[int, int]:
@@ -56,7 +62,7 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
     """
     config: dict[str, Value] = {}
     for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
+        key, equals, value = (side.strip() for side in text.partition("="))
         if not equals:
             raise ValueError(f"--set {text!r} is not key=value, such as --set model=resnet8")
         config[key] = _typed(key, value.strip("\"'"))
@@ -67,8 +73,8 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 def _typed(key: str, text: str) -> Value:
     """Return ``text`` in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
     kind = KINDS.get(key, str)
-    place = key.endswith("-dir") or key in ("key", "ca", "ledger")
-    if place and text:  # the SuperNode runs in another folder
+    is_path = key.endswith("-dir") or key in ("key", "ca", "ledger")
+    if is_path and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -78,28 +84,32 @@ def _typed(key: str, text: str) -> Value:
     return int(text) if kind is int and text.lstrip("-").isdecimal() else text
 
 
-def check_here(more: Mapping[str, Value]) -> None:
+def check_here(own: Mapping[str, Value]) -> None:
     """Raise ``ValueError`` for settings that are not possible on this machine.
 
-    Otherwise only the census detects them, and stops the complete run.
+    Otherwise only the census detects them, and stops the complete run. ``own``: the node's own
+    settings, by key. The folders of state and ledger are created.
     """
     from common import models
     from common.settings import plugins  # imports torch, which takes a second
     from common.training import device
 
-    if "model" in more and not plugins.is_reference(str(more["model"])):
-        models.parse(str(more["model"]))  # a module may arrive with the run
-    if "device" in more:
-        device.choose(str(more["device"]))
+    # Can this installation build the model and use the device?
+    if "model" in own and not plugins.is_reference(str(own["model"])):
+        models.parse(str(own["model"]))  # a module may arrive with the run
+    if "device" in own:
+        device.choose(str(own["device"]))
+    # Does the client find its data, and may it read them?
     for key in ("data-dir", "public-dir"):
-        if key in more and not Path(str(more[key])).is_dir():
-            raise ValueError(f"node config {key} = {more[key]!r}; it must be a folder that exists")
-        if key in more and not _readable(Path(str(more[key]))):
+        if key in own and not Path(str(own[key])).is_dir():
+            raise ValueError(f"node config {key} = {own[key]!r}; it must be a folder that exists")
+        if key in own and not _readable(Path(str(own[key]))):
             raise ValueError(
-                f"node config {key} = {more[key]!r}: user {os.getuid()} cannot read the folder"
+                f"node config {key} = {own[key]!r}: user {os.getuid()} cannot read the folder"
             )
-    for key in {"state-dir", "ledger"} & more.keys():
-        folder = Path(str(more[key]))
+    # May it store its state and its ledger?
+    for key in {"state-dir", "ledger"} & own.keys():
+        folder = Path(str(own[key]))
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -120,20 +130,23 @@ def command(
     trust: Certificates | None,
     k: int,
     clients: int,
-    more: Mapping[str, Value],
+    own: Mapping[str, Value],
     health: str = "",
 ) -> list[str]:
     """Return the command line of client k's SuperNode.
 
-    ``health``: ``host:port`` of a gRPC health service; empty for none. Raises ``ValueError`` for a
-    key, certificate or setting that cannot work on this machine.
+    ``superlink``: ``host:port``. ``trust``: the certificates and keys; None for no encryption.
+    ``clients``: number of clients of the federation. ``own``: the node's own settings.
+    ``health``: ``host:port`` of a gRPC health service; empty for none.
+
+    Raises ``ValueError`` for a key, certificate or setting that cannot work on this machine.
     """
-    check_here(more)
+    check_here(own)
     for path in () if trust is None else (trust.ca, trust.key(k)):
         if not os.access(path, os.R_OK):
             reason = "cannot be read" if path.exists() else "is missing"
             raise ValueError(f"{path} {reason}; client {k} needs it (see fedmosaic certs)")
-    line = [*supernode_command(superlink, node_config(k, clients, more, trust), trust, k)]
+    line = [*supernode_command(superlink, node_config(k, clients, own, trust), trust, k)]
     return [*line, "--health-server-address", health] if health else line
 
 
@@ -157,34 +170,35 @@ def pin(text: str) -> str:
 
 
 def guards(
-    digest: str, policy: Path | None, more: dict[str, Value], *, sealed: bool
+    digest: str, policy: Path | None, own: dict[str, Value], *, sealed: bool
 ) -> dict[str, str]:
     """Return the environment variables of a SuperNode that checks bundles and run configs.
 
     ``digest``: the only app bundle that it accepts; empty to accept any. ``policy``: the owner's
-    policy file. ``more``: the node's settings; they get the policy's ``server-keys`` and limits of
-    the client's ledger. ``sealed``: whether the node has a key.
+    policy file. ``own``: the node's settings, which this function changes: they get the policy's
+    ``server-keys`` and limits of the client's ledger. ``sealed``: whether the node has a key.
 
     Raises ``ValueError`` for a wrong policy, or for one without a digest.
     """
     from deploy.flower.owner import policy as policies
 
-    chosen = None
+    owner_policy = None
     if policy is not None:
         if not digest:
             raise ValueError(
                 f"--policy {policy} needs --app-digest: code that is not pinned could ignore it"
             )
-        chosen = policies.read(policy)
-        if chosen.server_keys and not sealed:
+        owner_policy = policies.read(policy)
+        if owner_policy.server_keys and not sealed:
             raise ValueError(f"--policy {policy}: server-keys needs --ca, not --insecure")
-        if chosen.server_keys:
-            more["server-keys"] = ",".join(chosen.server_keys)
-        if chosen.max_rounds:
-            more["max-rounds"] = chosen.max_rounds
-        if chosen.privacy.max_epsilon:
-            more["max-epsilon"] = chosen.privacy.max_epsilon
-    allowed = json.dumps(policies.rules(chosen, more))
+        if owner_policy.server_keys:
+            own["server-keys"] = ",".join(owner_policy.server_keys)
+        if owner_policy.max_rounds:
+            own["max-rounds"] = owner_policy.max_rounds
+        if owner_policy.privacy.max_epsilon:
+            own["max-epsilon"] = owner_policy.privacy.max_epsilon
+    # The policy's limits and the node's settings together decide which run configs are accepted.
+    allowed = json.dumps(policies.rules(owner_policy, own))
     return {rules.RULES: allowed} | ({pinned.PIN: digest} if digest else {})
 
 
@@ -201,36 +215,38 @@ def check_home(home: Path) -> None:
         ) from None
 
 
-def become(line: Sequence[str], home: Path, guard: Mapping[str, str] = NONE) -> NoReturn:
+def become(line: Sequence[str], home: Path, guard: Mapping[str, str] = NO_VARIABLES) -> NoReturn:
     """Replace this process by the SuperNode, with the same process id and output.
 
     ``guard``: variables of ``guards``; without them, the SuperNode accepts any bundle and run.
     """
     env = environment(guard, home)
     os.chdir(home)  # it has no modules that a ClientApp could import
+    # the new program does not know the buffers of this one
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(line[0], list(line), env)
 
 
 @contextmanager
-def refused(health: str, seconds: int) -> Iterator[None]:
+def retry_on_error(health: str, seconds: int) -> Iterator[None]:
     """Report an expected error of the block for ``seconds``, then start this program again.
 
-    The error is printed once. ``health``: ``host:port`` of a gRPC health service that answers with
-    the error, or empty. A container then stays, and its health state shows the reason.
+    The new start has the error in its environment, so that it is printed once. A container then
+    stays, and its health state shows the reason. ``health``: ``host:port`` of a gRPC health service
+    that answers with the error, or empty.
     """
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
         text = errors.report(error, errors.HOME)
-        if os.environ.get(REFUSED) != text:
+        if os.environ.get(PRINTED) != text:
             red("error:", f" {text}; trying again every {seconds} s")
         with _unhealthy(health, text) if health else nullcontext():
             time.sleep(seconds)
         sys.stderr.flush()
         os.execve(
-            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, REFUSED: text}
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, PRINTED: text}
         )
 
 
@@ -238,7 +254,8 @@ def refused(health: str, seconds: int) -> Iterator[None]:
 def waiting(health: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that prints a reason to wait; health checks then fail with this reason.
 
-    ``health``: ``host:port`` of a gRPC health service, or empty.
+    A new reason replaces the one before. After the block the address is free for the SuperNode's
+    own health service. ``health``: ``host:port`` of a gRPC health service, or empty.
     """
     with ExitStack() as server:
 

@@ -54,10 +54,10 @@ def squares(
     figure, axes = frame((side + 0.9, side + 0.7))
     area = (0.92 * 72 * side / n) ** 2
     rows, columns = places
-    drawn = axes.scatter(
+    dots = axes.scatter(
         columns, rows, s=area, marker="s", color=series(0), alpha=alpha, linewidths=0
     )
-    set_hover_texts(drawn, texts)
+    set_hover_texts(dots, texts)
     axes.set(xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6))
     axes.grid(False)
     return figure, axes
@@ -99,13 +99,13 @@ def hover_points(axes: Axes, points: Sequence[Point], i: int) -> None:
 
 
 def draw_line(
-    axes: Axes, points: Sequence[Point], label: str, i: int, *, further: bool = False
+    axes: Axes, points: Sequence[Point], label: str, i: int, *, dashed: bool = False
 ) -> None:
-    """Draw series i, dashed if ``further``; a single point gets a visible mark."""
-    dashes = (1, 1.5) if i >= 8 else (4, 2) if further else None
+    """Draw series i, and give a single point a visible mark."""
+    dashes = (1, 1.5) if i >= 8 else (4, 2) if dashed else None
     axes.plot(
         [x for x, _, _ in points], [y for _, y, _ in points], color=series(i),
-        linestyle=(0, dashes) if dashes else "-", linewidth=1.5 if further else 2.0,
+        linestyle=(0, dashes) if dashes else "-", linewidth=1.5 if dashed else 2.0,
         marker="o" if len(points) == 1 else None, markersize=4, label=legend_label(label),
     )  # fmt: skip
     hover_points(axes, points, i)
@@ -168,18 +168,18 @@ def stacked(
     rounds, sums = [f"round {x:.0f}" for x in t], sum(stacks.values(), start=base)
     texts = [f"{name}: {write(amount)}" for name, amount in zip(rounds, sums, strict=True)]
     for i, (name, height) in enumerate(stacks.items()):
-        parts = [f", {name} {write(amount)}" for amount in height]
+        labels = [f", {name} {write(amount)}" for amount in height]
         if len(t) > BARS:
             axes.fill_between(t, base, base + height, step="mid", color=series(i), linewidth=0)
             visible = [
-                part if amount >= 0.005 else "" for part, amount in zip(parts, height, strict=True)
+                text if amount >= 0.005 else "" for text, amount in zip(labels, height, strict=True)
             ]
             texts = list(map(operator.add, texts, visible))
         else:
-            drawn = axes.bar(
+            bars = axes.bar(
                 t, height, 0.72, bottom=base, color=series(i), edgecolor=PAPER, linewidth=0.5
             )
-            hover_bars(drawn, list(map(operator.add, rounds, parts)))
+            hover_bars(bars, list(map(operator.add, rounds, labels)))
         base = base + height
     if len(t) > BARS:
         hover_points(axes, list(zip(t, base, texts, strict=True)), len(stacks) - 1)

@@ -117,8 +117,8 @@ def shown(table: Table) -> rich_table.Table:
         return _entries(
             (row[0], str(row[1]), [str(text) for text in row[2:]]) for row in table.rows
         )
-    (drawn,) = terminal(table, ruled=False)
-    return drawn
+    (whole,) = terminal(table, ruled=False)
+    return whole
 
 
 def shown_settings(settings: Sequence[Setting]) -> rich_table.Table:

@@ -48,7 +48,7 @@ class LivePage:
         """Draw nothing yet. ``clock`` and ``spent``: seconds, and those of the processor."""
         self._folder, self._clock, self._spent = folder, clock, spent
         self._lock = threading.Lock()  # matplotlib draws in one thread at a time
-        self._drawn: object = None  #: stamps of the files of ``_page``
+        self._stamps: object = None  #: stamps of the files of ``_page``
         self._page, self._due = b"", 0.0
 
     @property
@@ -60,9 +60,9 @@ class LivePage:
         """Return the page; draw it again if the files have changed and ``SHARE`` allows it."""
         with self._lock:
             files = stamps(self._folder)
-            if files != self._drawn and self._clock() >= self._due:
+            if files != self._stamps and self._clock() >= self._due:
                 self._page, seconds = self._draw()
-                self._drawn = files
+                self._stamps = files
                 self._due = self._clock() + seconds * (1 / SHARE - 1)
             return self._page
 

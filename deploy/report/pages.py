@@ -89,11 +89,11 @@ def _state(run: Run) -> str:
 def _subtitle(run: Run) -> str:
     settings = [(name, run.setting(name)) for name in ("runtime", "seed")]
     method = run.setting("method") or ""
-    parts = [method if method != run.name else ""]
-    parts += [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
-    parts += [f"{name} {value}" for name, value in settings if value is not None]
-    parts += [f"{key}: {value}" for key, value in run.labels.items()]
-    return " · ".join(part for part in parts if part)
+    texts = [method if method != run.name else ""]
+    texts += [f"{len(run.members)} clients" if run.members else "", ", ".join(run.models())]
+    texts += [f"{name} {value}" for name, value in settings if value is not None]
+    texts += [f"{key}: {value}" for key, value in run.labels.items()]
+    return " · ".join(text for text in texts if text)
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:

@@ -86,7 +86,7 @@ def accuracy(groups: Groups) -> Figure:
         for i, name in enumerate(names, start=1):
             scored = [(t, accuracies[name]) for t, accuracies in further if name in accuracies]
             points = [(t, v, f"{name}, round {t}: {fine_percent(v)}") for t, v in scored]
-            draw_line(axes, points, name, i, further=True)
+            draw_line(axes, points, name, i, dashed=True)
     round_axis(axes, margin=0.02)
     accuracy_axis(axes)
     return figure
@@ -128,12 +128,12 @@ def clients(run: Run) -> Figure:
             bars.append((j + shift, score.accuracy_global, "global", PAPER, 1.0))
             bars.append((j + shift, score.accuracy_global, "global", series(i), 0.38))
         for x, value, kind, colour, alpha in bars:
-            drawn = axes.bar(
+            patches = axes.bar(
                 x, or_nan(value), width, color=colour, edgecolor=PAPER, linewidth=0.6,
                 hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
             )  # fmt: skip
             if colour != PAPER:
-                hover_bars(drawn, [f"client {score.k}, {kind} model: {percent(value)}"])
+                hover_bars(patches, [f"client {score.k}, {kind} model: {percent(value)}"])
     percent_axes(axes.yaxis)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
     axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
@@ -201,9 +201,9 @@ def mixtures(models: Models) -> Figure:
     """Plot the histogram of accuracy over random mixtures of clients; dashed: its minimum, WLP."""
     figure, axes = frame(HALF)
     for i, (name, (values, _)) in enumerate(models.items()):
-        drawn = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
+        means = over_mixtures(values, DRAWS, rng(0, "mixtures"), CONCENTRATION)
         bins = np.linspace(min(values), max(max(values), min(values) + 0.01), 41).tolist()
-        counts, _, bars = axes.hist(drawn, bins=bins, color=series(i), alpha=0.45, label=name)
+        counts, _, bars = axes.hist(means, bins=bins, color=series(i), alpha=0.45, label=name)
         assert isinstance(bars, BarContainer)
         bounds = zip(bins, bins[1:], np.ravel(counts), strict=False)
         hover_bars(bars, [f"{percent(low)} to {percent(up)}: {int(n)}" for low, up, n in bounds])

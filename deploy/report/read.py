@@ -19,8 +19,8 @@ from common.files import parse_json, parse_toml
 from common.journal import (
     ClientScore,
     Entry,
+    JsonObject,
     Member,
-    Part,
     Primary,
     members,
     newest,
@@ -42,7 +42,7 @@ Class = Annotated[int, Field(ge=0)]
 
 
 @final
-class Reached(Part):
+class Reached(JsonObject):
     """The first rounds that reach the accuracy ``target``, in [0, 1]: with one score, and with the
     mean of five."""
 
@@ -52,7 +52,7 @@ class Reached(Part):
 
 
 @final
-class Summary(Part):
+class Summary(JsonObject):
     """Fields of summary.json that are not in the journal or replace a missing config.toml."""
 
     status: str | None = None  #: completed or stopped
@@ -68,7 +68,7 @@ class Summary(Part):
 
 
 @final
-class Confusion(Part):
+class Confusion(JsonObject):
     """Content of confusion.json: class, predicted class and samples of each pair that occurs."""
 
     round: int = Field(ge=0)
@@ -76,7 +76,7 @@ class Confusion(Part):
 
 
 @final
-class DataRead(Part):
+class DataRead(JsonObject):
     """Fields of data.json: what was read before training, in lines, and why scores can mislead."""
 
     rows: list[tuple[str, str]] = []
@@ -133,7 +133,7 @@ class Run:
     @property
     def labels(self) -> dict[str, str]:
         """The run's labels by key."""
-        pairs = (part.partition("=") for part in clean(self.config.get("labels", "")).split(","))
+        pairs = (label.partition("=") for label in clean(self.config.get("labels", "")).split(","))
         return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
     def setting(self, name: str) -> str | None:
@@ -430,7 +430,7 @@ def _cleaned(value: Any, limit: int) -> Any:
         most = {"reason": LONGEST, "notes": LONGEST}
         return {_cleaned(k, limit): _cleaned(v, most.get(k, limit)) for k, v in value.items()}
     if isinstance(value, list):
-        return [_cleaned(part, limit) for part in value]
+        return [_cleaned(item, limit) for item in value]
     return _clean(value, limit) if isinstance(value, str) else value
 
 

@@ -119,15 +119,15 @@ def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
 def line(status: Status) -> str:
     """Return the status of the run in one line."""
     rounds = "" if status.rounds is None else f" of {status.rounds}"
-    parts = [f"{status.run}: {status.state}", f"round {status.round}{rounds}"]
-    parts += [status.phase] if status.phase else []
+    texts = [f"{status.run}: {status.state}", f"round {status.round}{rounds}"]
+    texts += [status.phase] if status.phase else []
     if status.accuracy is not None:
-        parts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
+        texts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
     if status.left is not None:
-        parts.append(f"about {duration(status.left)} left")
+        texts.append(f"about {duration(status.left)} left")
     members = sum(client.state == "member" for client in status.clients)
-    parts.append(f"{members} of {len(status.clients)} clients take part")
-    return "; ".join([*parts, *([status.error] if status.error else [])])
+    texts.append(f"{members} of {len(status.clients)} clients take part")
+    return "; ".join([*texts, *([status.error] if status.error else [])])
 
 
 def table(status: Status) -> Table:

@@ -237,7 +237,7 @@ def _entitle(group: Element, texts: list[str]) -> None:
 
 def _declarations(element: Element) -> dict[str, str]:
     """Return the style attribute without the typeface, in the page's colours."""
-    pairs = (part.partition(":") for part in element.attrib.get("style", "").split(";"))
+    pairs = (rule.partition(":") for rule in element.attrib.get("style", "").split(";"))
     styles = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
     styles.pop("font-family", None)
     return {key: _COLOURS.get(value, value) for key, value in styles.items()}

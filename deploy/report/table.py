@@ -94,10 +94,10 @@ def terminal(table: Table, width: int = 10_000, *, ruled: bool = True) -> list[r
         if blocks[-1][1:] and Console(width=10_000).measure(wider).maximum > width:
             blocks.append([0])
         blocks[-1].append(column)
-    drawn = [_block(table, block, ruled) for block in blocks]
-    drawn[0].title = Text(table.title) if table.title else None
-    drawn[-1].caption = Text("\n".join(table.notes)) if table.notes else None
-    return drawn
+    tables = [_block(table, block, ruled) for block in blocks]
+    tables[0].title = Text(table.title) if table.title else None
+    tables[-1].caption = Text("\n".join(table.notes)) if table.notes else None
+    return tables
 
 
 def _block(table: Table, columns: Sequence[int], ruled: bool) -> rich_table.Table:

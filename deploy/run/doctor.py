@@ -137,5 +137,5 @@ def _data_set(name: str) -> Check:
 
 def _table(title: str, rows: list[Check]) -> RichTable:
     lines = [(row.name, "yes" if row.good else Cell("no", best=True), row.finding) for row in rows]
-    (drawn,) = terminal(Table((title, "", "finding"), lines, "l"), ruled=False)
-    return drawn
+    (whole,) = terminal(Table((title, "", "finding"), lines, "l"), ruled=False)
+    return whole

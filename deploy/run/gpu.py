@@ -33,20 +33,20 @@ def share(config: Config, workers: int, *, asked: bool) -> tuple[int, Shares]:
         free, _ = device.memory(gpu) or (0, 0)
         most = (free - need) // (need + CONTEXT)  # free − m · CONTEXT ≥ (m + 1) · need
         if most < 1 or (asked and most < workers):
-            part = max(0, _part(free, workers)) / GB
+            portion = max(0, _bytes_each(free, workers)) / GB
             advice = f"take at most --workers {most}" if most > 0 else "take --workers 0 or the CPU"
             raise ValueError(
-                f"--workers {workers}: {part:.3g} GB of {gpu} for each ({free / GB:.3g} GB are "
+                f"--workers {workers}: {portion:.3g} GB of {gpu} for each ({free / GB:.3g} GB are "
                 f"free), but training {spec} takes at least {need / GB:.3g} GB; {advice}"
             )
         workers = min(workers, most)
     for gpu in needs:
         free, total = device.memory(gpu) or (0, 1)
-        shares[str(gpu)] = _part(free, workers) / total
+        shares[str(gpu)] = _bytes_each(free, workers) / total
     return workers, shares
 
 
-def _part(free: int, workers: int) -> float:
+def _bytes_each(free: int, workers: int) -> float:
     """Return the bytes for each worker and the server."""
     return (free - workers * CONTEXT) / (workers + 1)
 

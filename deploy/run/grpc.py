@@ -103,8 +103,8 @@ def node_config(
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
     if certificates is not None:
         identity |= {"key": str(certificates.key(k)), "ca": str(certificates.ca)}
-    if taken := sorted(identity.keys() & more.keys()):
-        raise ValueError(f"node config of client {k} sets {taken[0]}, which is set for it")
+    if fixed := sorted(identity.keys() & more.keys()):
+        raise ValueError(f"node config of client {k} sets {fixed[0]}, which is set for it")
     return config_arguments({**identity, **more})
 
 

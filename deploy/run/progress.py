@@ -179,16 +179,16 @@ class Progress:
             scored = f", accuracy {percent(entry.accuracy)} before training"
             return f"census: {len(entry.clients)} clients{'' if entry.accuracy is None else scored}"
         accuracy = f"{ACCURACY[entry.primary]} {percent(entry.primary_accuracy)}"
-        parts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
+        texts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
         if (other := entry.other_accuracy) is not None:
-            parts.append(f"{OTHER[entry.primary]} {percent(other)}")
+            texts.append(f"{OTHER[entry.primary]} {percent(other)}")
         if t < self._rounds and self.left is not None:
-            parts.append(f"{self.left} left")
+            texts.append(f"{self.left} left")
         if self.failures:
-            parts.append(f"failures {self.failures}")
+            texts.append(f"failures {self.failures}")
         if entry.end:
-            parts.append(f"the run ends: {entry.end}")
-        return ", ".join(parts)
+            texts.append(f"the run ends: {entry.end}")
+        return ", ".join(texts)
 
     def _view(self) -> Group:
         now, ended = self._newest, self._newest.round

@@ -59,12 +59,12 @@ def verify(folder: Path) -> list[Verdict]:
 def conclusion(verdicts: Sequence[Verdict], folder: Path) -> str:
     """Return the line that says how many files are proven, and names all others."""
     folder = folder.expanduser().resolve()
-    parts = [f"{sum(verdict.proven for verdict in verdicts)} files are proven by a digest"]
+    texts = [f"{sum(verdict.proven for verdict in verdicts)} files are proven by a digest"]
     for state, what in (("unproven", "not covered by any digest"), ("damaged", "damaged")):
         if paths := [verdict.path for verdict in verdicts if verdict.state == state]:
             inside = (p.relative_to(folder) if p.is_relative_to(folder) else p for p in paths)
-            parts.append(f"{what}: {', '.join(map(str, inside))}")
-    return "; ".join(parts)
+            texts.append(f"{what}: {', '.join(map(str, inside))}")
+    return "; ".join(texts)
 
 
 def _settings(folder: Path) -> Iterator[Verdict]:

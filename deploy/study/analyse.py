@@ -232,7 +232,7 @@ def features(net: Split, x: Tensor, task: Task) -> dict[str, Tensor]:
             hooks.callback(hook.remove)
         for images, _ in task.in_order(x):
             net.features(images)  # not net(images): a network below a projection has no head
-    return {stage: torch.cat(parts) for stage, parts in outputs.items()}
+    return {stage: torch.cat(pieces) for stage, pieces in outputs.items()}
 
 
 def similarity(nets: Sequence[Split], x: Tensor, task: Task) -> dict[str, Tensor]:

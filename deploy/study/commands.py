@@ -52,12 +52,12 @@ def table(
     from deploy.settings import find
     from deploy.study import costs
     from deploy.study import paper_table as tables
-    from deploy.study.paper_table import options, part
+    from deploy.study.paper_table import options, selected_cells
     from deploy.study.runner import LEARNT, missing, run_here
 
     spec = tables.read(file)
     selection = (row or [], column or [], seed or [])
-    selected, words = part(spec, *selection), options(*selection)
+    selected, words = selected_cells(spec, *selection), options(*selection)
     if show and words:
         raise ValueError(f"{words[0]} selects cells to run, and --show runs none: give one of them")
     stem = find(file).stem

@@ -52,13 +52,13 @@ def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> li
 
     A picture is omitted unless two recorded rows have both accuracies and this cost.
     """
-    drawn = []
+    files = []
     for name, (axis, cost) in COSTS.items():
         panels = _panels(filled, file, folder, cost)
         if len({row for rows in panels.values() for row in rows}) >= 2:
-            drawn.append(folder / f"{stem}-{name}.png")
-            png(filled, panels, axis, drawn[-1])
-    return drawn
+            files.append(folder / f"{stem}-{name}.png")
+            png(filled, panels, axis, files[-1])
+    return files
 
 
 def _panels(filled: Comparison, file: TableFile, folder: Path, cost: Cost) -> Panels:
@@ -87,21 +87,21 @@ def png(filled: Comparison, panels: Panels, cost: str, path: Path) -> None:
     with style():
         title = clean(filled.title)
         figure, axes = grid(len(panels), title, (3.9, 3.2), (2.8, 0.4), 40)
-        drawn = {}
+        marks = {}
         for place, (name, spent) in zip(axes, panels.items(), strict=True):
             for i, row in enumerate(filled.rows):
                 if row in spent:
                     cell = filled.cell(row, name)
                     mark: dict[str, Any] = {"fmt": MARKERS[i % len(MARKERS)], "color": series(i)}
-                    drawn[row] = place.errorbar(
+                    marks[row] = place.errorbar(
                         spent[row], cell.mean, yerr=cell.interval, **mark, **LOOK
                     )
             set_log(place)
             place.set_title(clean(name), fontsize=10.0, loc="left")
             place.set_xlabel(cost)
             place.set_ylabel(filled.unit)
-        shown = [row for row in filled.rows if row in drawn]
+        shown = [row for row in filled.rows if row in marks]
         figure.legend(
-            [drawn[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
+            [marks[row] for row in shown], [clean(row) for row in shown], loc="outside right upper"
         )
         figure.savefig(path, format="png", dpi=160, facecolor=PAPER)

@@ -251,7 +251,7 @@ def check(some: Iterable[CellRun]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def part(
+def selected_cells(
     file: TableFile, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]
 ) -> list[CellRun]:
     """Return the table's cells in these rows and columns with these seeds; an empty list means all.
@@ -342,16 +342,16 @@ def _differences(file: TableFile, values: Values) -> Iterator[str]:
     """
     lines = {row.name: row for row in file.row}
     for row in (row for row in file.row if row.against):
-        parts = []
+        texts = []
         for column in file.column:
             pair = [(values[name, column.name], lines[name]) for name in (row.name, row.against)]
             if all(len(numbers) == len(file.seeds_of(line, column)) for numbers, line in pair):
                 (first, _), (second, _) = pair
                 differences = [first[seed] - second[seed] for seed in first if seed in second]
                 if half_width(differences) is not None:
-                    parts.append(f"{column.name}: {mean_with_interval(differences, file.format)}")
-        if parts:
-            yield f"{row.name} less {row.against}, seed by seed: {'; '.join(parts)}."
+                    texts.append(f"{column.name}: {mean_with_interval(differences, file.format)}")
+        if texts:
+            yield f"{row.name} less {row.against}, seed by seed: {'; '.join(texts)}."
 
 
 def as_json(filled: Comparison, file: TableFile) -> dict[str, object]:

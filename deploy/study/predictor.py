@@ -197,7 +197,7 @@ class Predictor:
     def logits(self, x: object) -> Tensor:
         """Return the logits [n, C] of raw samples, for which see ``samples``."""
         raw = Raw(self.net, self.card)
-        return torch.cat([raw(part) for part in self.samples(x).split(BATCH)])
+        return torch.cat([raw(batch) for batch in self.samples(x).split(BATCH)])
 
     def export(self, path: Path, to: str) -> list[Path]:
         """Write the model and, beside it, its card as JSON; return both paths.

@@ -78,8 +78,8 @@ class Recorded(BaseModel):
     def measured(self, measure: str) -> float | None:
         """Return the number at a dotted path of the summary; None if it is missing."""
         value: object = self.summary
-        for part in self.path(measure).split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        for key in self.path(measure).split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
 
     def path(self, measure: str) -> str:

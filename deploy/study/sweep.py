@@ -88,7 +88,7 @@ Choice = Annotated[
 ]
 
 
-def _flat_space(space: Any, prefix: str = "") -> Any:
+def _dotted_space(space: Any, prefix: str = "") -> Any:
     """Flatten ``[space.train] lr = …`` to ``train.lr``; a table with ``low`` is a range.
 
     Raises ``ValueError`` for what is neither a range nor a list of distinct values.
@@ -103,7 +103,7 @@ def _flat_space(space: Any, prefix: str = "") -> Any:
         elif {"low", "high"} & value.keys():
             flat[where] = value
         else:
-            flat |= _flat_space(value, f"{where}.")
+            flat |= _dotted_space(value, f"{where}.")
     return flat
 
 
@@ -131,7 +131,7 @@ class SweepFile(Sheet):
     prune: bool = False
     """Whether a run ends early if its score is below the median of the others in that round."""
     base: dict[str, object] = {}
-    space: Annotated[dict[str, Choice], Field(min_length=1), BeforeValidator(_flat_space)]
+    space: Annotated[dict[str, Choice], Field(min_length=1), BeforeValidator(_dotted_space)]
 
     @model_validator(mode="after")
     def _consistent(self) -> "SweepFile":
@@ -265,14 +265,14 @@ def planned(file: SweepFile) -> list[Configuration]:
         lists = [values for values in file.space.values() if isinstance(values, list)]
         return [dict(zip(file.space, some, strict=True)) for some in itertools.product(*lists)]
     source = random.Random(file.search_seed)
-    drawn = (
+    draws = (
         {
             key: values.draw(source) if isinstance(values, Range) else source.choice(values)
             for key, values in file.space.items()
         }
         for _ in range(100 * file.configurations)
     )
-    distinct = {name(one): one for one in drawn}  # a small space has fewer
+    distinct = {name(one): one for one in draws}  # a small space has fewer
     return list(distinct.values())[: file.configurations]
 
 

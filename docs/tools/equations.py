@@ -54,14 +54,14 @@ def tokens(text: str) -> list[Token]:
 
 def line(text: str) -> Markup:
     """Return a line of an equation as HTML: words are text, everything else is MathML."""
-    parts = []
+    spans = []
     for is_math, run in groupby(_classified(tokens(text.strip())), key=lambda pair: pair[0]):
-        part = [token for _, token in run]
+        run_tokens = [token for _, token in run]
         if is_math:
-            parts.append(_math(part))
+            spans.append(_math(run_tokens))
         else:
-            parts.append(Markup("").join(_text(token) for token in part))
-    return Markup("").join(parts)
+            spans.append(Markup("").join(_text(token) for token in run_tokens))
+    return Markup("").join(spans)
 
 
 def inline(text: str) -> Markup:
@@ -102,13 +102,13 @@ def _text(token: Token) -> Markup:
     return escape(token.text)
 
 
-def _math(part: list[Token]) -> Markup:
+def _math(tokens_: list[Token]) -> Markup:
     """Return tokens as one ``<math>`` element, with the blanks around it outside."""
-    before = Markup(" ") if part and part[0].kind == "space" else Markup("")
-    after = Markup(" ") if len(part) > 1 and part[-1].kind == "space" else Markup("")
-    if all(token.kind == "space" for token in part):
+    before = Markup(" ") if tokens_ and tokens_[0].kind == "space" else Markup("")
+    after = Markup(" ") if len(tokens_) > 1 and tokens_[-1].kind == "space" else Markup("")
+    if all(token.kind == "space" for token in tokens_):
         return before
-    body, _ = _row(part, 0, "")
+    body, _ = _row(tokens_, 0, "")
     return Markup("{}<math>{}</math>{}").format(before, body, after)
 
 

@@ -40,8 +40,8 @@ def listing_text() -> str:
     }
     for name in methods.names():
         module = methods.contract(name)
-        parts = [" ".join(part.split()) for part in (module.__doc__ or "").split("\n\n")]
-        title, source = (part.strip().rstrip(".") for part in (*parts, "")[:2])
+        paragraphs = [" ".join(text.split()) for text in (module.__doc__ or "").split("\n\n")]
+        title, source = (text.strip().rstrip(".") for text in (*paragraphs, "")[:2])
         title = title.partition(":")[2].strip() or title
         path = module.__name__.replace(".", "/") + ".py"
         content["methods"].append((name, title, source, path))

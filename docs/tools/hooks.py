@@ -44,7 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section, generate in GENERATED.items():
         pages = generate()
         config.extra["generated"] |= pages
-        (entries,) = (part[section] for part in config.nav or [] if section in part)
+        (entries,) = (group[section] for group in config.nav or [] if section in group)
         listed = re.findall(r"[\w/-]+\.md", str(entries))
         entries += [path for path in pages if path not in listed and not DETAIL.search(path)]
     return config
@@ -99,14 +99,14 @@ class Links(HTMLParser):
     def wrong(self, pages: Mapping[Path, "Links"]) -> Iterator[str]:
         """Yield a line for each link that has no target, and each remote file that a page loads."""
         for tag, target in self.targets:
-            parts = urlsplit(target)
-            if parts.scheme or parts.netloc:
-                if tag != "a" and parts.scheme != "data":
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                if tag != "a" and url.scheme != "data":
                     yield f"{self.path}: <{tag}> loads {target}"
                 continue
-            path = (self.path.parent / unquote(parts.path)).resolve() if parts.path else self.path
-            known = pages[path].anchors if path in pages else {"", parts.fragment}
-            if not path.exists() or unquote(parts.fragment) not in known:
+            path = (self.path.parent / unquote(url.path)).resolve() if url.path else self.path
+            known = pages[path].anchors if path in pages else {"", url.fragment}
+            if not path.exists() or unquote(url.fragment) not in known:
                 yield f"{self.path}: no target of {target}"
 
 

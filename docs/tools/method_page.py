@@ -97,8 +97,8 @@ def needed(name: str) -> tuple[str, ...]:
 def kinds_of_input() -> dict[str, list[str]]:
     """Return the cells of docs/methods-shared.md about kinds of input, by method."""
     text = (ROOT / "docs" / "methods-shared.md").read_text(encoding="utf-8")
-    part = text.split("## Kinds of input\n")[1].split("\n## ")[0]
-    lines = (line.strip("|\n ").split(" | ") for line in part.splitlines() if line[:3] == "| `")
+    section = text.split("## Kinds of input\n")[1].split("\n## ")[0]
+    lines = (line.strip("|\n ").split(" | ") for line in section.splitlines() if line[:3] == "| `")
     return {name: cells[1:] for cells in lines for name in re.findall(r"`([\w-]+)`", cells[0])}
 
 
@@ -132,7 +132,7 @@ def chooser(every: Sequence[Known]) -> str:
 def page(one: Known) -> str:
     """Return the Markdown page of a method."""
     module = methods.contract(one.name)
-    source, body, deviations = parts(module)
+    source, body, deviations = sections_of(module)
     facts, table, read = one.facts, table_of(one.name), described(one.name)
     kinds = kinds_of_input().get(one.name, ["yes", "yes", "–"])
     own = [setting for setting in read if setting.key.startswith(f"{table}.")]
@@ -179,7 +179,7 @@ def page(one: Known) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parts(module: ModuleType) -> tuple[str, str, str]:
+def sections_of(module: ModuleType) -> tuple[str, str, str]:
     """Return a contract's source, its body and its deviations."""
     text = inspect.cleandoc(module.__doc__ or "")
     _, _, rest = text.partition("\n\n")
@@ -318,8 +318,8 @@ def standing(name: str, found: Sequence[Section]) -> str:
 
 def _where(section: Section, one: Standing) -> str:
     """Return a row's name with its part of the leaderboard."""
-    part = title(section, one.place.one_shot)
-    return clean(f"{one.place.row.name}, {section.protocol.name}, {part}")
+    where = title(section, one.place.one_shot)
+    return clean(f"{one.place.row.name}, {section.protocol.name}, {where}")
 
 
 def cost(name: str) -> str:
@@ -361,5 +361,5 @@ def code(name: str, module: ModuleType) -> str:
         "server half": server_app.methods.half(name),
         "client half": client_app.methods.half(name),
     }
-    files = {"contract": module.__name__} | {part: half.__module__ for part, half in halves.items()}
-    return "\n".join(f"- {part}: `{place.replace('.', '/')}.py`" for part, place in files.items())
+    files = {"contract": module.__name__} | {role: half.__module__ for role, half in halves.items()}
+    return "\n".join(f"- {role}: `{place.replace('.', '/')}.py`" for role, place in files.items())

@@ -37,9 +37,11 @@ Uploads = Sequence[tuple[str, StateDict]]
 
 @final
 class Depth(Joint):
-    """The largest network, and under ``depth`` the own entries of every size.
+    """Server's models for clients whose networks have several depths.
 
-    ``models`` has all entries of the largest architecture, and the own entries of each other.
+    ``models`` has all entries of the largest architecture, and under ``depth`` the own entries of
+    each other architecture (``self.own``, by architecture). ``self.layers`` are state dicts with
+    the shapes of every architecture.
     """
 
     def model_specs(self, distinct: Mapping[str, StateDict]) -> list[str]:
@@ -47,8 +49,8 @@ class Depth(Joint):
         self.layers = {spec: distinct[spec] for spec in self.specs}
         self.largest = check_nested(self.layers, average.across)
         check_blocks(self.layers, average)
-        own = average.own if average.across == "depth" else "none"
-        self.own = {spec: own_entries(self.layers[spec], own) for spec in self.specs}
+        owned = average.own if average.across == "depth" else "none"
+        self.own = {spec: own_entries(self.layers[spec], owned) for spec in self.specs}
         smaller = [spec for spec in self.specs if spec != self.largest and self.own[spec]]
         return [*smaller, self.largest]
 
@@ -87,6 +89,8 @@ class Depth(Joint):
         ``parameters``: names of the entries that are not buffers.
         """
         options, before = self.options, self.by_architecture(previous)
+        # Clip whole uploads first: distillation carries a client's change into those of others, and
+        # each mean below has only some of its entries.
         if options.across == "depth":
             if options.robust == "clip":  # each upload as a whole
                 names = previous[self.largest].keys() if options.bn_buffers else parameters
@@ -94,37 +98,48 @@ class Depth(Joint):
                 uploads = [(spec, bounded(w, before[spec], most, names)) for spec, w in uploads]
                 options = options.model_copy(update={"robust": "none"})
             uploads = self._distilled(uploads, sizes, before, parameters)
+        # Own entries: average each smaller size among its clients.
         smaller: Models = {}
         for spec in self.global_specs[:-1]:
             members = [i for i, (architecture, _) in enumerate(uploads) if architecture == spec]
             own = [cut(uploads[i][1], self.own[spec]) for i in members]
             n = [sizes[i] for i in members]
             smaller[spec] = average_layers(own, n, previous[spec], options, parameters)
-        kept = {**self.own, self.largest: ()}
-        shared = [{n: v for n, v in w.items() if n not in kept[spec]} for spec, w in uploads]
+        # All other entries: average over every client that has them and does not own them. This
+        # mean covers the largest size's own entries too, because no smaller client shares them.
+        unshared = {**self.own, self.largest: ()}
+        shared = [{n: v for n, v in w.items() if n not in unshared[spec]} for spec, w in uploads]
         largest = average_layers(shared, sizes, previous[self.largest], options, parameters)
         return {**smaller, self.largest: largest}
 
     def _distilled(
         self, uploads: Uploads, sizes: Sequence[int], before: Models, parameters: Set[str]
     ) -> Uploads:
-        """Return the uploads after momentum distillation of all sizes but the largest."""
-        options, changed = self.options, [(spec, dict(w)) for spec, w in uploads]
+        """Return the uploads after momentum distillation of all sizes but the largest.
+
+        The clients of the next larger size are the teachers, those of the smaller the students.
+        ``before``: models before the round, by architecture. Teachers come from ``uploads``, not
+        from ``distilled``: their changes are those before their own distillation.
+        """
+        options, distilled = self.options, [(spec, dict(w)) for spec, w in uploads]
         if options.beta == 0:
-            return changed
+            return distilled
         for small, large in pairwise(self.specs):
             teachers = [i for i, (spec, _) in enumerate(uploads) if spec == large]
-            students = [w for spec, w in changed if spec == small]
+            students = [w for spec, w in distilled if spec == small]
             if not teachers or not students:
                 continue
+            # Mean model of the teachers; its change is Δ^(i+1).
             weights = options.shares([sizes[i] for i in teachers])
             mean = combine([uploads[i][1] for i in teachers], weights, options)
-            for name, onwards in onward(before[small], before[large], options.stages).items():
+            # ``name``: an entry of the students' last blocks; ``taught_by``: the same entry in the
+            # teachers' blocks from there on, whose mean change is ``taught``.
+            for name, taught_by in onward(before[small], before[large], options.stages).items():
                 if name not in parameters:
                     continue
-                steps = [mean[n].double() - before[large][n].double() for n in onwards]
-                step, start = torch.stack(steps).mean(0), before[small][name].double()
+                steps = [mean[n].double() - before[large][n].double() for n in taught_by]
+                taught, start = torch.stack(steps).mean(0), before[small][name].double()
                 for w in students:
-                    own = w[name].double() - start
-                    w[name] = (start + own + options.beta * (step - own)).to(w[name].dtype)
-        return changed
+                    step = w[name].double() - start
+                    w[name] = (start + step + options.beta * (taught - step)).to(w[name].dtype)
+        return distilled

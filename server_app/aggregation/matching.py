@@ -84,9 +84,9 @@ class Matching(ABC):
         """Return the part of the global models that a client trains in round t."""
         return Submodel(client.architecture)
 
-    def entries(self, models: Models, taken: Submodel) -> StateDict:
+    def entries(self, models: Models, submodel: Submodel) -> StateDict:
         """Return the entries of the global models that belong to a sub-model."""
-        return self.by_architecture(models)[taken.spec]
+        return self.by_architecture(models)[submodel.spec]
 
     def measured_by(self, clients: Sequence[Client], name: str) -> Sequence[Client]:
         """Return the clients of architecture ``name``: no other client can compute with it."""

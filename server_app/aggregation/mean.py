@@ -71,8 +71,8 @@ def average_layers(
     for name, before in progress.steps(previous.items(), "entry"):
         owners = [k for k, state in enumerate(states) if name in state]
         if owners and name in names:
-            parts = [{name: states[k][name]} for k in owners]
-            result[name] = combine(parts, [weights[k] for k in owners], options)[name]
+            owned = [{name: states[k][name]} for k in owners]
+            result[name] = combine(owned, [weights[k] for k in owners], options)[name]
         else:
             result[name] = before
     return result

@@ -38,15 +38,15 @@ def step(
     ``previous``, ``mean``: the model before the round and the clients' mean; ``parameters``: names
     of the entries that are parameters. Computes in float64.
     """
-    stepped, kept = dict(mean), {part: dict(moments.get(part, {})) for part in ("m", "v", "top")}
+    stepped, kept = dict(mean), {key: dict(moments.get(key, {})) for key in ("m", "v", "top")}
     for name in (n for n in mean if n in parameters and mean[n] is not previous[n]):
         w = previous[name].double()
-        now = {part: kept[part][name].double() for part in kept if name in kept[part]}
+        now = {key: kept[key][name].double() for key in kept if name in kept[key]}
         update = _update(options, mean[name].double() - w, now)
         stepped[name] = (w + options.server_rate * update).to(mean[name].dtype)
-        for part, value in now.items():
-            kept[part][name] = value.to(mean[name].dtype)
-    return stepped, {part: values for part, values in kept.items() if values}
+        for key, value in now.items():
+            kept[key][name] = value.to(mean[name].dtype)
+    return stepped, {key: values for key, values in kept.items() if values}
 
 
 def _update(o: Average, delta: Tensor, now: StateDict) -> Tensor:

@@ -184,8 +184,8 @@ def _sampled(share: float, z: float, times: Mapping[int, int]) -> Any:
     count = sum(k * n for k, n in times.items())
     most, mean = 1 / (2 * z**2) + 8 / z, count * share / (2 * z**2)
     interval = max(deviation / 20, most / 2**18, mean / 2**20)
-    parts = [_one_round(share, z / k**0.5, interval).self_compose(n) for k, n in times.items()]
-    return reduce(lambda whole, part: whole.compose(part), parts)
+    losses = [_one_round(share, z / k**0.5, interval).self_compose(n) for k, n in times.items()]
+    return reduce(lambda whole, one: whole.compose(one), losses)
 
 
 @lru_cache(maxsize=2)

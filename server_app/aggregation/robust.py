@@ -55,14 +55,17 @@ def centre(values: Sequence[Tensor], robust: str, trim: float) -> Tensor:
     return torch.as_tensor(result).to(values[0].dtype)
 
 
-def liars(n: int, share: float) -> int:
-    """Return f = ⌈share · n⌉, the number of n clients that may send false models."""
+def byzantine(n: int, share: float) -> int:
+    """Return f = ⌈share · n⌉, the number of n clients that may send false models.
+
+    1e-9 is subtracted, so that rounding cannot turn 0.07 · 100 into 8.
+    """
     return int(np.ceil(share * n - 1e-9))
 
 
 def trimmed(m: int, share: float) -> int:
     """Return how many of m values to drop at each end: ⌈share · m⌉, but at least one stays."""
-    return min(liars(m, share), (m - 1) // 2)
+    return min(byzantine(m, share), (m - 1) // 2)
 
 
 def probabilities(p: Tensor) -> Tensor:
@@ -93,24 +96,28 @@ def whole(
     if options.robust == "fltrust":
         assert trusted is not None, "the server has trained on its labelled public set"
         return fltrust(states, previous, trusted, names)
-    counted = [n for n in states[0] if n in names and states[0][n].is_floating_point()]
+    averaged = [n for n in states[0] if n in names and states[0][n].is_floating_point()]
     if options.robust == "geometric-median":
-        return geometric_median(states, weights, counted)
-    scores = krum_scores(states, liars(len(states), options.trim), counted)
-    keep = 1 if options.robust == "krum" else len(states) - liars(len(states), options.trim)
+        return geometric_median(states, weights, averaged)
+    # Krum and Multi-Krum differ in how many of the best models they average.
+    scores = krum_scores(states, byzantine(len(states), options.trim), averaged)
+    keep = 1 if options.robust == "krum" else len(states) - byzantine(len(states), options.trim)
     best = sorted(np.argsort(scores, kind="stable")[:keep])  # ties: the first client
     return tree.mean([states[i] for i in best], [1] * keep)
 
 
 def distances(
-    states: Sequence[StateDict], centre: Mapping[str, Tensor], names: Iterable[str]
+    states: Sequence[StateDict], point: Mapping[str, Tensor], names: Iterable[str]
 ) -> list[float]:
-    """Return ‖w_k − centre‖ over the entries ``names`` for each of ``states``."""
+    """Return ‖w_k − point‖ over the entries ``names`` for each of ``states``.
+
+    The sum runs over small pieces of a tensor, because a copy in float64 takes twice its memory.
+    """
     squares = [0.0] * len(states)
     for name in names:
         for k, state in enumerate(states):
-            both = zip(tree.pieces(state[name]), tree.pieces(centre[name]), strict=True)
-            squares[k] += sum(float((a.double() - b.double()).square().sum()) for a, b in both)
+            pairs = zip(tree.pieces(state[name]), tree.pieces(point[name]), strict=True)
+            squares[k] += sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
     return [square**0.5 for square in squares]
 
 
@@ -147,9 +154,9 @@ def geometric_median(
     """
     v = tree.mean(states, weights)
     for _ in range(ITERATIONS):
-        far, before = distances(states, v, names), v
-        v = tree.mean(states, [w / max(SMOOTHING, d) for w, d in zip(weights, far, strict=True)])
-        if distances([v], before, names)[0] <= TOLERANCE * median_low(far):
+        apart, before = distances(states, v, names), v
+        v = tree.mean(states, [w / max(SMOOTHING, d) for w, d in zip(weights, apart, strict=True)])
+        if distances([v], before, names)[0] <= TOLERANCE * median_low(apart):
             break
     return v
 
@@ -170,46 +177,49 @@ def fltrust(
     If no client has a positive TS_k, w does not change. Other averaged entries, BatchNorm's
     statistics, are no directions; they become the coordinate-wise median.
     """
+    # g_0 is the server's update, ``own_norm`` is ‖g_0‖, ``norms`` are ‖g_k‖, ``scores`` TS_k.
     zeros = {name: torch.zeros_like(value) for name, value in trusted.items()}
 
     def update(state: Mapping[str, Tensor], name: str) -> Tensor:
         return state[name].double() - previous[name].double()
 
     g_0 = {name: update(trusted, name) for name in trusted}
-    own = distances([g_0], zeros, g_0)[0]
+    own_norm = distances([g_0], zeros, g_0)[0]
     norms = distances(states, previous, g_0)
     scores = []
     for state, norm in zip(states, norms, strict=True):
         product = sum(float((update(state, n) * g).sum()) for n, g in g_0.items())
-        scores.append(max(0.0, product / (norm * own)) if norm * own > 0 else 0.0)
+        scores.append(max(0.0, product / (norm * own_norm)) if norm * own_norm > 0 else 0.0)
+    # Entries without a direction: the median.
     result = {
         name: centre([state[name] for state in states], "median", 0.0)
         for name in states[0]
         if name not in g_0
     }
+    # Parameters: w + g, entry by entry.
     for name in g_0:
         moved = previous[name].double()
         for state, score, norm in zip(states, scores, norms, strict=True):
             if score > 0:
-                moved = moved + score / sum(scores) * own / norm * update(state, name)
+                moved = moved + score / sum(scores) * own_norm / norm * update(state, name)
         result[name] = moved.to(states[0][name].dtype)
     return {name: result[name] for name in states[0]}
 
 
-def bounded_rows(rows: Sequence[Tensor], times: float) -> list[Tensor]:
-    """Return each client's rows [n_k, ...], none longer than ``times`` the usual norm.
+def bounded_rows(rows: Sequence[Tensor], factor: float) -> list[Tensor]:
+    """Return each client's rows [n_k, ...], none longer than ``factor`` times the usual norm.
 
     The usual norm is the (lower) median over the clients of their rows' median norm; half of
     the clients cannot raise it above an honest client's value. It is one norm for all classes: with
-    skewed labels the liars may be most of the clients that have a class. Longer rows are scaled to
-    the bound; others stay unchanged, bit for bit.
+    skewed labels most clients that have a class may be false ones. Longer rows are scaled to the
+    bound; others stay unchanged, bit for bit.
     """
-    norms = [part.flatten(1).double().norm(dim=1) for part in rows]
-    found = [float(norm.median()) for norm in norms if len(norm)]
-    most = times * median_low(found) if found else 0.0
+    norms = [x.flatten(1).double().norm(dim=1) for x in rows]
+    medians = [float(norm.median()) for norm in norms if len(norm)]
+    limit = factor * median_low(medians) if medians else 0.0
     result = []
-    for part, norm in zip(rows, norms, strict=True):
-        shape = (-1, *[1] * (part.dim() - 1))
-        scaled = part.double() * (most / norm.clamp_min(torch.finfo(norm.dtype).tiny)).view(shape)
-        result.append(torch.where((norm > most).view(shape), scaled.to(part.dtype), part))
+    for x, norm in zip(rows, norms, strict=True):
+        shape = (-1, *[1] * (x.dim() - 1))
+        scaled = x.double() * (limit / norm.clamp_min(torch.finfo(norm.dtype).tiny)).view(shape)
+        result.append(torch.where((norm > limit).view(shape), scaled.to(x.dtype), x))
     return result

@@ -88,9 +88,9 @@ class Width(Joint):
     def merged(self, models: Models) -> StateDict:
         return models[self.widest_spec]
 
-    def entries(self, models: Models, taken: Submodel) -> StateDict:
+    def entries(self, models: Models, submodel: Submodel) -> StateDict:
         widest = models[self.widest_spec]
-        return cut(widest, block(widest, self.task.expected(taken.spec), taken.window))
+        return cut(widest, block(widest, self.task.expected(submodel.spec), submodel.window))
 
     def aggregate(self, t: int, replies: Replies[T], previous: Models, states: States[T]) -> Models:
         options, before = self.options, previous[self.widest_spec]
@@ -101,8 +101,8 @@ class Width(Joint):
         ]
         counts = self._counts(before) if self._counts else {}
         if counts:  # the mean then depends on the order of the clients
-            drawn = seeds.stream(self.task.seed, "order", t)
-            blocks = [blocks[i] for i in torch.randperm(len(blocks), generator=drawn)]
+            generator = seeds.stream(self.task.seed, "order", t)
+            blocks = [blocks[i] for i in torch.randperm(len(blocks), generator=generator)]
         parameters = tree.parameters_only(self.nets[self.widest_spec])
         names = before.keys() if options.bn_buffers else parameters
         mean = average_blocks(
@@ -110,12 +110,12 @@ class Width(Joint):
         )
         return {self.widest_spec: mean}
 
-    def _block(self, taken: Submodel, w: StateDict, widest: StateDict, weight: float) -> Block:
+    def _block(self, submodel: Submodel, w: StateDict, widest: StateDict, weight: float) -> Block:
         """Return the client's block; of the head it has the rows of the client's classes only."""
-        places = block(widest, self.task.expected(taken.spec), taken.window)
-        if taken.classes is None:
+        places = block(widest, self.task.expected(submodel.spec), submodel.window)
+        if submodel.classes is None:
             return Block(w, places, weight)
-        rows = torch.tensor(taken.classes)
+        rows = torch.tensor(submodel.classes)
         for name in HEAD:
             columns = places[name][1:] or tuple(torch.arange(n) for n in widest[name].shape[1:])
             places[name] = (rows, *columns)
@@ -143,25 +143,25 @@ def average_blocks(
     result = dict(previous)
     for name in progress.steps(previous, "entry"):
         if name in names:
-            parts = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
+            sent = [(state[name], b.places[name]) for state, b in zip(states, blocks, strict=True)]
             if name in counts:
-                result[name] = counted(previous[name], parts, counts[name])
+                result[name] = counted(previous[name], sent, counts[name])
                 continue
             weights = [
                 b.weight * (len(value) if by_width and value.dim() > 2 else 1)
-                for b, (value, _) in zip(blocks, parts, strict=True)
+                for b, (value, _) in zip(blocks, sent, strict=True)
             ]
-            result[name] = _entry(previous[name], parts, weights, options)
+            result[name] = _entry(previous[name], sent, weights, options)
     return result
 
 
-def counted(before: Tensor, parts: Sequence[tuple[Tensor, Places]], counts: Tensor) -> Tensor:
+def counted(before: Tensor, sent: Sequence[tuple[Tensor, Places]], counts: Tensor) -> Tensor:
     """Return the mean of one entry in which each client weighs the count of each number.
 
     A client increases the ``counts`` of its numbers by 1, in place, before the next client's turn.
     """
     sums, totals = (torch.zeros_like(before, dtype=torch.float64) for _ in range(2))
-    for value, axes in parts:
+    for value, axes in sent:
         where = grid(axes) or ...
         sums[where] += counts[where].double() * value.double()
         totals[where] += counts[where].double()
@@ -171,17 +171,17 @@ def counted(before: Tensor, parts: Sequence[tuple[Tensor, Places]], counts: Tens
 
 def _entry(
     before: Tensor,
-    parts: Sequence[tuple[Tensor, Places]],
+    sent: Sequence[tuple[Tensor, Places]],
     weights: Sequence[float],
     options: Average,
 ) -> Tensor:
-    if not any(axes for _, axes in parts):
-        return combine([{"": value} for value, _ in parts], weights, options)[""]
+    if not any(axes for _, axes in sent):
+        return combine([{"": value} for value, _ in sent], weights, options)[""]
     if options.robust in ("median", "trimmed"):
-        return _by_owners(before, parts, options)
+        return _by_owners(before, sent, options)
     sums = torch.zeros_like(before, dtype=torch.float64)
     totals = torch.zeros(before.shape[:2], dtype=torch.float64)
-    for (value, axes), weight in zip(parts, weights, strict=True):
+    for (value, axes), weight in zip(sent, weights, strict=True):
         where = grid(axes) or ...
         sums[where] += weight * value.to(torch.float64)
         totals[where] += weight
@@ -189,11 +189,11 @@ def _entry(
     return torch.where(totals > 0, sums / totals, before).to(before.dtype)
 
 
-def _by_owners(before: Tensor, parts: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
+def _by_owners(before: Tensor, sent: Sequence[tuple[Tensor, Places]], options: Average) -> Tensor:
     """Return the robust mean of one entry, for each group of numbers with the same owners."""
-    owned = torch.zeros(len(parts), *before.shape[:2], dtype=torch.bool)
-    values = torch.zeros(len(parts), *before.shape, dtype=before.dtype)
-    for (value, axes), mask, full in zip(parts, owned, values, strict=True):
+    owned = torch.zeros(len(sent), *before.shape[:2], dtype=torch.bool)
+    values = torch.zeros(len(sent), *before.shape, dtype=before.dtype)
+    for (value, axes), mask, full in zip(sent, owned, values, strict=True):
         where = grid(axes) or ...
         mask[where], full[where] = True, value
     result = before.clone()

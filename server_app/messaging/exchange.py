@@ -68,9 +68,10 @@ def exchange(
     inbox, pause = Inbox(grid, messages, t, timeout, store or ReplyStore()), FIRST_POLL
     while inbox.open:
         inbox.send(window)
-        over = time.monotonic() >= inbox.deadline  # see ``receive`` for this last poll
+        over = time.monotonic() >= inbox.deadline  # then poll once more, see ``receive``
         inbox.receive()
         report(len(inbox.replies))
+        # Poll often while replies arrive, and less and less often while none does.
         pause = FIRST_POLL if inbox.any_reply else min(1.5 * pause, LAST_POLL)
         if over:
             inbox.give_up(window)
@@ -95,7 +96,7 @@ class Inbox:
         self.unsent = deque(messages)
         self.any_reply = False  #: whether the last poll brought a reply
         self._sizes = {id(content): count_bytes(content) for content in _contents(messages)}
-        # replies are seldom larger than requests
+        # how many replies are fetched together; replies are seldom larger than requests
         self._most = portion(next(iter(self._sizes.values()), 0))
 
     @property
@@ -110,38 +111,43 @@ class Inbox:
 
     def send(self, window: int) -> None:
         """Send messages until ``window`` of them wait, several together, which takes less time."""
+        # Wait until a tenth of the window is free, unless no replies come: a call to the SuperLink
+        # for a single message costs as much as one for many.
         free = min(window - len(self.waiting), len(self.unsent))
         enough = free >= min(window // 10, len(self.unsent)) or not self.any_reply
         due = [self.unsent.popleft() for _ in range(free if enough else 0)]
         for k in due:
             self.messages[k].metadata.ttl = self.timeout + LATE
-        names = push(self.grid, [self.messages[k] for k in due], self.t) if due else []
+        ids = push(self.grid, [self.messages[k] for k in due], self.t) if due else []
+        # The metadata of a sent message is needed until its reply, the content is not.
         large = [k for k in due if self._sizes[id(self.messages[k].content)] > LEAST]
         self.messages.update((k, _without_content(self.messages[k])) for k in large)
-        for k, name in zip(due, names, strict=True):
-            if name:
-                self.waiting[name] = k
+        # An empty id: Flower did not accept the message.
+        for k, id_ in zip(due, ids, strict=True):
+            if id_:
+                self.waiting[id_] = k
             else:
                 self.lose(k, UNDELIVERED, "unreachable", UNDELIVERED)
 
     def receive(self) -> None:
-        """Fetch the replies that have arrived, in portions.
+        """Fetch the replies that have arrived, in portions of ``_most``.
 
         Call it once more after the deadline: an incomplete reply may have delayed others.
         """
-        names, self.any_reply = list(self.waiting), False
-        while names:
-            some, names = names[: self._most], names[self._most :]
+        ids, self.any_reply = list(self.waiting), False
+        while ids:
+            some, ids = ids[: self._most], ids[self._most :]
             arrived, unreadable = pull(self.grid, some, self.deadline, self.store)
             self.any_reply = self.any_reply or bool(arrived)
-            for name, reason in unreadable.items():
-                self.lose(self.waiting.pop(name), reason, "refused")
+            for id_, reason in unreadable.items():
+                self.lose(self.waiting.pop(id_), reason, "refused")
             for reply in arrived:
                 k = self.waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k >= 0:  # not a second reply to one message, nor one to an unknown message
                     self._keep(k, reply)
 
     def _keep(self, k: int, reply: Message) -> None:
+        """Store client k's reply, or record the failure that it reports or is."""
         if reply.has_error() and _late(reply):
             self.lose(k, self._no_reply, "late", self._no_reply)
         elif reply.has_error():
@@ -151,6 +157,7 @@ class Inbox:
             why = "another node answered in its place"
             self.lose(k, why, "not authentic", why.replace("its", "a client's"))
         else:
+            # Larger replies than expected: fetch fewer together from now on.
             size = count_bytes(reply.content)
             self._most = min(self._most, portion(size))
             self.store.keep(reply.content, size)
@@ -198,14 +205,14 @@ def push(grid: Grid, messages: Iterable[Message], t: int) -> list[str]:
         with few_at_once():
             return list(grid.push_messages(messages))
     except grpc.RpcError as error:
-        line = f"round {t}: the SuperLink failed while it took the messages"
-        raise Stopped(f"{line}: {details(error)[:LONGEST]}", released=line) from error
+        reason = f"round {t}: the SuperLink failed while it took the messages"
+        raise Stopped(f"{reason}: {details(error)[:LONGEST]}", released=reason) from error
 
 
 def pull(
-    grid: Grid, names: list[str], deadline: float, store: ReplyStore
+    grid: Grid, ids: list[str], deadline: float, store: ReplyStore
 ) -> tuple[list[Message], dict[str, str]]:
-    """Return the replies to the message ids ``names`` that have arrived, and reasons by id for
+    """Return the replies to the message ids ``ids`` that have arrived, and reasons by id for
     replies that cannot be read.
 
     Wait until ``deadline`` for a reply of which a part has arrived, see ``whole_by``. If Flower
@@ -213,27 +220,30 @@ def pull(
 
     Raises ``OSError`` naming the store's folder if that is full.
     """
+    # Usually one call brings all of them.
     try:
         with whole_by(deadline, store.chunk_file):
-            return list(grid.pull_messages(names)), {}
+            return list(grid.pull_messages(ids)), {}
     except grpc.RpcError:
         raise
     except Exception as error:
         log.exception("a reply cannot be read")
         cause = line(error, LONGEST, typed=True)
-    if len(names) == 1:
-        return [], {names[0]: f"its reply cannot be read: {cause}"}
+    if len(ids) == 1:
+        return [], {ids[0]: f"its reply cannot be read: {cause}"}
+    # One call for each: the readable replies are kept, and the others fail alone. Flower may have
+    # lost a reply in the failed call above, and then gives an error reply in its place.
     arrived: list[Message] = []
-    lost: dict[str, str] = {}
-    for name in names:
-        replies, unreadable = pull(grid, [name], deadline, store)
-        lost |= unreadable
+    refused: dict[str, str] = {}
+    for id_ in ids:
+        replies, unreadable = pull(grid, [id_], deadline, store)
+        refused |= unreadable
         for reply in replies:
             if reply.has_error():
-                lost[name] = f"lost where a reply cannot be read ({cause}): {_reason(reply)}"
+                refused[id_] = f"lost where a reply cannot be read ({cause}): {_reason(reply)}"
             else:
                 arrived.append(reply)
-    return arrived, lost
+    return arrived, refused
 
 
 def kind_of(reason: str) -> tuple[FailureKind, str]:

@@ -81,15 +81,15 @@ class Membership:
         """
         run = self.run
         size = run.clients or (len(saved.roster or saved.nodes) if saved is not None else 0)
-        taken = census.take_census(self.grid, self.messenger, self.task, size)
-        if run.min_clients > taken.size:
-            raise Stopped(f"min-clients = {run.min_clients} is more than the {taken.size} clients")
-        self.strangers = taken.strangers
-        self.known = {client.k: client for client in taken.clients}
-        self.roster = {k: self._configured(k) for k in range(taken.size)}
+        result = census.take_census(self.grid, self.messenger, self.task, size)
+        if run.min_clients > result.size:
+            raise Stopped(f"min-clients = {run.min_clients} is more than the {result.size} clients")
+        self.strangers = result.strangers
+        self.known = {client.k: client for client in result.clients}
+        self.roster = {k: self._configured(k) for k in range(result.size)}
         self.roster |= {} if saved is None else saved.roster
         self.roster |= {k: client.architecture for k, client in self.known.items()}
-        self.schedule = Schedule(Path(run.membership), taken.size) if run.membership else None
+        self.schedule = Schedule(Path(run.membership), result.size) if run.membership else None
         absent = self.schedule.absent if self.schedule else frozenset[int]()
         present = set(self.roster) - absent
         if saved is not None:

@@ -162,13 +162,13 @@ class SealedChannel(Channel):
         if census is None:
             raise NotAuthentic("its census request has a reply already")
         k, share = session.field(header, "k", int), session.field(header, "share", bytes)
-        parts = [census.offer, str(k).encode(), share, census.place.request]
+        signed = [census.offer, str(k).encode(), share, census.place.request]
         signature = session.field(header, "signature", bytes)
         try:
             registered = self._trust.client(k)
         except ValueError as error:
             raise NotAuthentic(f"it claims to be client {k}: {error}") from None
-        session.verify(registered, signature, "accept", parts)
+        session.verify(registered, signature, "accept", signed)
         keys = session.agree(census.key, share, census.offer, k, share)
         opened = session.unseal(content, keys, replace(census.place, k=k), "up")
         self._clients[node] = k
@@ -228,7 +228,7 @@ class SealedChannel(Channel):
             good |= second[0]
             # an unsigned error reply counts only if the second exchange does not contradict it
             lost = [f for f in lost if f.k not in doubtful or f.k in second[0]]
-            failures += [failure for part in second[1:] for failure in part]
+            failures += [failure for group in second[1:] for failure in group]
         self._requests.clear()  # they hold keys, and take as much memory as the payloads
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)

@@ -106,14 +106,14 @@ class Game:
         self.generator, self.student, self.teachers = generator, student, teachers
         self.p, self.alpha = (x.to(task.device) for x in label_weights(counts))
         self.draw = seeds.stream(task.seed, "fakes", t, device=task.device)
-        self.noise = self._drawn()
+        self.noise = self._random_noise()
         self.fixed: tuple[Tensor, Tensor] | None = None  #: the noise of this iteration
 
     def begin(self) -> None:
         """Begin an iteration, which has one batch of noise if ``draw = "iteration"``."""
         self.fixed = next(self.noise) if self.options.draw == "iteration" else None
 
-    def _drawn(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _random_noise(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield z [Q, latent] and y [Q], endlessly."""
         o, latent, p = self.options, self.task.config.generator.latent, self.p
         batches = 1 if o.draw == "iteration" else len(self.teachers) + o.student_steps

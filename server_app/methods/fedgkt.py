@@ -66,8 +66,8 @@ class FedGKT(Method[Options, Reply]):
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         o, device = self.options, self.task.device
-        parts = self._bounded([reply.h for _, reply in replies])
-        h = torch.cat(parts).to(device)
+        features = self._bounded([reply.h for _, reply in replies])
+        h = torch.cat(features).to(device)
         z_c = torch.cat(self._bounded([reply.z for _, reply in replies])).to(device)
         y = torch.cat([reply.y for _, reply in replies]).to(device)
         self.net.load_state_dict(self.w)
@@ -81,7 +81,7 @@ class FedGKT(Method[Options, Reply]):
 
         metrics = self.task.fit(t, parameters, self._rows(t, len(y)), loss)
         self.w = tree.snapshot(self.net)
-        for client, h_k in zip(replies.clients, parts, strict=True):
+        for client, h_k in zip(replies.clients, features, strict=True):
             self.z[client.k] = self._logits(h_k)
         return {"server_loss": metrics["loss"]}
 
@@ -101,8 +101,8 @@ class FedGKT(Method[Options, Reply]):
     @torch.no_grad()
     def _logits(self, h: Tensor) -> Tensor:
         self.net.eval()
-        parts = (part.to(self.task.device) for part in h.split(self.config.score.batch_size))
-        return torch.cat([behind(self.net, part).float().cpu() for part in parts])
+        batches = (batch.to(self.task.device) for batch in h.split(self.config.score.batch_size))
+        return torch.cat([behind(self.net, batch).float().cpu() for batch in batches])
 
     def numbers(self, replies: Replies[Reply]) -> int:
         """Return DL-MH's equation 7 for one round: features and two sets of logits per sample."""

@@ -69,8 +69,8 @@ class FedIN(Averaged[Options, Reply]):
         pairs = [(j, row) for j in sources for row in range(len(self.s_in[j]))]
         if not pairs:
             return None
-        drawn = torch.randperm(len(pairs), generator=seeds.stream(self.task.seed, *name))
-        chosen = [pairs[i] for i in drawn[: self.options.samples].tolist()]
+        order = torch.randperm(len(pairs), generator=seeds.stream(self.task.seed, *name))
+        chosen = [pairs[i] for i in order[: self.options.samples].tolist()]
         s_in, s_out = ([s[j][row] for j, row in chosen] for s in (self.s_in, self.s_out))
         return torch.stack(s_in), torch.stack(s_out)
 

@@ -168,22 +168,22 @@ class Recalibration:
         replied, self.passes = {client.k for client, _ in good}, self.passes + 1
         self.clients = [c for c in self.clients if c.k in replied or not self.models_of(c)]
         for name in self.models:
-            parts = [(c.n, reply.models[name]) for c, reply in good if name in reply.models]
-            if parts:
+            measured = [(c.n, reply.models[name]) for c, reply in good if name in reply.models]
+            if measured:
                 w = self.models[name].w
-                pool = pooled(parts).items()
+                pool = pooled(measured).items()
                 self.scored.statistics[name] = {entry: v.to(w[entry].dtype) for entry, v in pool}
 
 
-def pooled(parts: Sequence[tuple[int, StateDict]]) -> StateDict:
+def pooled(measured: Sequence[tuple[int, StateDict]]) -> StateDict:
     """Return means and variances (C), float64, of all data from those of parts of n samples."""
-    pool = {name: torch.zeros_like(value) for name, value in parts[0][1].items()}
-    total = sum(n for n, _ in parts)
+    pool = {name: torch.zeros_like(value) for name, value in measured[0][1].items()}
+    total = sum(n for n, _ in measured)
     for name in (name for name in pool if name.endswith(MEAN)):
         variance = name.removesuffix(MEAN) + VARIANCE
-        for n, part in parts:
-            pool[name] += n / total * part[name]
-        for n, part in parts:
-            apart = part[name] - pool[name]
-            pool[variance] += n / total * (part[variance] + apart.square())
+        for n, of_client in measured:
+            pool[name] += n / total * of_client[name]
+        for n, of_client in measured:
+            apart = of_client[name] - pool[name]
+            pool[variance] += n / total * (of_client[variance] + apart.square())
     return pool

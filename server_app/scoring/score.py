@@ -87,7 +87,7 @@ class Scorer:
         further, ensembles = self.scored.further(), method.ensembles(nets)
         if (further or ensembles) and not named:
             named[method.name] = entry.accuracy
-        within = {} if several else {n: part for net in nets for n, part in net.within().items()}
+        within = {} if several else {n: inner for net in nets for n, inner in net.within().items()}
         for name, one in (*within.items(), *ensembles.items()):
             named[name] = evaluate(one, self.x, self.y, self.task).accuracy
         for name, models in further.items():
@@ -208,8 +208,8 @@ def _sample(scored: ScoredModels, clients: Sequence[Client]) -> Sequence[Client]
     if not 0 < size < len(clients):
         return clients
     members = {client.k: client for client in clients}
-    drawn = seeds.rng(seed, "score-clients").permutation(scored.method.roster_size).tolist()
-    return [members[k] for k in sorted([k for k in drawn if k in members][:size])]
+    order = seeds.rng(seed, "score-clients").permutation(scored.method.roster_size).tolist()
+    return [members[k] for k in sorted([k for k in order if k in members][:size])]
 
 
 def score_check(

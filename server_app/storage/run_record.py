@@ -127,8 +127,8 @@ def _log_text(entry: Entry) -> str:
     """Return a round's results for Flower's log (``flwr run --stream``)."""
     accuracy, name = entry.primary_accuracy, "personal accuracy"
     name = name if entry.primary == "personal" else "accuracy"
-    parts = ["not scored" if accuracy is None else f"{name} {accuracy:.4f}"]
-    parts += [f"{len(entry.failures)} failures"] if entry.failures else []
-    parts += entry.notes
-    parts += [f"the run ends: {entry.end}"] if entry.end else []
-    return ", ".join(parts)
+    texts = ["not scored" if accuracy is None else f"{name} {accuracy:.4f}"]
+    texts += [f"{len(entry.failures)} failures"] if entry.failures else []
+    texts += entry.notes
+    texts += [f"the run ends: {entry.end}"] if entry.end else []
+    return ", ".join(texts)

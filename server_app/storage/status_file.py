@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from common.journal import Part
+from common.journal import JsonObject
 
 if TYPE_CHECKING:  # who only reads the file needs neither gRPC nor torch
     from flwr.serverapp import Grid
@@ -26,7 +26,7 @@ MOST = 1000  #: clients of a federation with entries of their own: more take lon
 
 
 @final
-class NodeStatus(Part):
+class NodeStatus(JsonObject):
     """The node of a client. ``seen``: Unix time at which it was last connected; 0: never."""
 
     node: int
@@ -37,7 +37,7 @@ class NodeStatus(Part):
 
 
 @final
-class ServerStatus(Part):
+class ServerStatus(JsonObject):
     """The ``phase`` of a round that the server works on, and the clients' nodes by k."""
 
     round: int = 0

@@ -12,7 +12,7 @@ import torch
 from common.exchange import model_file
 from common.exchange.records import StateDict
 from common.files import home, parse_json, write_atomically
-from common.journal import OVER, ClientScore, Entry, Part, members, over, primary_course
+from common.journal import OVER, ClientScore, Entry, JsonObject, members, over, primary_course
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
 from common.settings.config import Config
 from common.settings.version import VERSION
@@ -56,7 +56,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
     spent = entries[-1].privacy if entries else None
     failures, flops, seconds = (combined[name] for name in ("failures", "flops", "seconds"))
     return {
-        **{k: v.as_dict() if isinstance(v, Part) else v for k, v in combined.items()},
+        **{k: v.as_dict() if isinstance(v, JsonObject) else v for k, v in combined.items()},
         "status": "stopped" if error else "completed",
         "error": error,
         "ended": _ended(last, error),

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from common.journal import Entry, Part, Use
+from common.journal import Entry, JsonObject, Use
 from common.settings.config import Config
 from common.settings.section import Value, kebab
 
@@ -54,10 +54,10 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
 
 def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
     """Yield every number in the value of a field, with its path; lists are left out."""
-    inner = value.as_dict() if isinstance(value, Part) else value
+    inner = value.as_dict() if isinstance(value, JsonObject) else value
     if isinstance(inner, Mapping):
-        for name, part in inner.items():
-            yield from _numbers(f"{path}/{_plain(name)}", part)
+        for name, field in inner.items():
+            yield from _numbers(f"{path}/{_plain(name)}", field)
     elif isinstance(inner, int | float):
         yield path, inner
 

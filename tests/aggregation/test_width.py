@@ -10,7 +10,7 @@ from common.exchange.protocol import ModelReply
 from common.exchange.records import StateDict
 from common.models import build, parse
 from common.settings.options import Average
-from common.techniques.widths import LEADING, Drawn, Roll, block, check_widths, cut, take
+from common.techniques.widths import LEADING, RandomWindow, Roll, block, check_widths, cut, take
 from server_app.aggregation.mean import average
 from server_app.aggregation.width import Block, average_blocks
 from server_app.method import Replies
@@ -87,9 +87,9 @@ def test_a_clients_block_comes_back_and_nothing_else_moves(name: str) -> None:
 
 def test_windows_by_hand_follow_the_layer_before_and_bring_pixels_along() -> None:
     assert [Roll(t)(4, 2).tolist() for t in range(4)] == [[0, 1], [3, 0], [2, 3], [1, 2]]
-    drawn = Drawn(1, 0, 1)(16, 4)
-    assert drawn.tolist() == sorted(set(drawn.tolist())) and len(drawn) == 4
-    assert drawn.tolist() != Drawn(1, 1, 1)(16, 4).tolist()
+    window = RandomWindow(1, 0, 1)(16, 4)
+    assert window.tolist() == sorted(set(window.tolist())) and len(window) == 4
+    assert window.tolist() != RandomWindow(1, 1, 1)(16, 4).tolist()
     whole, part = shaped(4, 5), shaped(2, 3)
     found = block(whole, part, Roll(1))
     told = {name: [axis.tolist() for axis in axes] for name, axes in found.items()}

@@ -67,7 +67,7 @@ def test_scripts_accents_and_marks_of_html_are_kept() -> None:
 
 def test_every_part_of_a_contract_is_on_its_page() -> None:
     for name in names():
-        source, body, deviations = method_page.parts(contract(name))
+        source, body, deviations = method_page.sections_of(contract(name))
         text = " ".join((contract(name).__doc__ or "").split())
         assert source and body, name
         for part in (source, body[:80], body[-80:], deviations[:80], deviations[-80:]):

@@ -15,7 +15,7 @@ import typer
 from common.files import write_atomically
 from deploy.cli import Commands, main
 from deploy.console import (
-    Answering,
+    JsonCommand,
     Settings,
     Workers,
     answer,
@@ -53,7 +53,7 @@ def options() -> None:
     """Papers' tables, their claims, and figures of papers."""
 
 
-@app.command(cls=Answering)
+@app.command(cls=JsonCommand)
 def table(
     file: Annotated[Path, typer.Argument(help="A table file, or the name of a paper's table.")],
     to: Annotated[
@@ -76,7 +76,7 @@ def table(
     """Run a paper's table as `fedmosaic table` does, with canaries in a record to keep."""
     path = found(file)
     spec = tables.read(path)
-    selected = tables.part(spec, row or [], column or [], seed or [])
+    selected = tables.selected_cells(spec, row or [], column or [], seed or [])
     folder = (to or Path("runs") / path.stem).resolve()
     begun = any((folder / name).exists() for name in (records.NAME, records.RUNS))
     if canaries and show:
@@ -102,7 +102,7 @@ def table(
     commands.table(path, folder, workers, row, column, seed, show or canaries)
 
 
-@app.command(cls=Answering)
+@app.command(cls=JsonCommand)
 def claims(
     paper: Annotated[str, typer.Argument(help="Only show the claims of one paper: fedin, …")] = "",
     to: Annotated[Path, out_option("Folder of the summary, the plots and the JSON.")] = Path(
@@ -204,7 +204,7 @@ def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
 Experiment = Annotated[Path | None, typer.Argument(help="An experiment file, or a paper's.")]
 
 
-@figures.command("noise", cls=Answering)
+@figures.command("noise", cls=JsonCommand)
 def kinds_of_noise(
     experiment: Experiment = None,
     settings: Settings = None,
@@ -221,7 +221,7 @@ def kinds_of_noise(
     answer({"seconds": [asdict(time) for time in times], "picture": to.resolve()})
 
 
-@figures.command(cls=Answering)
+@figures.command(cls=JsonCommand)
 def information(
     experiment: Experiment = Path("noise_information_small"),
     settings: Settings = None,

@@ -301,7 +301,7 @@ DESCRIBED = "array 'float32' is described by"
 def test_a_file_is_measured_before_its_header_is_believed(data, message, path, monkeypatch) -> None:
     path.write_bytes(data)
     if "end at byte 8" not in message and "multiple" not in message:
-        monkeypatch.setattr("common.exchange.records.arrays.Flat", None)
+        monkeypatch.setattr("common.exchange.records.arrays.ReceivedArray", None)
     with pytest.raises(ValueError, match=f"parcel.safetensors cannot be read: .*{message}") as got:
         Parcel.load(path)
     assert "\n" not in str(got.value)

@@ -173,7 +173,7 @@ Late()
 while True: time.sleep(0.05)
 """
 LOCKED = """
-console.Ending.PATIENCE = 1.0
+console.InterruptHandler.PATIENCE = 1.0
 threading.Thread(target=threading.Event().wait).start()
 signal.raise_signal(signal.SIGTERM)
 """

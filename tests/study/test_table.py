@@ -19,7 +19,7 @@ from common.parse import defaults
 from deploy.run import launch
 from deploy.study import commands, costs, records, runner
 from deploy.study import paper_table as table
-from deploy.study.paper_table import options, part
+from deploy.study.paper_table import options, selected_cells
 from deploy.study.records import Recorded
 from tests.support.board import TABLE
 from tests.support.commandline import error_of, typed
@@ -312,10 +312,10 @@ def test_a_column_may_be_about_some_rows_alone(ours: Path) -> None:
     ours.write_text(ours.read_text().replace('reach = "A"', 'rows = ["B", "ten, twice"]'))
     file = table.read(ours)
     for rows, there in ([], {"B", TEN}), (["B", "A"], {"B"}):
-        some = part(file, rows, [], [])
+        some = selected_cells(file, rows, [], [])
         assert {cell.row for cell in some if cell.column == "rounds"} == there
     with pytest.raises(ValueError, match="--row A --column rounds: there is no such cell"):
-        part(file, ["A"], ["rounds"], [])
+        selected_cells(file, ["A"], ["rounds"], [])
     ours.write_text(ours.read_text().replace('rows = ["B", "ten, twice"]', 'rows = ["D"]'))
     with pytest.raises(ValueError, match="'rounds': rows = 'D' is no row"):
         list(table.cells(table.read(ours)))
@@ -334,7 +334,7 @@ def test_the_cells_of_a_part_are_cells_of_the_table(
     ours: Path, rows: list[str], columns: list[str], seeds: list[int], met: set[tuple[str, int]]
 ) -> None:
     file = table.read(ours)
-    some, every = part(file, rows, columns, seeds), list(table.cells(file))
+    some, every = selected_cells(file, rows, columns, seeds), list(table.cells(file))
     assert {(cell.row, cell.seed) for cell in some} == met
     assert {cell.column for cell in some} == set(columns or ["C", "rounds"])
     assert all(cell in every for cell in some)

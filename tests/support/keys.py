@@ -39,7 +39,7 @@ class Registry:
 
     def RegisterNode(self, request: RegisterNodeRequest, timeout: float) -> None:  # noqa: N802
         if request.public_key in self.status:
-            raise grpc.RpcError(control.TAKEN)
+            raise grpc.RpcError(control.IN_USE)
         self.status[request.public_key] = "registered"
 
     def UnregisterNode(self, request: UnregisterNodeRequest, timeout: float) -> None:  # noqa: N802

@@ -4,7 +4,7 @@ Messages, client states and checkpoints are declared as subclasses of ``Records`
 validates a payload by constructing it, the receiver by unpacking it. Axis names of jaxtyping bind
 within one payload: in ``x: Float[Tensor, "n d"]; y: Float[Tensor, "n C"]`` both n are the same.
 
-A payload is one flat array for each dtype (``arrays.py``) and one JSON schema that assigns the
+A payload is one array for each dtype (``arrays.py``) and one JSON schema that assigns the
 pieces of the arrays to fields (``schema.py``). A message holds the arrays in ``.npy`` form and the
 compressed schema. A file is a safetensors file of the same arrays. Names and headers of a state
 dict of two hundred small tensors thus take one kilobyte in a message instead of thirty.
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from common.errors import first_line, invalid
 from common.exchange.records.arrays import (
-    Flat,
     Numbers,
+    ReceivedArray,
     body_bytes,
     flatten,
     from_file,
@@ -79,11 +79,11 @@ class Records(BaseModel):
             super().__init__(**fields)
 
     def pack(self) -> RecordDict:
-        """Return a RecordDict with the records ``arrays`` (flat, by dtype) and ``fields``."""
+        """Return a RecordDict with the records ``arrays`` (by dtype) and ``fields``."""
         schema, arrays = self._split()
-        flat = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
+        npy = {name: to_npy(name, numbers) for name, numbers in arrays.items()}
         fields = ConfigRecord({"kind": self.kind, "skeleton": zlib.compress(schema, 6)})
-        return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
+        return RecordDict({"arrays": ArrayRecord(npy), "fields": fields})
 
     @classmethod
     def unpack(cls, content: RecordDict) -> Self:
@@ -129,7 +129,7 @@ class Records(BaseModel):
         return dump(to_json(dict(self), "", leaves)), flatten(leaves)
 
     @classmethod
-    def _join(cls, schema: bytes, pool: dict[str, Flat], most: int, values: int) -> Self:
+    def _join(cls, schema: bytes, pool: dict[str, ReceivedArray], most: int, values: int) -> Self:
         """Return the payload from ``_split``: at most ``most`` tensors, ``values`` other values."""
         try:
             fields = from_json(parse(schema), partial(take, pool), most, values)
@@ -142,7 +142,7 @@ class Records(BaseModel):
             raise ValueError(f"{cls.kind}: {invalid(error)}") from error
         except (TypeError, RecursionError) as error:
             raise ValueError(f"{cls.kind}: malformed schema: {first_line(error)}") from error
-        if rest := {name: flat.left() for name, flat in pool.items() if flat.left()}:
+        if rest := {name: array.left() for name, array in pool.items() if array.left()}:
             raise ValueError(f"{cls.kind}: the payload has numbers that belong to no field: {rest}")
         return built
 

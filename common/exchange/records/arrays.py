@@ -1,4 +1,4 @@
-"""Numbers of a payload: one flat array for each dtype, from which the tensors are taken in order.
+"""Numbers of a payload: one array of one axis for each dtype, with its tensors in order.
 
 In a message an array has the standard ``.npy`` form. Its header must match the one form that NumPy
 writes and is never evaluated. The length is checked before a number is read.
@@ -37,7 +37,7 @@ _HEADER = re.compile(
 _PREFIX = b"\x93NUMPY\x01\x00"
 
 Numbers: TypeAlias = list[memoryview]
-"""Bytes of one flat array, as consecutive pieces."""
+"""Bytes of the array of one dtype, as consecutive pieces."""
 
 
 MAX_HEADER = 100_000_000
@@ -53,15 +53,15 @@ _CODES = {"bool": "BOOL", "bfloat16": "BF16"} | {
 
 def flatten(leaves: list[tuple[str, Tensor]]) -> dict[str, Numbers]:
     """Return one array for each dtype: the tensors in their order, without a copy."""
-    flat: dict[str, Numbers] = {}
+    arrays: dict[str, Numbers] = {}
     for _, leaf in leaves:
         numbers = leaf.detach().reshape(-1).cpu().view(torch.uint8).numpy()
-        flat.setdefault(dtype_name(leaf.dtype), []).append(numbers.data)
-    return flat
+        arrays.setdefault(dtype_name(leaf.dtype), []).append(numbers.data)
+    return arrays
 
 
 def to_npy(name: str, numbers: Numbers) -> Array:
-    """Return a flat array in ``.npy`` form; each number is copied once, as models are large."""
+    """Return the array in ``.npy`` form; each number is copied once, because models are large."""
     dtype = numpy_dtype(name)
     shape = (sum(map(len, numbers)) // dtype.itemsize,)
     header = io.BytesIO()
@@ -71,19 +71,19 @@ def to_npy(name: str, numbers: Numbers) -> Array:
     return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
 
 
-def from_npy(name: str, array: Array) -> Flat:
+def from_npy(name: str, array: Array) -> ReceivedArray:
     """Return the array from ``to_npy``; raise ``ValueError`` if name, header and size differ."""
     expected = numpy_dtype(name)
     descr, count, start = _header(name, array.data)
     body = len(array.data) - start
     if descr != expected.str or count * expected.itemsize != body:
         raise ValueError(f"array {name!r} claims {count} numbers {descr!r} in {body} bytes")
-    return Flat(name, memoryview(array.data)[start:])
+    return ReceivedArray(name, memoryview(array.data)[start:])
 
 
 @final
-class Flat:
-    """A received flat array, and the number of its entries taken so far.
+class ReceivedArray:
+    """A received array of all tensors of one dtype; ``at``: how many of its numbers are read.
 
     The data are copied only if they are read-only or not aligned.
     """
@@ -98,21 +98,21 @@ class Flat:
         self.numbers = torch.from_numpy(numbers).view(DTYPES[name])
 
     def left(self) -> int:
-        """Return how many numbers are not taken yet."""
+        """Return how many numbers are not read yet."""
         return self.numbers.numel() - self.at
 
 
-def take(pool: dict[str, Flat], dtype: str, shape: list[int]) -> Tensor:
+def take(pool: dict[str, ReceivedArray], dtype: str, shape: list[int]) -> Tensor:
     """Return the next tensor from the array of ``dtype``; ``ValueError`` if it is too short."""
-    size, flat = math.prod(shape), pool.get(dtype)
-    if flat is None:
+    size, array = math.prod(shape), pool.get(dtype)
+    if array is None:
         if size == 0:
             return torch.empty(shape, dtype=DTYPES[dtype])
         raise ValueError(f"a field needs {dtype}{shape}, but the payload has no {dtype} array")
-    if size > flat.left():
-        raise ValueError(f"a field needs {dtype}{shape}, but only {flat.left()} numbers are left")
-    flat.at += size
-    return flat.numbers[flat.at - size : flat.at].view(shape)
+    if size > array.left():
+        raise ValueError(f"a field needs {dtype}{shape}, but only {array.left()} numbers are left")
+    array.at += size
+    return array.numbers[array.at - size : array.at].view(shape)
 
 
 def body_bytes(array: Array) -> int:
@@ -165,7 +165,7 @@ def digest(
     return sha.hexdigest()
 
 
-def from_file(path: Path) -> tuple[str, bytes, dict[str, Flat]]:
+def from_file(path: Path) -> tuple[str, bytes, dict[str, ReceivedArray]]:
     """Return kind, schema and arrays of a file.
 
     Lengths and ranges are checked against the file's size before they are used, and the digest is
@@ -176,9 +176,9 @@ def from_file(path: Path) -> tuple[str, bytes, dict[str, Flat]]:
         kind, schema, sizes, start = _check(file)
         size = os.fstat(file.fileno()).st_size
         body = memoryview(mmap(file.fileno(), size, access=ACCESS_COPY))[start:]
-    begin, pool = 0, dict[str, Flat]()
+    begin, pool = 0, dict[str, ReceivedArray]()
     for name, length in sizes.items():
-        pool[name] = Flat(name, body[begin : begin + length])
+        pool[name] = ReceivedArray(name, body[begin : begin + length])
         begin += length
     return kind, schema.encode(), pool
 

@@ -1,5 +1,11 @@
 """JSON schema of a payload: all values except the tensors' numbers, and the place of each tensor.
 
+JSON has no tensors, no integer keys, no NaN and no infinity. Each becomes an object with one key:
+
+- ``{"~tensor": [dtype, *shape]}``: the next tensor of this dtype in the payload's arrays.
+- ``{"~int": {"3": …}}``: a dict with integer keys.
+- ``{"~float": "nan"}``, ``"inf"`` or ``"-inf"``.
+
 Treat every incoming byte as hostile. Text is inflated only up to a limit, and integers have at most
 19 digits. Nesting, the number of tensors and the number of other values are limited. A shape is
 checked before memory is allocated for it. Each error is a one-line ``ValueError``.
@@ -21,15 +27,19 @@ from common.errors import first_line
 MAX_BYTES = 4 * 2**20
 """Largest inflated schema. The longest schema of a built-in model, DenseNet-121, has 40 kB."""
 MAX_DEPTH = 16
+"""Maximum nesting of lists and objects."""
 MAX_TENSORS, MAX_TENSORS_KEPT = 20_000, 1_000_000
 """Maximum number of tensors in a message, and in a file, which may hold many clients' models."""
 MAX_VALUES, MAX_VALUES_KEPT = 50_000, 100_000_000
 """Maximum number of other values (objects, lists, numbers, strings) in a message and in a file. A
 kind of message with more values sets its own limit (``Records.values``)."""
 MAX_AXES = 8
+"""Maximum number of axes of one tensor."""
 MAX_NUMBERS = 2**40
 """Maximum number of entries of one tensor, where an axis of length 0 counts as 1."""
 DIGITS = 19
+"""Maximum length of an integer; 64-bit integers have at most 19 digits. Python takes quadratic time
+for long ones."""
 
 DTYPES = {
     str(d).removeprefix("torch."): d
@@ -44,12 +54,17 @@ PLAIN = {int, str, bool}  #: types that JSON represents directly
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-Leaf = Callable[[str, list[int]], Tensor]
-"""Function that returns the tensor for a dtype and a shape."""
+Take = Callable[[str, list[int]], Tensor]
+"""Function that takes the next tensor of a dtype and a shape from the payload's arrays."""
 
 
 def to_json(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
-    """Return ``value`` as JSON, with dtype and shape of each tensor, which ``leaves`` collects."""
+    """Return ``value`` as JSON, with dtype and shape in place of each tensor.
+
+    ``leaves`` collects the tensors in the order in which ``from_json`` takes them, each with its
+    path. ``path``: names and indices that lead to ``value``, joined by dots, for messages. Raises
+    ``TypeError`` for a type that a payload cannot hold.
+    """
     if isinstance(value, Tensor):
         leaves.append((path, value))
         return {"~tensor": [dtype_name(value.dtype), *value.shape]}
@@ -59,7 +74,7 @@ def to_json(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
         items = {str(k): to_json(v, f"{path}.{k}".lstrip("."), leaves) for k, v in value.items()}
         return {"~int": items} if any(isinstance(k, int) for k in value) else items
     if isinstance(value, list | tuple):
-        if {*map(type, value)} <= PLAIN:
+        if {*map(type, value)} <= PLAIN:  # without recursion, for long lists
             return list(value)
         return [to_json(v, f"{path}.{i}", leaves) for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
@@ -70,40 +85,42 @@ def to_json(value: object, path: str, leaves: list[tuple[str, Tensor]]) -> Json:
 
 
 def from_json(
-    value: Json, leaf: Leaf, most: int = MAX_TENSORS, values: int = MAX_VALUES_KEPT
+    value: Json, take: Take, max_tensors: int = MAX_TENSORS, values: int = MAX_VALUES_KEPT
 ) -> object:
-    """Return the value that ``to_json`` encoded, with tensors from ``leaf``.
+    """Return the value that ``to_json`` encoded, with tensors from ``take``.
 
-    Raises ``ValueError`` for more than ``most`` tensors or ``values`` other values.
+    Raises ``ValueError`` for more than ``max_tensors`` tensors or ``values`` other values.
     """
     tensors, others = itertools.count(1), itertools.count(1)
 
-    def counted(dtype: str, shape: list[int]) -> Tensor:
-        if next(tensors) > most:
-            raise ValueError(f"the payload's schema has more than {most} tensors")
-        return leaf(dtype, shape)
+    def take_counted(dtype: str, shape: list[int]) -> Tensor:
+        if next(tensors) > max_tensors:
+            raise ValueError(f"the payload's schema has more than {max_tensors} tensors")
+        return take(dtype, shape)
 
     def count() -> None:
         if next(others) > values:
             raise ValueError(_too_many(values))
 
-    return _decode(value, "", counted, count, 0)
+    return _decode(value, "", take_counted, count, 0)
 
 
-def _decode(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth: int) -> object:
+def _decode(value: Json, path: str, take: Take, count: Callable[[], None], depth: int) -> object:
+    """Return the value at ``path``; ``count`` is called once for each value that is no tensor."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict) and "~tensor" in value:
-        return leaf(*_claim(value["~tensor"], path))
+        return take(*_checked_claim(value["~tensor"], path))
     count()
     if isinstance(value, list):
-        if depth < MAX_DEPTH and {*map(type, value)} <= PLAIN:
+        if depth < MAX_DEPTH and {*map(type, value)} <= PLAIN:  # as in ``to_json``
             for _ in value:
                 count()
             return value
-        return [_decode(v, f"{path}.{i}", leaf, count, depth + 1) for i, v in enumerate(value)]
+        return [_decode(v, f"{path}.{i}", take, count, depth + 1) for i, v in enumerate(value)]
     if not isinstance(value, dict):
         return value
+    # An object: one of the replacements of JSON's lacking values, or a dict with text keys.
     if "~float" in value:
         name = value["~float"]
         if not isinstance(name, str) or name not in ("nan", "inf", "-inf"):
@@ -115,11 +132,14 @@ def _decode(value: Json, path: str, leaf: Leaf, count: Callable[[], None], depth
         if not isinstance(inner, dict):
             raise ValueError(f"{path[:80]!r} has no keys: {str(inner)[:40]!r}")
         items = [(_key(k), v) for k, v in inner.items()]
-    return {k: _decode(v, f"{path}.{k}".lstrip("."), leaf, count, depth + 1) for k, v in items}
+    return {k: _decode(v, f"{path}.{k}".lstrip("."), take, count, depth + 1) for k, v in items}
 
 
-def _claim(claim: Json, path: str) -> tuple[str, list[int]]:
-    """Return dtype and shape of a tensor; raise ``ValueError`` if they are invalid or too large."""
+def _checked_claim(claim: Json, path: str) -> tuple[str, list[int]]:
+    """Return dtype and shape that the sender claims for a tensor.
+
+    Raises ``ValueError`` if they are invalid or too large. ``path``: the tensor's, for messages.
+    """
     if not isinstance(claim, list) or not claim:
         raise ValueError(f"tensor {path[:80]!r} claims no dtype and shape")
     dtype, *sizes = claim
@@ -188,12 +208,13 @@ def parse(text: bytes, name: str = "the payload's schema") -> Json:
 
 
 def _integer(text: str) -> int:
-    if len(text) > DIGITS + 1:
+    if len(text) > DIGITS + 1:  # one more for the sign
         raise ValueError(f"an integer has {len(text)} digits, at most {DIGITS} are allowed")
     return int(text)
 
 
 def _constant(name: str) -> float:
+    """Refuse ``NaN``, ``Infinity`` and ``-Infinity``, which Python reads beyond JSON."""
     raise ValueError(f"{name} is no JSON number")
 
 

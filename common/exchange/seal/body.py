@@ -4,7 +4,7 @@ A body is encrypted once for all receivers. Its random key is used for nothing e
 receiver gets a separately wrapped copy (``session.py``). A receiver could encrypt another body
 under the same key, so the wrap is also bound to the body's digest.
 
-The pieces of a body are the JSON schema and the flat arrays of a packed payload, encrypted one by
+The pieces of a body are the JSON schema and the arrays of a packed payload, encrypted one by
 one; the first piece names them. All pieces form one stream of AES-256-GCM. No piece is used before
 the tag at the end of the stream is verified.
 """
@@ -80,12 +80,12 @@ def decrypt(pieces: ArrayRecord, tag: bytes, key: bytes) -> RecordDict:
 
 def packed(kind: str, schema: bytes, arrays: Mapping[str, bytes]) -> RecordDict:
     """Return a payload in the form of ``Records.pack``, from arrays in .npy form."""
-    flat = {
+    wrapped = {
         name: Array(dtype="uint8", shape=(len(data),), stype="numpy.ndarray", data=data)
         for name, data in arrays.items()
     }
     fields = ConfigRecord({"kind": kind, "skeleton": schema})
-    return RecordDict({"arrays": ArrayRecord(flat), "fields": fields})
+    return RecordDict({"arrays": ArrayRecord(wrapped), "fields": fields})
 
 
 def plain(content: RecordDict) -> list[bytes]:
@@ -102,12 +102,12 @@ def digest(pieces: ArrayRecord, tag: bytes) -> bytes:
     return hashed([tag, *_ordered(pieces)])
 
 
-def hashed(parts: list[bytes]) -> bytes:
-    """Return the SHA-256 of ``parts``, each after its length."""
+def hashed(items: list[bytes]) -> bytes:
+    """Return the SHA-256 of ``items``, each after its length."""
     sha = hashlib.sha256()
-    for part in parts:
-        sha.update(len(part).to_bytes(8, "big"))
-        sha.update(part)
+    for item in items:
+        sha.update(len(item).to_bytes(8, "big"))
+        sha.update(item)
     return sha.digest()
 
 

@@ -156,15 +156,15 @@ def agree(own: X25519PrivateKey, other: bytes, offer: bytes, k: int, client: byt
     return Keys(salt, HKDF(SHA256(), KEY, salt, f"{NAME} session".encode()).derive(shared))
 
 
-def sign(key: ec.EllipticCurvePrivateKey, what: str, parts: list[bytes]) -> bytes:
-    """Return a signature over ``parts`` that is valid for the purpose ``what`` only."""
-    return key.sign(hashed([NAME.encode(), what.encode(), *parts]), ec.ECDSA(SHA384()))
+def sign(key: ec.EllipticCurvePrivateKey, what: str, items: list[bytes]) -> bytes:
+    """Return a signature over ``items`` that is valid for the purpose ``what`` only."""
+    return key.sign(hashed([NAME.encode(), what.encode(), *items]), ec.ECDSA(SHA384()))
 
 
-def verify(key: ec.EllipticCurvePublicKey, signature: bytes, what: str, parts: list[bytes]) -> None:
-    """Raise ``NotAuthentic`` unless the signature is valid for ``what`` and ``parts``."""
+def verify(key: ec.EllipticCurvePublicKey, signature: bytes, what: str, items: list[bytes]) -> None:
+    """Raise ``NotAuthentic`` unless the signature is valid for ``what`` and ``items``."""
     try:
-        key.verify(signature, hashed([NAME.encode(), what.encode(), *parts]), ec.ECDSA(SHA384()))
+        key.verify(signature, hashed([NAME.encode(), what.encode(), *items]), ec.ECDSA(SHA384()))
     except InvalidSignature:
         raise NotAuthentic(f"the signature of its {what} is invalid") from None
 
@@ -256,8 +256,8 @@ def app_digest(root: Path) -> str:
         for path in ([top] if top.is_file() else top.rglob("*.py"))
         if path.suffix == ".py"
     }
-    parts = (part for name in sorted(files) for part in (name.encode(), files[name].read_bytes()))
-    return hashed(list(parts)).hex()
+    items = (item for name in sorted(files) for item in (name.encode(), files[name].read_bytes()))
+    return hashed(list(items)).hex()
 
 
 def failure(reason: str) -> RecordDict:
@@ -267,10 +267,10 @@ def failure(reason: str) -> RecordDict:
 
 def failed(content: RecordDict) -> str | None:
     """Return the reason in a payload of ``failure``; None for other payloads."""
-    fields = content.get("fields")
-    if not isinstance(fields, ConfigRecord) or fields.get("kind") != FAILED:
+    items = content.get("fields")
+    if not isinstance(items, ConfigRecord) or items.get("kind") != FAILED:
         return None
-    reason = fields.get("skeleton")
+    reason = items.get("skeleton")
     return reason.decode(errors="replace") if isinstance(reason, bytes) else "it gives no reason"
 
 

@@ -196,7 +196,7 @@ def _fingerprint(path: Path, folder: Path, text: str) -> str:
 def _line(invalid: ValidationError) -> str:
     """Return the first error of a policy in one line."""
     error = invalid.errors()[0]
-    key = ".".join(str(part) for part in error["loc"])
+    key = ".".join(str(name) for name in error["loc"])
     if error["type"] != "extra_forbidden":
         return refusal(error, key)
     nested = LeastPrivacy if key.startswith("privacy.") else Policy

@@ -161,7 +161,7 @@ def _inside(text: str, allowed: Sequence[str]) -> bool:
 
 def _names(text: str) -> list[str]:
     """Return the names in a comma-separated list."""
-    return [name for part in text.split(",") if (name := part.strip())]
+    return [name for item in text.split(",") if (name := item.strip())]
 
 
 def _rule_of(kind: str, name: str) -> str:
