@@ -418,9 +418,8 @@ def node(
         if not pin:
             plain(ANY_CODE)
         check_tls(link.address, trust is not None)
-        if trust is not None:
-            with serving.waiting(health) as report:
-                await_admission(link.address, trust, k, report)
+        with serving.waiting(health) as report:
+            await_admission(link.address, trust, k, report)
         if warm or (warm is None and sys.platform == "linux"):
             hand_over(line, place, guard)
         serving.become(line, place, guard)
