@@ -245,9 +245,31 @@ def test_a_name_without_an_address_and_a_proxy_are_told(
             await_admission("fed.invalid:9092", keys, 0, stop)
     assert f"the proxy http://127.0.0.1:{port} of the variable https_proxy" in told[0]
     assert "no_proxy=fed.invalid avoids it" in told[0]
-    monkeypatch.setenv("no_proxy", "example.org,.invalid")
-    assert admission.proxy_of("fed.invalid") == ""
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert admission.proxy_of("127.0.0.1") == "" != admission.proxy_of("fed.invalid")
+    monkeypatch.setenv("NO_PROXY", ".invalid")  # Flower's processes get both spellings as one
+    assert admission.proxy_of("fed.invalid") == admission.proxy_of("example.org") == ""
     assert "proxy" not in admission.cause("fed.x:1", "Connection refused", direct=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Cannot check peer: missing selected ALPN property.", "the answer is not HTTP/2"),
+        ("Failed parsing HTTP/2 (Trying to connect an http1.x server)", "the answer is not HTTP/2"),
+        ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "the answer is not TLS"),
+        ("UNAVAILABLE: ipv4:192.0.2.7:1: Socket closed", "there is no response"),
+        ("Handshake read failed (Endpoint closing)", "there is no response"),
+    ],
+)
+def test_what_a_proxy_answers_has_a_meaning(
+    text: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("grpc_proxy", "http://proxy:8")
+    told = admission.cause("fed.example:9092", text)
+    assert line in told and "the proxy http://proxy:8 of the variable grpc_proxy" in told
+    with pytest.raises(RuntimeError, match="of another authority.* the connection uses the proxy"):
+        admission.cause("fed.example:9092", "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_both_spellings_of_direct_hosts_reach_flowers_processes(
