@@ -5,6 +5,7 @@ that a ClientApp imports one method instead of all.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import TypeVar
@@ -22,6 +23,7 @@ from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
 from common.settings.section import Section, kebab, keys_of, value_kind
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  #: line breaks and terminal codes
 S = TypeVar("S", bound=Section)
 
 
@@ -105,6 +107,9 @@ def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
             by_table.setdefault(table, {})
         if table not in by_table:
             raise ValueError(_unknown(key, defaults()))
+        if isinstance(value, str) and CONTROL.search(value):  # a message quotes it in its line
+            shown = json.dumps(value)
+            raise ValueError(f"{key} = {shown} is not allowed; it should be a text of one line")
         by_table[table][leaf] = value
     return by_table
 

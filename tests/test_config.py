@@ -54,6 +54,7 @@ def test_the_defaults_parse() -> None:
         ({"node__1__name": ""}, 'node.1.name = "" is not allowed; it should be 1 to 60 characters'),
         ({"device": "gpu"}, 'device = "gpu" is not allowed; it should be auto, cpu, cuda'),
         ({"method": "fedavgg"}, 'method = "fedavgg" is unknown; allowed: '),
+        ({"fleet": "mlp\n"}, r'fleet = "mlp\n" is not allowed; it should be a text of one line'),
         ({"clients": 5, "per_round": 6}, "per-round = 6 is more than clients = 5"),
         ({"roundz": 3}, "key 'roundz' is unknown; did you mean 'rounds'?"),
         ({"steps": 3}, "key 'steps' is unknown; did you mean 'train.steps'?"),

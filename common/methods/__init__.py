@@ -12,6 +12,7 @@ A method in a plug-in (``common/settings/plugins.py``) is a package with the mod
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from abc import ABC
@@ -85,8 +86,8 @@ def _module(package: str, role: str, name: str) -> ModuleType:
         return importlib.import_module(f"{package}.{name.replace('-', '_')}")
     module, what = plugins.find("methods", name), f"method {name!r}"
     if module is None:
-        allowed = plugins.choices("methods", name, names())
-        raise ValueError(f'method = "{name}" is unknown; allowed: {allowed}')
+        allowed, shown = plugins.choices("methods", name, names()), json.dumps(name)
+        raise ValueError(f"method = {shown} is unknown; allowed: {allowed}")
     if not isinstance(module, ModuleType):
         raise ValueError(
             f"{what} is of type {type(module).__name__}; it should be a package with contract, "

@@ -1,5 +1,6 @@
 """Choice of the device, and settings that make computation on it deterministic."""
 
+import json
 import os
 import re
 from typing import TypeVar
@@ -24,7 +25,8 @@ def choose(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(DEVICES, name):
-        raise ValueError(f'device = "{name}" is not allowed; allowed: auto, cpu, cuda, cuda:N')
+        shown = json.dumps(name)
+        raise ValueError(f"device = {shown} is not allowed; allowed: auto, cpu, cuda, cuda:N")
     if name != "cpu":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(name.partition(":")[2] or 0) >= count:  # torch keeps eight bits of the index

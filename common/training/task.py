@@ -22,6 +22,7 @@ from common.data import kinds, noise
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
 from common.data.kinds import IMAGE, Kind
+from common.errors import first_line
 from common.exchange.records import StateDict
 from common.metrics import Confusion, confusion
 from common.models import weights as weights_
@@ -128,11 +129,19 @@ class Task:
 
         ``classes``: number of outputs; 0: all classes of the task. ``first``: without ``weights``,
         the network starts from the run's file of weights, if there is one.
+
+        Raises ``ValueError``, one line, for ``weights`` of another architecture.
         """
         form = self._form(classes)
         net = models.build(spec, *form, seed=self.seed, name=name, pretrained=pretrained)
         if weights is not None:
-            net.load_state_dict(weights)
+            try:
+                net.load_state_dict(weights)
+            except RuntimeError as error:  # torch lists every parameter
+                why = first_line(str(error).partition("\n")[2], 160)
+                raise ValueError(
+                    f"weights from a message or from saved state do not fit {spec}: {why}"
+                ) from None
         elif first and (file := self.config.run.weights):
             net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)

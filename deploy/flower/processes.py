@@ -73,6 +73,15 @@ def write_program(path: Path, command: Sequence[str]) -> Path:
     return path
 
 
+def direct_hosts() -> str:
+    """Return the hosts that are reached without a proxy, separated by commas.
+
+    They are those of both spellings of ``no_proxy``, and this machine.
+    """
+    named = [*filter(None, map(os.environ.get, ("no_proxy", "NO_PROXY"))), "127.0.0.1,localhost"]
+    return ",".join(dict.fromkeys(",".join(named).replace(" ", "").split(",")))
+
+
 def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return the environment of a Flower process, which its ServerApp or ClientApp inherits.
 
@@ -89,15 +98,14 @@ def environment(extra: Mapping[str, str], home: Path) -> dict[str, str]:
     if modules:  # relative entries would be wrong in the new working directory
         inherited["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in modules)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    direct = [*filter(None, map(os.environ.get, ("no_proxy", "NO_PROXY"))), "127.0.0.1,localhost"]
-    loopback = ",".join(dict.fromkeys(",".join(direct).replace(" ", "").split(",")))
+    direct = direct_hosts()
     return {
         **inherited,
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",
-        "no_proxy": loopback,
-        "NO_PROXY": loopback,
+        "no_proxy": direct,
+        "NO_PROXY": direct,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

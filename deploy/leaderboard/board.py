@@ -18,7 +18,7 @@ from typing import Any, TypeVar, final
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from common.errors import invalid
+from common.errors import first_line, invalid
 from common.files import parse_json, write_all
 from deploy import user_modules
 from deploy.leaderboard.protocol import (
@@ -86,7 +86,7 @@ class Board:
         except (ValueError, TypeError, AttributeError) as error:
             why = invalid(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path} is damaged: {why}") from error
-        theirs, ours = (f"board {board}, version {number}" for board, number in (saved, wanted))
+        theirs, ours = (first_line(f"board {one}, version {of}") for one, of in (saved, wanted))
         raise ValueError(f"{path} is of {theirs}, and this is {ours}; take another folder")
 
     def check_rows(self, rows: Iterable[str]) -> None:

@@ -418,9 +418,8 @@ def node(
         if not pin:
             plain(ANY_CODE)
         check_tls(link.address, trust is not None)
-        if trust is not None:
-            with serving.waiting(health) as report:
-                await_admission(link.address, trust, k, report)
+        with serving.waiting(health) as report:
+            await_admission(link.address, trust, k, report)
         if warm or (warm is None and sys.platform == "linux"):
             hand_over(line, place, guard)
         serving.become(line, place, guard)
@@ -455,10 +454,11 @@ def local(
     """Start a SuperLink and its SuperNodes on this machine, with TLS and authentication."""
     from deploy.flower.certificates import Connection, make
     from deploy.machines import submit as sending
-    from deploy.run import progress
+    from deploy.run import launch, progress
     from deploy.run.grpc import start_federation
     from deploy.run.preflight import counted, preflight
     from deploy.settings import app_folder
+    from server_app.storage.summary import place as results
 
     flat = resolved(experiment, settings)
     flat = counted({**flat, "clients": clients or flat["clients"]})
@@ -489,11 +489,12 @@ def local(
             except KeyboardInterrupt:
                 plain("ended")
             return
-        started = time.time()
-        run = federation.submit(flat)
-        status = federation.control.follow(run, sending.without_tracebacks(plain))
-    if status.failure:
-        raise RuntimeError(status.failure)
+        folder, started = results(str(flat["out"]), str(flat["experiment"])), time.time()
+        with launch.with_remedy(folder, started):
+            run, show = federation.submit(flat), sending.without_tracebacks(plain)
+            status = federation.control.follow(run, show, launch.finished(folder, started))
+            if status.failure:
+                raise RuntimeError(status.failure)
     answer(progress.show_if_here(flat, started, out))
 
 

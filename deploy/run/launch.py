@@ -100,7 +100,7 @@ def launch(
         data.warn(found, console)
     started = time.time()
     display = Progress(config.run.rounds, console, past=past, start=start)
-    with _with_remedy(folder, started), _watched(display, folder):
+    with with_remedy(folder, started), _watched(display, folder):
         display.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
@@ -218,7 +218,7 @@ def _flower(
                 on_step(step)
 
         def watch() -> Callable[[], bool]:
-            return _finished(folder, started)
+            return finished(folder, started)
 
         if flat["runtime"] == "ray":
             return run_simulation(app, clients, flat, work, env, log, watch).failure
@@ -226,7 +226,7 @@ def _flower(
             return federation.control.follow(federation.submit(flat), log, watch()).failure
 
 
-def _finished(folder: Path, started: float) -> Callable[[], bool]:
+def finished(folder: Path, started: float) -> Callable[[], bool]:
     """Return a function that returns whether the run has written its summary.
 
     The function raises ``Stopped`` if the ServerApp has released the lock of the folder for more
@@ -234,7 +234,7 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
     """
     started_up, since = False, 0.0
 
-    def finished() -> bool:
+    def over() -> bool:
         nonlocal started_up, since
         if summary_since(folder, started) is not None:
             return True
@@ -244,11 +244,11 @@ def _finished(folder: Path, started: float) -> Callable[[], bool]:
             raise Stopped("the ServerApp ended in the middle of the run; was its process killed?")
         return False
 
-    return finished
+    return over
 
 
 @contextmanager
-def _with_remedy(folder: Path, started: float) -> Iterator[None]:
+def with_remedy(folder: Path, started: float) -> Iterator[None]:
     """Add the command that resumes the run and the path of tracebacks to errors of the block."""
     try:
         yield

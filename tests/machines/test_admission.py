@@ -1,7 +1,9 @@
 """Before a SuperNode starts: would the server let the key in, and do both sides speak TLS?"""
 
+import asyncio
 import contextlib
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -25,9 +27,10 @@ from deploy.flower.certificates import Certificates, make
 from deploy.flower.control import Control
 from deploy.flower.owner import admission
 from deploy.flower.owner.admission import await_admission
-from deploy.flower.processes import environment, free_ports
+from deploy.flower.processes import environment, executable, free_ports
+from deploy.flower.watchdog import end
 from deploy.machines import node
-from tests.support.commandline import typed
+from tests.support.commandline import command_line, typed
 from tests.support.waiting import PATIENCE, until
 
 STILL = "SuperNode with node ID 7 could not be activated."
@@ -242,9 +245,31 @@ def test_a_name_without_an_address_and_a_proxy_are_told(
             await_admission("fed.invalid:9092", keys, 0, stop)
     assert f"the proxy http://127.0.0.1:{port} of the variable https_proxy" in told[0]
     assert "no_proxy=fed.invalid avoids it" in told[0]
-    monkeypatch.setenv("no_proxy", "example.org,.invalid")
-    assert admission.proxy_of("fed.invalid") == ""
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert admission.proxy_of("127.0.0.1") == "" != admission.proxy_of("fed.invalid")
+    monkeypatch.setenv("NO_PROXY", ".invalid")  # Flower's processes get both spellings as one
+    assert admission.proxy_of("fed.invalid") == admission.proxy_of("example.org") == ""
     assert "proxy" not in admission.cause("fed.x:1", "Connection refused", direct=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Cannot check peer: missing selected ALPN property.", "the answer is not HTTP/2"),
+        ("Failed parsing HTTP/2 (Trying to connect an http1.x server)", "the answer is not HTTP/2"),
+        ("Tls handshake failed: OPENSSL_internal:WRONG_VERSION_NUMBER", "the answer is not TLS"),
+        ("UNAVAILABLE: ipv4:192.0.2.7:1: Socket closed", "there is no response"),
+        ("Handshake read failed (Endpoint closing)", "there is no response"),
+    ],
+)
+def test_what_a_proxy_answers_has_a_meaning(
+    text: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("grpc_proxy", "http://proxy:8")
+    told = admission.cause("fed.example:9092", text)
+    assert line in told and "the proxy http://proxy:8 of the variable grpc_proxy" in told
+    with pytest.raises(RuntimeError, match="of another authority.* the connection uses the proxy"):
+        admission.cause("fed.example:9092", "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_both_spellings_of_direct_hosts_reach_flowers_processes(
@@ -281,3 +306,107 @@ def test_a_silent_server_uses_no_other_kind_of_connection(monkeypatch: pytest.Mo
         thread.join()
         monkeypatch.setattr(admission, "TLS_PATIENCE", 0.1)
         admission.check_tls(address, True)
+
+
+class Proxy:
+    """Proxy of one server for HTTP/1.1; once ``mended``, it passes connections on unchanged.
+
+    ``forward``: whether it waits for CONNECT; otherwise it is in the place of the server.
+    """
+
+    def __init__(self, server: str, *, forward: bool) -> None:
+        self.server, self.forward = server.rpartition(":"), forward
+        self.refused, self.mended, self.port = 0, False, 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        listen = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = asyncio.run_coroutine_threadsafe(listen, self._loop).result(PATIENCE)
+        self.port = server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            if not self.mended:
+                await reader.readuntil(b"\r\n\r\n")
+                self.refused += 1
+                writer.write(b"HTTP/1.1 405 Not Allowed\r\nContent-Length: 0\r\n\r\n")
+                await writer.drain()
+                return
+            if self.forward:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            host, _, port = self.server
+            with_server = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(_pass(reader, with_server[1]), _pass(with_server[0], writer))
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        while part := await reader.read(1 << 16):
+            writer.write(part)
+            await writer.drain()
+
+
+@contextlib.contextmanager
+def session(
+    line: list[str], log: Path, home: Path, **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with its output in a file, and end it with its children."""
+    output = {"stdout": log.open("wb"), "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    own = {k: v for k, v in environment(env, home).items() if k.lower() != "no_proxy"}
+    with subprocess.Popen(line, env=own, cwd=log.parent, start_new_session=True, **output) as ran:
+        try:
+            yield ran
+        finally:
+            end({ran.pid}, 5.0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("forward", [True, False], ids=["http_proxy, TLS", "reverse, no TLS"])
+def test_a_node_behind_a_proxy_for_http1_is_unhealthy_says_why_once_and_tries_again(
+    forward: bool, tmp_path: Path
+) -> None:
+    host = "fed.example.org"  # only the proxy has its address
+    trust = make(tmp_path / "certs", [host], 1) if forward else None
+    operator, fleet, health = (f"127.0.0.1:{port}" for port in free_ports(3))
+    server = [*control.superlink_command(operator, fleet, False, trust)]
+    server[0] = executable(server[0])
+    log = tmp_path / "node.log"
+    with (
+        session(server, tmp_path / "server.log", tmp_path / "server"),
+        Control(operator, trust and trust.ca, tmp_path) as api,
+        Proxy(fleet, forward=forward) as proxy,
+    ):
+        api.await_answer(PATIENCE)
+        address, env = f"127.0.0.1:{proxy.port}", dict[str, str]()
+        security = ["--insecure"]
+        if trust is not None:
+            api.register(trust.public(0))
+            address, env = (
+                f"{host}:{fleet.rpartition(':')[2]}",
+                {"https_proxy": f"http://{address}"},
+            )
+            security = ["--ca", str(trust.ca)]
+        line = command_line("node", "--superlink", address, *security, "--clients", 1, "--k", 0)
+        line += ["--home", str(tmp_path / "node"), "--health", health, "--cold-start"]
+        with session(line, log, tmp_path / "node", **env) as client:
+            until("three tries", lambda: client.poll() is not None or proxy.refused > 2)
+            reason = checked(int(health.rpartition(":")[2]))
+            words = log.read_text()
+            assert words.count(reason) == 1 and words.count("waiting for the Sup") == 1, words
+            if forward:
+                assert "it must allow CONNECT" in reason and env["https_proxy"] in reason
+                assert f"no_proxy={host} avoids it" in reason and reason.count("http://") == 1
+            else:
+                assert "is not HTTP/2" in reason and "must pass connections on unch" in reason
+            assert api.online() == 0
+            proxy.mended = True
+            until(log.read_text, lambda: client.poll() is not None or api.online() == 1)
+            assert client.poll() is None, log.read_text()

@@ -288,7 +288,8 @@ def test_code_that_is_not_pinned_is_warned_of_and_the_rules_hold_all_the_same(
 ) -> None:
     started: list[dict[str, str]] = []
     monkeypatch.setattr(node, "become", lambda line, home, guard: started.append(guard))
-    monkeypatch.setattr("deploy.flower.owner.admission.check_tls", lambda *_: None)
+    for function in ("check_tls", "await_admission"):
+        monkeypatch.setattr(f"deploy.flower.owner.admission.{function}", lambda *_: None)
     line = [*NODE, "--cold-start", "-s", f"state-dir={tmp_path}"]
     said = typed(*line).stdout
     assert "warning: this node runs any code that the SuperLink sends; --app-digest in" in said

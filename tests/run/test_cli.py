@@ -40,6 +40,14 @@ def test_the_version_is_what_the_census_compares() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, code_version() + "\n", "")
 
 
+def test_a_command_that_was_called_leaves_this_process_its_signals() -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
+    assert typed("--version").stdout == code_version() + "\n"
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert sys.unraisablehook == hook
+
+
 def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     # typer's own switch: the shell is named, not looked for among this process's parents
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")

@@ -15,6 +15,7 @@ from common.settings.config import Value
 from deploy.flower.certificates import Certificates, make, revoke
 from deploy.flower.messages import empty
 from server_app.stopped import Stopped
+from tests.support.adversary import note
 from tests.support.battery import Swapping
 from tests.support.keys import Keyed, altered
 from tests.support.recorded_calls import record_calls
@@ -226,13 +227,19 @@ class Revoking(Relay):
         return None
 
 
-def test_a_key_that_is_revoked_during_a_run_ends_its_clients_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [3, pytest.param(12, marks=pytest.mark.hostile)])
+def test_a_key_that_is_revoked_during_a_run_ends_its_clients_part(
+    rounds: int, tmp_path: Path
+) -> None:
     own = make(tmp_path / "certs", [], CLIENTS)
     relay = type("Own", (Revoking,), {"keys": own})
-    run = sealed_run(tmp_path / "out", own, relay, rounds=3)
-    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 1, 2], [0, 2], [0, 2]]
+    run = sealed_run(tmp_path / "out", own, relay, rounds=rounds)
+    replied, without = [entry["replied"] for entry in run.journal[1:]], range(2, rounds + 1)
+    assert replied == [[0, 1, 2], *([0, 2] for _ in without)]
     why = f"reply refused: its key 1.pub is revoked, see {own.revoked}"
-    assert {*failures(run)} == {(1, 2, why), (1, 3, why)}
+    assert {*failures(run)} == {(1, t, why) for t in without}
+    told = why.replace(f"{tmp_path}/", "")
+    note(f"client 1's key is revoked in round 2 of {rounds}", "completed without client 1", told)
 
 
 class Forgetful(Once):

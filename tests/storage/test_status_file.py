@@ -193,7 +193,7 @@ def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
 def test_a_launcher_sees_a_lost_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GONE", -1.0)  # any time without a sign is too long
     started = time.time()
-    finished = launch._finished(tmp_path, started)
+    finished = launch.finished(tmp_path, started)
     assert not finished(), "it has not begun yet"
     with hold(tmp_path):
         assert not finished()
@@ -204,11 +204,11 @@ def test_a_launcher_sees_a_lost_server(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_ends_a_run_before_its_time_says_how_it_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError) as plain, launch._with_remedy(tmp_path, 0.0):
+    with pytest.raises(RuntimeError) as plain, launch.with_remedy(tmp_path, 0.0):
         raise RuntimeError("superlink was killed\nlog")
     assert str(plain.value) == "superlink was killed\nlog"
     checkpoint.path_in(tmp_path).touch()
-    with pytest.raises(RuntimeError) as told, launch._with_remedy(tmp_path, 0.0):
+    with pytest.raises(RuntimeError) as told, launch.with_remedy(tmp_path, 0.0):
         raise RuntimeError("superlink was killed\nlog")
     line, log = str(told.value).splitlines()
     assert line.endswith(f"; the checkpoint is kept, go on with --resume {tmp_path}")

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ def typed(*arguments: object, program: Callable[[], object] = main) -> Done:
     output, errors = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
+        former_signals(),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
@@ -36,6 +38,25 @@ def typed(*arguments: object, program: Callable[[], object] = main) -> Done:
         patch.setattr(sys, "argv", words)
         program()
     return Done(words, int(ended.value.code or 0), output.getvalue(), errors.getvalue())
+
+
+@contextlib.contextmanager
+def former_signals() -> Iterator[None]:
+    """Restore what signals do at the end of the block, in which a command may change it.
+
+    The command itself keeps its handlers until its process ends, because a thread may outlive it.
+    """
+    here = threading.current_thread() is threading.main_thread()  # another one may set none
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if here else ()
+    handlers, hook = {number: signal.getsignal(number) for number in numbers}, sys.unraisablehook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        if here:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # before SIGALRM ends the process again
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def command_line(*arguments: object) -> list[str]:

@@ -2,7 +2,8 @@
 
 Without a connection a SuperNode retries forever and does not say why. A rejected SuperNode ends
 with a traceback. A SuperNode that was killed is rejected after its restart until the server has
-missed its heartbeats. ``fedmosaic node`` therefore checks both first, with the client's key.
+missed its heartbeats. ``fedmosaic node`` therefore checks both first, with the client's key. A node
+without a key checks the connection.
 """
 
 import os
@@ -23,6 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from common.exchange.seal.files import ssh_key
 from common.flower.rpc import details
 from deploy.flower.certificates import Certificates
+from deploy.flower.processes import direct_hosts
 
 NOTICED = 60.0  #: seconds until the server detects a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
@@ -47,15 +49,21 @@ CERTIFICATES = {
 }
 """Errors of a TLS handshake, as regular expressions, and what they mean. Waiting does not help."""
 CAUSES = {
-    "HTTP proxy": "{proxy} does not let the connection through",
+    "HTTP proxy": "the proxy does not let the connection through; it must allow CONNECT to this "
+    "port",
+    "ALPN|HTTP/2|http1": "the answer is not HTTP/2, which gRPC needs; a proxy on the way must pass "
+    "connections on unchanged, as a proxy for TCP does",
+    "WRONG_VERSION_NUMBER": "the answer is not TLS; check the port, and proxies on the way",
     "errors resolving|DNS resolution": "this machine finds no address of {host}",
     "Connection refused": "no program listens there; start the SuperLink, or check the port",
     "No route|unreachable": "this machine has no route to {host}",
-    "timed? ?out|Deadline": "there is no response; check the address, and firewalls on the way",
+    "timed? ?out|Deadline|closed|closing|reset by": "there is no response; check the address, and "
+    "firewalls and proxies on the way",
 }
 """Errors of a connection, as regular expressions, and what they mean."""
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Environment variables in which gRPC looks for a proxy, the first one counts."""
+DIRECT = "no_grpc_proxy"  #: environment variable that gRPC reads instead of no_proxy
 
 
 def check_tls(address: str, tls: bool) -> None:
@@ -88,7 +96,7 @@ def _uses_tls(address: str) -> bool | None:
 
 def await_admission(
     fleet: str,
-    trust: Certificates,
+    trust: Certificates | None,
     k: int,
     report: Callable[[str], None],
     *,
@@ -97,53 +105,62 @@ def await_admission(
 ) -> None:
     """Wait until the server admits client k's SuperNode.
 
-    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``report``: receives one line for each
-    new reason to wait; ``patience``: seconds to wait until the server detects the lost client;
-    ``pause``: seconds between two tries.
+    ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``trust``: None for a server without TLS,
+    which admits every SuperNode; ``report``: receives one line for each new reason to wait;
+    ``patience``: seconds to wait until the server detects the lost client; ``pause``: seconds
+    between two tries.
 
     Raises ``ValueError`` for an invalid private key or a key that is not registered, and
     ``RuntimeError`` for a certificate that is not accepted, or if the server rejects the client for
     another reason, such as a connection of the same client.
     """
-    key = ssh_key(trust.key(k))
-    deadline, reported = time.monotonic() + patience, ""
+    key = ec.generate_private_key(ec.SECP256R1()) if trust is None else ssh_key(trust.key(k))
+    deadline, reported = time.monotonic() + patience, set[str]()
     signer = NodeAuthClientInterceptor(key, key.public_key())
-    with channel(fleet, trust.ca) as connection:
+    proxied = [("grpc.enable_http_proxy", int(bool(proxy_of(fleet.rpartition(":")[0]))))]
+    with channel(fleet, None if trust is None else trust.ca, proxied) as connection:
         stub = FleetStub(grpc.intercept_channel(connection, signer))
         while reason := _refusal(stub, key, fleet):
-            if reason.startswith(WAITING):
-                if reason != reported:
-                    report(reason)
-                reported = reason
-                time.sleep(pause)
-                continue
-            if UNKNOWN in reason:
-                raise ValueError(
-                    f"{fleet}: the key of client {k} is not registered: register "
-                    f"{trust.public(k).name} with fedmosaic register ({reason})"
-                )
-            if OTHER_API in reason:
-                raise RuntimeError(
-                    f"{fleet} is not a SuperLink's Fleet API (port 9092 by default; "
-                    f"9093 is the operator's): {reason}"
-                )
-            if CLOCK in reason:
-                raise RuntimeError(
-                    f"{fleet} refuses client {k}: {reason}; check the clock of this machine"
-                )
-            if CONNECTED not in reason:
-                raise RuntimeError(f"{fleet} refuses client {k}: {reason}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"client {k} is connected already: its key {trust.key(k)} is in use elsewhere"
-                )
-            if reason != reported:
-                report(
-                    f"{fleet} counts client {k} as connected; if it was killed, the server detects "
-                    f"this within {NOTICED:.0f} s: waiting"
-                )
-            reported = reason
+            if trust is None and UNKNOWN in reason:
+                return  # the server answers, and registers the key that a SuperNode makes itself
+            line = _reason_to_wait(reason, fleet, trust, k, late=time.monotonic() > deadline)
+            meaning = line.partition(" (")[0]  # gRPC's own text changes from try to try
+            if meaning not in reported:
+                report(line)
+            reported.add(meaning)
             time.sleep(pause)
+
+
+def _reason_to_wait(
+    reason: str, fleet: str, trust: Certificates | None, k: int, *, late: bool
+) -> str:
+    """Return the line for a refusal that may end by itself, or raise the error of another one.
+
+    ``late``: whether the server should have detected the loss of client k's former SuperNode.
+    """
+    if reason.startswith(WAITING):
+        return reason
+    if OTHER_API in reason:
+        raise RuntimeError(
+            f"{fleet} is not a SuperLink's Fleet API (port 9092 by default; "
+            f"9093 is the operator's): {reason}"
+        )
+    if trust is not None and UNKNOWN in reason:
+        raise ValueError(
+            f"{fleet}: the key of client {k} is not registered: register "
+            f"{trust.public(k).name} with fedmosaic register ({reason})"
+        )
+    if trust is None or CONNECTED not in reason:
+        clock = "; check the clock of this machine" if CLOCK in reason else ""
+        raise RuntimeError(f"{fleet} refuses client {k}: {reason}{clock}")
+    if late:
+        raise RuntimeError(
+            f"client {k} is connected already: its key {trust.key(k)} is in use elsewhere"
+        )
+    return (
+        f"{fleet} counts client {k} as connected; if it was killed, the server detects this "
+        f"within {NOTICED:.0f} s: waiting"
+    )
 
 
 def cause(address: str, text: str, *, direct: bool = False) -> str:
@@ -154,22 +171,21 @@ def cause(address: str, text: str, *, direct: bool = False) -> str:
     """
     host = address.rpartition(":")[0]
     proxy = "" if direct else proxy_of(host)
-    for errors in (CERTIFICATES, CAUSES):
-        for pattern, meaning in errors.items():
-            if re.search(pattern, text):
-                why = f"{meaning.format(host=host, proxy=proxy)} ({text})"
-                if errors is CERTIFICATES:
-                    raise RuntimeError(
-                        f"{address}: the server's certificate is not accepted: {why}"
-                    )
-                return f"{address}: {why}" + (f"; there is {proxy}" if proxy else "")
-    return f"{address}: {text}"
+    via = f"; the connection uses {proxy}" if proxy else ""
+    for pattern, meaning in CERTIFICATES.items():
+        if re.search(pattern, text):
+            why = f"{meaning.format(host=host)}{via} ({text})"
+            raise RuntimeError(f"{address}: the server's certificate is not accepted: {why}")
+    for pattern, meaning in CAUSES.items():
+        if re.search(pattern, text):
+            return f"{address}: {meaning.format(host=host)}{via} ({text})"
+    return f"{address}: {text}{via}"
 
 
 def proxy_of(host: str) -> str:
     """Return the proxy of connections to ``host`` and its environment variable; empty without."""
     name = next((name for name in PROXIES if os.environ.get(name)), "")
-    direct = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
+    direct = os.environ.get(DIRECT) or direct_hosts()
     ends = [end.strip() for end in direct.split(",") if end.strip()]
     if not name or any(end == "*" or host.endswith(end) for end in ends):
         return ""
