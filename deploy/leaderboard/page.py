@@ -272,14 +272,15 @@ def _numbers(one: Standing) -> dict[str, object]:
 def picture(found: Sequence[Section], path: Path) -> bool:
     """Draw the personal means with their intervals in the section with the most rows.
 
-    Only the ten best rows are there, so that the picture is legible on a small screen. Return
-    whether there are any.
+    Only the ten best rows are there, so that the picture is legible on a small screen, and one of
+    two rows that share their runs. Return whether there are any.
     """
     most = max(found, key=lambda section: len(section.ranked), default=None)
     ranked = [one for one in most.standings if PERSONAL in one.positions] if most else []
     ranked = [one for one in ranked if not one.place.one_shot]
     if most is None or not ranked:
         return False
+    ranked = list({one.grid[PERSONAL].tobytes(): one for one in reversed(ranked)}.values())
     best = sorted(ranked, key=partial(_mean, PERSONAL))[-SHOWN:]
     with style():
         figure, axes = frame((5.0, 0.36 * len(best) + 1.5))
