@@ -9,6 +9,7 @@ several machines can be joined.
 
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -24,6 +25,8 @@ from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,
     FIRST,
+    PROTOTYPE,
+    RATE,
     TRIES,
     Place,
     Protocol,
@@ -35,14 +38,17 @@ from deploy.settings import EXPERIMENTS
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun, Line, TableFile
-from deploy.study.records import Flat
+from deploy.study.records import Flat, Recorded
 from deploy.study.runner import OnBatch, OnCell, Runner, Unfinished
 from deploy.study.sweep import COLUMN
 from deploy.study.sweep import name as name_of
 
 CHOSEN, ADDED = "chosen.json", "added.json"
 MEASURES = (tables.MEASURE, "personal.worst", "flops.total", "memory.largest", "bytes.up")
+MEASURES += (PROTOTYPE, "fairness.prototype.wlp")
 """Paths of a run's summary that a board reads; its bundled record has these alone."""
+CURVES = (PROTOTYPE,)
+"""Curves that a board reads beside those that every record keeps."""
 
 T = TypeVar("T")
 
@@ -112,20 +118,56 @@ class Board:
 
     def tuning(self) -> TableFile:
         """Return the table whose rows are the configurations of all rows."""
+        return self._tuning([(it, one) for it in self.places for one in self._tried(it)])
+
+    def _tuning(self, some: Iterable[tuple[Place, Flat]]) -> TableFile:
+        """Return the table of configurations, each of a row."""
         rows = [
-            Line(name=f"{place.name}: {name_of(one)}", set={**self._settings(place), **one})
-            for place in self.places
-            if not place.added
-            for one in self.protocol.configurations(place.row)
+            Line(name=f"{it.name}: {name_of(one)}", set={**self._settings(it), **one})
+            for it, one in some
         ]
         tuning = self.protocol.tuning
         return TableFile(
             title=f"Configurations, {self.protocol.title}",
-            seeds=[tuning.seed],
+            seeds=tuning.seeds,
             base={**self.protocol.base},
             row=rows,
             column=[Line(name=COLUMN, set={**tuning.set})],
         )
+
+    def _tried(self, place: Place) -> list[Flat]:
+        """Return the configurations that are tried for a row.
+
+        While the best one has the smallest or largest rate, and the protocol allows more rates,
+        half or twice that rate is tried too.
+        """
+        tried = [] if place.added else self.protocol.configurations(place.row)
+        for _ in range(self.protocol.edge if tried else 0):
+            if not (best := self._ordered(place, tried)):
+                break
+            rates, rate = [float(one[RATE]) for one in tried], float(best[0][RATE])
+            if min(rates) < rate < max(rates):
+                break
+            tried.append({**best[0], RATE: 2 * rate if rate == max(rates) else rate / 2})
+        return tried
+
+    def _ordered(self, place: Place, tried: Sequence[Flat]) -> list[Flat] | None:
+        """Return the configurations all of whose tuning runs finished, the best one first.
+
+        None if a run has neither finished nor ended. Their number is the mean of the seeds.
+        """
+        cells = list(tables.cells(self._tuning((place, one) for one in tried)))
+        known = tables.recorded(cells, self.folder)
+        ended = known.keys() | Unfinished(self.folder).keys()
+        if any(cell.fingerprint not in ended for cell in cells):
+            return None
+        scores, each = list[tuple[float, int]](), len(self.protocol.tuning.seeds)
+        for i in range(len(tried)):
+            runs = [known.get(cell.fingerprint) for cell in cells[each * i : each * (i + 1)]]
+            numbers = [run and _score(place, run) for run in runs]
+            if None not in numbers:
+                scores.append((statistics.fmean(number or 0.0 for number in numbers), -i))
+        return [tried[-i] for _, i in sorted(scores, reverse=True)]
 
     def board(self) -> TableFile:
         """Return the table of the rows that have a configuration."""
@@ -136,7 +178,8 @@ class Board:
         """Return the table of rows with a configuration each."""
         rows = [Line(name=it.name, set={**self._settings(it), **one}) for it, one in some]
         columns = [
-            Line(name=n, set=dict[str, object](flat)) for n, flat in self.protocol.columns.items()
+            Line(name=name, set=dict[str, object](flat), seeds=self.protocol.own_seeds(flat))
+            for name, flat in self.protocol.columns.items()
         ]
         counted = dict[str, object](self.protocol.cost_settings)
         costs = Line(name=COSTS, set=counted, seeds=self.protocol.seeds[:1])
@@ -154,26 +197,15 @@ class Board:
     def choose(self) -> list[str]:
         """Choose a configuration for each row whose tuning runs have all ended; return the rows.
 
-        It is the one with the highest primary score of those that finish: a configuration is given
-        up for the next best one if a run of the tuning or of the board does not finish.
+        It is the one with the highest score of those that finish, the primary score or the row's
+        only one: a configuration is given up for the next best one if a run of the tuning or of the
+        board does not finish.
         """
-        cells = {cell.row: cell for cell in tables.cells(self.tuning())}
-        known = tables.recorded(cells.values(), self.folder)
         unfinished, before = Unfinished(self.folder), dict(self.chosen)
-        ended = known.keys() | unfinished.keys()
         self.hopeless, self.given_up = set[str](), dict[str, list[Flat]]()
         for place in (one for one in self.places if not one.added):
-            tried = self.protocol.configurations(place.row)
-            runs = [cells[f"{place.name}: {name_of(one)}"] for one in tried]
-            if any(run.fingerprint not in ended for run in runs):
+            if (best := self._ordered(place, self._tried(place))) is None:
                 continue
-            scores = [
-                (value, -i)
-                for i, run in enumerate(runs)
-                if (record := known.get(run.fingerprint)) is not None
-                and (value := run.value(record)) is not None
-            ]
-            best = [tried[-i] for _, i in sorted(scores, reverse=True)]
             left = [*itertools.dropwhile(partial(self._stops, unfinished, place), best)]
             self.given_up[place.name] = best[: len(best) - len(left)]
             if left:
@@ -198,6 +230,14 @@ class Board:
         self.chosen = {**theirs.chosen, **self.chosen}
         self.save()
         Unfinished(self.folder).join(Unfinished(other))
+
+
+def _score(place: Place, run: Recorded) -> float | None:
+    """Return the number of a tuning run by which its configuration is chosen."""
+    if not place.row.personal:
+        return run.measured(tables.MEASURE)
+    course = run.course(place.row.personal)
+    return course[-1][1] if course else None
 
 
 def record(protocol: Protocol) -> Path:
@@ -283,8 +323,12 @@ def estimate(board: Board, folder: Path) -> Iterator[tuple[Place, float | str]]:
 
 
 def runs_of_a_row(protocol: Protocol) -> int:
-    """Return the number of runs of a row: its tuning, its cells and the run that counts costs."""
-    return TRIES + len(protocol.columns) * len(protocol.seeds) + 1
+    """Return the number of runs of a row: its tuning, its cells and the run that counts costs.
+
+    Rates beyond the edge of those tried come on top.
+    """
+    tuning = TRIES * len(protocol.tuning.seeds)
+    return tuning + len(protocol.skew) * len(protocol.runs) + 1
 
 
 def tuned(board: Board, rows: Sequence[str]) -> list[CellRun]:

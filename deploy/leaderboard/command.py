@@ -30,7 +30,7 @@ def leaderboard(
         list[Path] | None, typer.Argument(help="With --add: folders of a method's runs.")
     ] = None,
     which: Annotated[
-        str, typer.Option("--board", help="fashion, cifar or smartwatch.")
+        str, typer.Option("--board", help="fashion, fashion3, cifar or smartwatch.")
     ] = "fashion",
     to: Annotated[
         Path | None,
@@ -55,11 +55,13 @@ def leaderboard(
     name: Annotated[str, typer.Option(help="With --add: name of the row.")] = "",
     sends: Annotated[str, typer.Option(help="With --add: what leaves a client.")] = "",
     html: Annotated[Path | None, file_option("--html", "Write the page here.")] = None,
-    picture: Annotated[Path | None, picture_option("--picture", "Draw the ranks here.")] = None,
+    picture: Annotated[
+        Path | None, picture_option("--picture", "Draw the ten best rows here.")
+    ] = None,
 ) -> None:
     """Compare all methods under one protocol: equal budgets, several seeds and partitions.
 
-    Complete rows have ranks among themselves. Missing cells and rows are named.
+    Complete rows have possible positions among themselves. Missing cells and rows are named.
     """
     from deploy.leaderboard import board as boards
     from deploy.leaderboard.page import protocol_lines
@@ -99,7 +101,8 @@ def _estimate(board: Board) -> None:
     each = boards.runs_of_a_row(board.protocol)
     timed = [s for s in seconds.values() if not isinstance(s, str)]
     hours = each * sum(timed) / 3600
-    plain(f"{len(timed)} rows of {each} runs: about {hours:.1f} core-hours")
+    runs = f"at least {each}" if board.protocol.edge else str(each)
+    plain(f"{len(timed)} rows of {runs} runs: about {hours:.1f} core-hours")
     answer({"seconds_a_run": seconds, "runs_a_row": each, "core_hours": hours})
 
 
@@ -125,6 +128,9 @@ def _show(board: Board, html: Path | None, picture: Path | None) -> None:
     found = list(sections(board))
     for section, one_shot in pages.tables(found):
         print_table(pages.table(section, one_shot))
+    if (named := pages.pairs(found)).rows:
+        print_table(named)
+        plain(pages.pairs_lead(found))
     for line in pages.incomplete(found):
         plain(line)
     written = [*boards.write(board, board.folder), *pages.write_text(board, found)]

@@ -1,7 +1,6 @@
 """Views of the leaderboard: tables for a terminal, an HTML page with filters, and a picture."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import final
 
 from common.files import write_all
-from deploy.leaderboard.board import Board
-from deploy.leaderboard.protocol import Protocol
-from deploy.leaderboard.ranking import GLOBAL, PERSONAL, Section, Standing
-from deploy.report.style import Card, Page, frames, render_sortable, save, series, single, style
+from deploy.leaderboard.board import Board, runs_of_a_row
+from deploy.leaderboard.protocol import PERSONAL, Protocol
+from deploy.leaderboard.ranking import GLOBAL, Section, Standing, compared
+from deploy.report.style import Card, Page, frame, render_sortable, save, series, single, style
 from deploy.report.style import Section as PageSection
 from deploy.report.table import (
     HERE,
@@ -30,6 +29,7 @@ from deploy.study.sweep import name as name_of
 SCRIPT = "leaderboard.js"
 SCORES = {GLOBAL: "global", PERSONAL: "personal"}
 REASONS = 3  #: most missing or failed cells that are named for a row
+SHOWN = 10  #: most rows of a picture
 
 
 @final
@@ -42,25 +42,30 @@ class Column:
     value: Callable[[Standing], float | None]
 
 
-def _rank(score: str) -> Column:
+def _position(score: str) -> Column:
     def text(one: Standing) -> Cell:
-        rank = one.ranks.get(score)
-        if rank is None:
-            return Cell(NONE)
-        return Cell(str(rank.rank), f"{rank.best}–{rank.worst}", best=rank.rank == 1)
+        place = one.positions.get(score)
+        return Cell(NONE if place is None else f"{place.best}–{place.worst}")
 
-    return Column(
-        f"rank, {SCORES[score]}", text, lambda one: getattr(one.ranks.get(score), "rank", None)
-    )
+    def value(one: Standing) -> float | None:
+        place = one.positions.get(score)
+        return None if place is None else (place.best + place.worst) / 2
+
+    return Column(f"positions, {SCORES[score]}", text, value)
 
 
 def _score(score: str) -> Column:
     def text(one: Standing) -> Cell:
-        rank, mean = one.ranks.get(score), one.values[score]
-        between = "" if rank is None else f"{100 * rank.low:.1f}–{100 * rank.high:.1f}"
-        return Cell(percent(mean), between)
+        place, mean = one.positions.get(score), one.values.get(score)
+        told = place is not None and place.low < place.high
+        asides = [f"{100 * place.low:.1f}–{100 * place.high:.1f}"] if place and told else []
+        if score == PERSONAL:
+            asides += ["tuned for the global score"] * one.for_global
+            by = one.values.get("by prototypes")
+            asides += [] if by is None else [f"{percent(by)} by prototypes"]
+        return Cell(percent(mean), ", ".join(asides))
 
-    return Column(SCORES[score], text, lambda one: one.values[score])
+    return Column(SCORES[score], text, lambda one: one.values.get(score))
 
 
 def _number(name: str, key: str, shown: Callable[[float | None], str]) -> Column:
@@ -74,11 +79,11 @@ def _operations(value: float | None) -> str:
 
 
 COLUMNS = [
-    _rank(GLOBAL),
+    _position(GLOBAL),
     _score(GLOBAL),
     _number("global at equal bytes", f"{GLOBAL} at bytes", percent),
     _number("global at equal operations", f"{GLOBAL} at flops", percent),
-    _rank(PERSONAL),
+    _position(PERSONAL),
     _score(PERSONAL),
     _number("personal at equal bytes", f"{PERSONAL} at bytes", percent),
     _number("personal at equal operations", f"{PERSONAL} at flops", percent),
@@ -95,14 +100,11 @@ def title(section: Section, one_shot: bool) -> str:
 
 
 def ordered(section: Section, one_shot: bool) -> list[Standing]:
-    """Return the rows of a table that have begun: by global, then by personal rank and mean."""
+    """Return the rows of a table that have begun: by their global, then their personal mean."""
     rows = [one for one in section.standings if one.begun and one.place.one_shot == one_shot]
 
-    def key(one: Standing) -> list[tuple[float, float]]:
-        return [
-            (one.ranks[score].rank, -_mean(score, one)) if score in one.ranks else (math.inf, 0.0)
-            for score in SCORES
-        ]
+    def key(one: Standing) -> list[tuple[bool, float]]:
+        return [(score not in one.positions, -_mean(score, one)) for score in SCORES]
 
     return sorted(rows, key=key)
 
@@ -134,20 +136,25 @@ def _name(one: Standing) -> str:
 
 def protocol_lines(protocol: Protocol) -> list[str]:
     """Return the protocol in sentences."""
-    runs = len(protocol.seeds) * len(protocol.partitions)
-    base = protocol.base
+    base, each = protocol.base, len(protocol.tuning.seeds)
+    number, seeds = len(protocol.partitions), f"{len(protocol.seeds)} seeds"
+    runs = f"{len(protocol.runs)} runs: "
+    if protocol.paired:
+        runs += f"one seed on each of {number} partitions. Repetitions are these runs"
+    else:
+        runs += f"{seeds} on {number} partitions. Repetitions are the seeds, on these partitions"
+    edge = f", and up to {protocol.edge} rates beyond the edge if the best one is there"
     return [
         f"Protocol of the board {protocol.name}, version {protocol.version}: {protocol.title}, "
         f"{base['train.epochs']} local epochs, {base['data.samples']} training samples.",
         "Fleets: " + "; ".join(f"{name}: {it.about}" for name, it in protocol.fleet.items()) + ".",
         f"Each method tries {len(protocol.rates)} configurations on validation samples "
-        f"({protocol.tuning.skew}, a partition of its own): learning rates, with values of its "
-        "own settings if it has any.",
-        f"Numbers are means of {runs} runs: {len(protocol.seeds)} seeds on "
-        f"{len(protocol.partitions)} partitions. A method is better than another if the 95 % "
-        "bootstrap interval of the difference is above 0, over seeds and partitions. Those that "
-        "the first of a group is not better than share its rank; beside it are the possible "
-        "positions.",
+        f"({protocol.tuning.skew}, a partition of its own, {each} seed{'s' * (each > 1)}): "
+        "learning rates, with values of its own settings if it has any"
+        f"{edge if protocol.edge else ''}. A row takes at least {runs_of_a_row(protocol)} runs.",
+        f"Numbers are means of {runs}. Beside a number is an interval: two rows of a table are "
+        "told apart if theirs do not overlap. The positions are those that a row can have. In "
+        "each column all positions hold together with 95 %.",
         f"Equal bytes: {size(protocol.budget.bytes)} of all clients in all rounds. Equal "
         f"operations: {operations(int(protocol.budget.flops))} of training. Both are what FedAvg "
         "of the smallest mixed network needs.",
@@ -155,6 +162,35 @@ def protocol_lines(protocol: Protocol) -> list[str]:
         "test samples. One-shot methods, with all clients in one round, have tables of their own.",
         *(f"{row.name} is not on the board: {row.omitted}." for row in protocol.row if row.omitted),
     ]
+
+
+def pairs(found: Sequence[Section]) -> Table:
+    """Return the differences of the protocol's pairs, as far as both rows are complete.
+
+    A difference is only said to be decided if its sign stays when all are corrected together.
+    """
+    header = ["", "compared with", "on", "score", "difference", "decided"]
+    lines: list[list[str | Cell]] = [
+        [
+            clean(one.pair.row),
+            clean(one.pair.other),
+            f"{one.pair.fleet}, {one.skew}",
+            one.pair.score,
+            f"{100 * one.difference.mean:+.1f} ± {100 * one.difference.half:.1f}",
+            ("above" if one.difference.mean > 0 else "below") if one.difference.decided else NONE,
+        ]
+        for one in compared(found)
+    ]
+    return Table(header, lines, title="Named pairs", align="llllrl")
+
+
+def pairs_lead(found: Sequence[Section]) -> str:
+    """Return what the table of pairs says."""
+    return (
+        "Points of accuracy, with the 95 % interval of each pair alone (Student's t over the "
+        f"repetitions). All {len(compared(found))} are corrected together (Holm): without true "
+        "differences at most 5 % of boards have a decided pair."
+    )
 
 
 def incomplete(found: Sequence[Section]) -> list[str]:
@@ -207,12 +243,19 @@ def html(board: Board, found: Sequence[Section]) -> str:
         notes=incomplete(found),
         sections=[
             PageSection("Methods", cards),
+            *_pair_section(found),
             single("Protocol", text=" ".join(protocol_lines(protocol))),
         ],
     )
     data = json.dumps(numbers).replace("<", "\\u003c")  # no text of a row can end the script
     script = f"const TABLES = {data};\n" + (HERE / SCRIPT).read_text(encoding="utf-8")
     return render_sortable(page, script)
+
+
+def _pair_section(found: Sequence[Section]) -> list[PageSection]:
+    named = pairs(found)
+    shown = replace(named, title="")
+    return [single(named.title, pairs_lead(found), table=shown)] if named.rows else []
 
 
 def _numbers(one: Standing) -> dict[str, object]:
@@ -227,53 +270,51 @@ def _numbers(one: Standing) -> dict[str, object]:
 
 
 def picture(found: Sequence[Section], path: Path) -> bool:
-    """Draw the scores of the fleet with the most ranked rows; return whether there are any."""
-    most = max((len(section.ranked) for section in found), default=0)
-    if not most:
+    """Draw the personal means with their intervals in the section with the most rows.
+
+    Only the ten best rows are there, so that the picture is legible on a small screen, and one of
+    two rows that share their runs. Return whether there are any.
+    """
+    most = max(found, key=lambda section: len(section.ranked), default=None)
+    ranked = [one for one in most.standings if PERSONAL in one.positions] if most else []
+    ranked = [one for one in ranked if not one.place.one_shot]
+    if most is None or not ranked:
         return False
-    fleet = next(section.fleet for section in found if len(section.ranked) == most)
-    shown = [section for section in found if section.fleet == fleet and section.ranked]
+    ranked = list({one.grid[PERSONAL].tobytes(): one for one in reversed(ranked)}.values())
+    best = sorted(ranked, key=partial(_mean, PERSONAL))[-SHOWN:]
     with style():
-        size_ = (4.6 * 2, (0.17 * most + 0.8) * len(shown))
-        figure, axes = frames(size_, len(shown), len(SCORES))
-        for section, line in zip(shown, axes, strict=True):
-            for (score, word), place in zip(SCORES.items(), line, strict=True):
-                ranked = [one for one in section.standings if score in one.ranks]
-                ranked.sort(key=partial(_mean, score))
-                for y, one in enumerate(ranked):
-                    rank = one.ranks[score]
-                    kind = 1 if one.place.one_shot else 2 if one.place.row.reference else 0
-                    mean = 100 * (one.values[score] or 0.0)
-                    ends = [100 * rank.low, 100 * rank.high]
-                    place.plot(ends, [y, y], color=series(kind), linewidth=1.6)
-                    place.plot(mean, y, "o", color=series(kind), markersize=3.6)
-                names = [
-                    clean(one.place.row.name) + " (public set)" * one.place.public for one in ranked
-                ]
-                place.set_yticks(range(len(ranked)), names, fontsize=6.5)
-                place.set_ylim(-0.7, len(ranked) - 0.3)
-                place.tick_params(axis="x", labelsize=8)
-                place.set_xlabel("accuracy, %", fontsize=8)
-                place.set_title(f"{word} score, {section.skew}", fontsize=9.5)
-        note = "mean and 95 % interval; green: references, orange: one-shot methods"
-        used = shown[0].protocol
-        heading = f"{fleet} fleet, board {used.name}, protocol version {used.version}: {note}"
-        figure.suptitle(heading, fontsize=9.0, x=0.01, ha="left")
+        figure, axes = frame((5.0, 0.36 * len(best) + 1.5))
+        for y, one in enumerate(best):
+            place, colour = one.positions[PERSONAL], series(2 if one.place.row.reference else 0)
+            axes.plot([100 * place.low, 100 * place.high], [y, y], color=colour, linewidth=2.4)
+            axes.plot(100 * _mean(PERSONAL, one), y, "o", color=colour, markersize=6)
+        axes.set_yticks(range(len(best)), [_name(one) for one in best], fontsize=11)
+        axes.set_ylim(-0.6, len(best) - 0.4)
+        axes.tick_params(axis="x", labelsize=11)
+        axes.set_xlabel("accuracy of the clients' own models, %", fontsize=11)
+        lines = f"{len(best)} best of {len(ranked)} rows: {title(most, False)}"
+        figure.suptitle(f"{lines}\nIntervals that overlap are not told apart", fontsize=11)
         save(figure, path)
     return True
 
 
 def _mean(score: str, one: Standing) -> float:
-    return one.values[score] or 0.0
+    return one.values.get(score) or 0.0
 
 
 def text(board: Board, found: Sequence[Section]) -> str:
     """Return the protocol, the tables and what is missing as Markdown."""
     lines = [f"# Leaderboard: {board.protocol.title}", ""]
-    lines += ["This page has the protocol, the rows with their ranks, and what is missing.", ""]
+    lines += [
+        "This page has the protocol, the rows with their possible positions, and what is missing.",
+        "",
+    ]
     lines += [f"- {line}" for line in protocol_lines(board.protocol)]
-    for pair in tables(found):
-        lines += ["", f"## {title(*pair)}", "", markdown(untitled(*pair)).rstrip()]
+    for part in tables(found):
+        lines += ["", f"## {title(*part)}", "", markdown(untitled(*part)).rstrip()]
+    if (named := pairs(found)).rows:
+        table_ = markdown(replace(named, title="")).rstrip()
+        lines += ["", f"## {named.title}", "", pairs_lead(found), "", table_]
     if notes := incomplete(found):
         lines += ["", "## Not complete", "", *(f"- {line}" for line in notes)]
     return "\n".join(lines) + "\n"
@@ -290,7 +331,7 @@ def write_html(board: Board, found: Sequence[Section], path: Path) -> list[Path]
 
 
 def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
-    """Return the rows of all sections with their numbers, ranks, and missing cells."""
+    """Return the rows of all sections with their numbers, positions, and missing cells."""
     return [
         {
             "board": section.protocol.name,
@@ -306,7 +347,8 @@ def as_json(found: Sequence[Section]) -> list[dict[str, object]]:
             "did_not_finish": list(one.failed),
             "given_up": list(one.given_up),
             **one.values,
-            "ranks": {SCORES[score]: vars(rank) for score, rank in one.ranks.items()},
+            "tuned_for_global": one.for_global,
+            "positions": {SCORES[score]: vars(it) for score, it in one.positions.items()},
         }
         for section in found
         for one in section.standings

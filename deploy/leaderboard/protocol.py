@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, Self, final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from common import methods
 from common.settings.section import Value
 from deploy.settings import EXPERIMENTS, checked, flatten, read_toml
-from deploy.study.paper_table import FilePart
+from deploy.study.paper_table import FilePart, Seeds
 from deploy.study.records import Flat
 
 FOLDER = EXPERIMENTS / "leaderboard"
@@ -22,6 +22,8 @@ FIRST = "fashion"  #: name of the first board
 TRIES = 8  #: configurations of each method
 COSTS = "costs"  #: column of the run that counts operations and measures memory
 RATE = "train.lr"
+PERSONAL = "personal.accuracy"  #: curve of the personal score
+PROTOTYPE = "fairness.prototype.amp"  #: curve of the personal score by the nearest prototype
 
 Flattened = Annotated[dict[str, Value], BeforeValidator(flatten)]
 Rates = Annotated[list[float], Field(min_length=TRIES, max_length=TRIES)]
@@ -45,9 +47,9 @@ class Kind(FilePart):
 
 @final
 class Tuning(FilePart):
-    """Seed and settings of the runs that choose configurations."""
+    """Seeds and settings of the runs that choose configurations by their mean."""
 
-    seed: int
+    seeds: Seeds = Field(min_length=1)
     skew: str
     """How labels differ between the clients, in words."""
     set: Flattened
@@ -80,11 +82,24 @@ class Row(FilePart):
     """Why the method is not on the board, if so."""
     largest: bool = False
     """Whether the global score is that of the fleet's largest network."""
+    personal: Literal["", "personal.accuracy", "fairness.prototype.amp"] = ""
+    """Curve of the only score, a personal one, which chooses the configuration; empty: the row has
+    both scores, and the primary one chooses."""
     set: Flattened
     rates: Rates | None = None
     """Learning rates instead of the protocol's, for a loss of another scale."""
     space: dict[str, Annotated[list[Value], Field(min_length=2, max_length=2)]] = {}
     """Two values of each further setting that is chosen with the learning rate."""
+
+
+@final
+class Pair(FilePart):
+    """Two rows that a statement compares; all pairs of a board are corrected together."""
+
+    fleet: str
+    score: Literal["global", "personal"]
+    row: str
+    other: str
 
 
 @final
@@ -95,8 +110,12 @@ class Protocol(FilePart):
     """The board's."""
     version: int
     title: str
-    seeds: list[int]
-    partitions: list[int]
+    seeds: Seeds = Field(min_length=2)
+    partitions: Seeds = Field(min_length=1)
+    paired: bool = False
+    """Whether the i-th seed runs on the i-th partition only, instead of each on each."""
+    edge: int = Field(default=0, ge=0)
+    """Most further rates that are tried while the best one is the smallest or largest."""
     skew: dict[str, Flattened]
     """Settings that make labels differ between the clients, by their name."""
     rates: Rates
@@ -106,6 +125,33 @@ class Protocol(FilePart):
     fleet: dict[str, Fleet]
     kind: dict[str, Kind]
     row: list[Row]
+    pair: list[Pair] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.paired and len(self.seeds) != len(self.partitions):
+            raise ValueError(
+                f"paired: {len(self.seeds)} seeds and {len(self.partitions)} partitions; "
+                "both should have the same number"
+            )
+        rows = {(fleet, row.name) for row in self.row for fleet in row.fleets}
+        for pair in self.pair:
+            for name in (pair.row, pair.other):
+                if (pair.fleet, name) not in rows:
+                    raise ValueError(f"pair: {name!r} is no row of the fleet {pair.fleet!r}")
+        return self
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the partition and the seed of each run of a row with one skew."""
+        if self.paired:
+            return list(zip(self.partitions, self.seeds, strict=True))
+        return list(itertools.product(self.partitions, self.seeds))
+
+    def own_seeds(self, settings: Flat) -> list[int]:
+        """Return the seeds of a column with these settings; empty if all columns have the same."""
+        pairs = self.runs if self.paired else []
+        return [seed for partition, seed in pairs if partition == settings["data.seed"]]
 
     @property
     def columns(self) -> dict[str, Flat]:
@@ -171,6 +217,14 @@ class Place:
         return self.row.sends or methods.facts(str(self.row.set["method"])).sends
 
     @property
+    def has_own(self) -> bool:
+        """Whether clients keep networks of their own beside a global one."""
+        if self.added:
+            return False
+        facts = methods.facts(str(self.row.set["method"]))
+        return bool(facts.own and facts.whole)
+
+    @property
     def one_shot(self) -> bool:
         return "one-shot" in self.row.kinds
 
@@ -207,12 +261,13 @@ def _content(path: Path) -> dict[str, Any]:
 
     The settings of ``base`` and the kinds are added to the other board's; all else replaces what
     the other one has. ``rows`` names the other's rows that the board has too, on its own fleets,
-    before rows of its own.
+    before rows of its own; without it the board has all of them.
     """
     own = read_toml(path)
     if "like" not in own:
         return own
-    other, kept = _content(path.parent / f"{own.pop('like')}.toml"), own.pop("rows")
+    other = _content(path.parent / f"{own.pop('like')}.toml")
+    kept = own.pop("rows", [row["name"] for row in other["row"]])
     fleets = own.get("fleet", other["fleet"])
     rows = [
         {**row, "fleets": [name for name in row["fleets"] if name in fleets]}
@@ -224,9 +279,10 @@ def _content(path: Path) -> dict[str, Any]:
     return {
         **other,
         **own,
-        "base": flatten(other["base"]) | flatten(own["base"]),
+        "base": flatten(other["base"]) | flatten(own.get("base", {})),
         "kind": other["kind"] | own.get("kind", {}),
         "row": rows + own.get("row", []),
+        "pair": own.get("pair", []),  # another board's rows and fleets can differ
     }
 
 

@@ -1,4 +1,4 @@
-"""Scores, costs and ranks of the rows of the leaderboard, from its record."""
+"""Scores, costs and possible positions of the rows of the leaderboard, from its record."""
 
 import itertools
 import math
@@ -10,64 +10,25 @@ from typing import final
 import numpy as np
 
 from deploy.leaderboard.board import Board
-from deploy.leaderboard.protocol import COSTS, Place, Protocol, column
+from deploy.leaderboard.inference import Difference, Position, differences, positions
+from deploy.leaderboard.protocol import (
+    COSTS,
+    PERSONAL,
+    PROTOTYPE,
+    Pair,
+    Place,
+    Protocol,
+    column,
+)
 from deploy.study import paper_table as tables
 from deploy.study import records
 from deploy.study.paper_table import CellRun
 from deploy.study.records import Flat, Recorded
 from deploy.study.runner import Unfinished
 
-DRAWS = 2000  #: bootstrap samples
 TRAFFIC = ("bytes.up", "bytes.down")  #: bytes of all clients
 WORK = ("flops.clients", "flops.server")  #: operations of all clients and the server
-GLOBAL, PERSONAL = "accuracy", "personal.accuracy"  #: curves of the two scores
-
-
-@final
-@dataclass(frozen=True)
-class Rank:
-    """Rank of a row among the rows of a section, by one score.
-
-    A row is *better* than another if the bootstrap interval of the difference is above 0. In the
-    order of the means, a group of rows ends before the first one than which the group's first row
-    is better. ``rank``: 1 and the number of rows in earlier groups, the same for a whole group.
-    ``best``, ``worst``: possible positions: 1 and the number of better rows, and the number of all
-    rows without the worse ones. ``low``, ``high``: 95 % interval of the mean.
-    """
-
-    rank: int
-    best: int
-    worst: int
-    low: float
-    high: float
-
-
-def ranks(values: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Rank]:
-    """Rank rows by their mean; ``values``: by row, [partitions, seeds].
-
-    The bootstrap draws partitions and seeds with replacement, the same for all rows, because rows
-    with the same partition and seed share samples and selections of clients.
-    """
-    if not values:
-        return {}
-    stacked = np.stack(list(values.values()))
-    _, partitions, seeds = stacked.shape
-    draw = np.random.default_rng(seed)
-    by_partition = draw.multinomial(partitions, [1 / partitions] * partitions, DRAWS) / partitions
-    by_seed = draw.multinomial(seeds, [1 / seeds] * seeds, DRAWS) / seeds
-    means = np.einsum("rps,bp,bs->rb", stacked, by_partition, by_seed)
-    better = np.quantile(means[None] - means[:, None], 0.025, axis=2) > 0  # [row, other row]
-    order = [int(i) for i in np.argsort(-stacked.mean(axis=(1, 2)), kind="stable")]
-    firsts = dict[int, int]()  # place of the group's first row, by row
-    for at, i in enumerate(order):
-        first = firsts[order[at - 1]] if at else 0
-        firsts[i] = at if better[i, order[first]] else first
-    out = dict[str, Rank]()
-    for i, name in enumerate(values):
-        low, high = np.quantile(means[i], (0.025, 0.975))
-        best, worst = 1 + int(better[i].sum()), len(means) - int(better[:, i].sum())
-        out[name] = Rank(1 + firsts[i], best, worst, float(low), float(high))
-    return out
+GLOBAL = "accuracy"  #: curve of the global score
 
 
 def at_cost(record: Recorded, score: str, costs: Sequence[float], limit: float) -> float | None:
@@ -90,6 +51,7 @@ def at_cost(record: Recorded, score: str, costs: Sequence[float], limit: float) 
 class Standing:
     """A row in a section: numbers are means over partitions and seeds, None if unknown.
 
+    ``grid``: by score, the row's accuracies in independent repetitions (``positions``).
     ``missing``: cells that are neither recorded nor ended; ``failed``: reasons of runs that ended.
     """
 
@@ -101,7 +63,9 @@ class Standing:
     configuration: Flat
     given_up: Sequence[Flat] = ()
     """Configurations that were better in the tuning; a run of the board did not finish."""
-    ranks: dict[str, Rank] = field(default_factory=dict)
+    for_global: bool = False
+    """Whether the clients keep own networks and the configuration is chosen by the global score."""
+    positions: dict[str, Position] = field(default_factory=dict)
 
     @property
     def begun(self) -> bool:
@@ -121,7 +85,7 @@ class Standing:
 @final
 @dataclass(frozen=True)
 class Section:
-    """The rows of one fleet with one skew. The complete rows have ranks among themselves."""
+    """The rows of one fleet with one skew. The complete ones have positions among themselves."""
 
     fleet: str
     skew: str
@@ -130,14 +94,14 @@ class Section:
 
     @property
     def ranked(self) -> Sequence[Standing]:
-        """The rows with a rank."""
-        return [one for one in self.standings if one.ranks]
+        """The rows with positions."""
+        return [one for one in self.standings if one.positions]
 
 
 def sections(board: Board) -> Iterator[Section]:
-    """Yield a section for each fleet and skew, with the ranks of its complete rows.
+    """Yield a section for each fleet and skew, with the positions of its complete rows.
 
-    Centralised training and rows that did not finish have no rank. One-shot methods are ranked
+    Centralised training and rows that did not finish have none. One-shot methods have positions
     among themselves.
     """
     by_row: dict[str, list[CellRun]] = {}
@@ -154,10 +118,35 @@ def sections(board: Board) -> Iterator[Section]:
         for score, one_shot in itertools.product((GLOBAL, PERSONAL), (False, True)):
             alike = [one for one in standings if one.place.one_shot == one_shot]
             kept = [one for one in alike if one.rankable and score in one.grid]
-            found = ranks({s.place.name: s.grid[score] for s in kept})
+            found = positions({s.place.name: s.grid[score] for s in kept})
             for one in kept:
-                one.ranks[score] = found[one.place.name]
+                one.positions[score] = found[one.place.name]
         yield section
+
+
+@final
+@dataclass(frozen=True)
+class Compared:
+    """A named pair of the protocol with one skew."""
+
+    pair: Pair
+    skew: str
+    difference: Difference
+
+
+def compared(found: Sequence[Section]) -> list[Compared]:
+    """Return the differences of the protocol's pairs of which both rows are complete."""
+    pairs, values = list[tuple[Pair, str]](), list[np.ndarray]()
+    for section in found:
+        grids = {one.place.row.name: one.grid for one in section.standings if one.rankable}
+        for pair in section.protocol.pair:
+            score = PERSONAL if pair.score == "personal" else GLOBAL
+            first, second = (grids.get(name, {}).get(score) for name in (pair.row, pair.other))
+            if pair.fleet == section.fleet and first is not None and second is not None:
+                pairs.append((pair, section.skew))
+                values.append(first - second)
+    both = zip(pairs, differences(values), strict=True)
+    return [Compared(*pair, difference) for pair, difference in both]
 
 
 def _standing(
@@ -170,7 +159,7 @@ def _standing(
 ) -> Standing:
     protocol = board.protocol
     by_key = {(cell.column, cell.seed): cell for cell in cells}
-    wanted = [(column(skew, p), seed) for p in protocol.partitions for seed in protocol.seeds]
+    wanted = [(column(skew, p), seed) for p, seed in protocol.runs]
     known, missing, failed = dict[tuple[str, int], Recorded](), list[str](), list[str]()
     if not cells:
         none = "no configuration has finished"
@@ -187,13 +176,12 @@ def _standing(
     runs = [known[key] for key in wanted if key in known]
     measured = known.get((COSTS, protocol.seeds[0]))
     values, grid = dict[str, float | None](), dict[str, np.ndarray]()
-    curves = {GLOBAL: _global(protocol, place), PERSONAL: PERSONAL}
-    for score, curve in curves.items():
-        last = [course[-1][1] if (course := run.course(curve)) else None for run in runs]
+    for score, curve in _curves(protocol, place).items():
+        last = [_last(run, curve) for run in runs]
         values[score] = _mean(last)
         if len(runs) == len(wanted) and None not in last:
-            shape = (len(protocol.partitions), len(protocol.seeds))
-            grid[score] = np.array(last, dtype=float).reshape(shape)
+            repetitions = len(protocol.runs) if protocol.paired else len(protocol.seeds)
+            grid[score] = np.array(last, dtype=float).reshape(-1, repetitions).mean(axis=0)
         by_bytes = [
             at_cost(run, curve, _spent(run, TRAFFIC), protocol.budget.bytes) for run in runs
         ]
@@ -202,7 +190,10 @@ def _standing(
             work = _spent(measured, WORK)
             by_flops = [at_cost(run, curve, work, protocol.budget.flops) for run in runs]
             values[f"{score} at flops"] = _mean(by_flops)
-    values["worst"] = _mean([run.measured("personal.worst") for run in runs])
+    if not place.row.personal and all(PROTOTYPE in run.curve for run in runs):
+        values["by prototypes"] = _mean([_last(run, PROTOTYPE) for run in runs])
+    worst = "fairness.prototype.wlp" if place.row.personal == PROTOTYPE else "personal.worst"
+    values["worst"] = _mean([run.measured(worst) for run in runs])
     rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
     sent = _mean([sum(_spent(run, TRAFFIC)) for run in runs])
     values["bytes a round"] = None if sent is None or not rounds else sent / rounds
@@ -211,14 +202,22 @@ def _standing(
         values["memory"] = measured.measured("memory.largest")
     configuration = board.chosen.get(place.name, {})
     given_up = board.given_up.get(place.name, [])
-    return Standing(place, values, grid, missing, failed, configuration, given_up)
+    for_global = place.has_own and not place.row.personal and not all(r.personal for r in runs)
+    return Standing(place, values, grid, missing, failed, configuration, given_up, for_global)
 
 
-def _global(protocol: Protocol, place: Place) -> str:
-    """Return the curve of the row's global score."""
-    if place.row.largest:
-        return f"accuracies.{protocol.fleet[place.fleet].largest}"
-    return GLOBAL
+def _curves(protocol: Protocol, place: Place) -> dict[str, str]:
+    """Return the curves of the row's scores, by score."""
+    if place.row.personal:
+        return {PERSONAL: place.row.personal}
+    largest = f"accuracies.{protocol.fleet[place.fleet].largest}"
+    return {GLOBAL: largest if place.row.largest else GLOBAL, PERSONAL: PERSONAL}
+
+
+def _last(record: Recorded, curve: str) -> float | None:
+    """Return the last number of a curve; None without any."""
+    course = record.course(curve)
+    return course[-1][1] if course else None
 
 
 def _spent(record: Recorded, curves: Sequence[str]) -> list[float]:

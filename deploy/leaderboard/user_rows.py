@@ -121,7 +121,8 @@ def _match(protocol: Protocol, folder: Path, flat: Flat) -> tuple[str, list[str]
             for key, value in wanted.items()
             if key in FIXED and flat.get(key) != value
         }
-        seeds = protocol.seeds[:1] if name == COSTS else protocol.seeds
+        seeds = protocol.own_seeds(settings) or protocol.seeds
+        seeds = seeds[:1] if name == COSTS else seeds
         if seed not in seeds:
             differs["seed"] = (seed, f"one of {', '.join(map(str, seeds))}")
         if not differs:

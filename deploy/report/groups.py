@@ -77,6 +77,22 @@ def half_width(values: Sequence[float]) -> float | None:
     return t * statistics.stdev(values) / math.sqrt(n)
 
 
+def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]:
+    """Return for each test whether it stays decided when all are to be right at 1 − ``alpha``.
+
+    Holm, A simple sequentially rejective multiple test procedure, 1979.
+
+    ``levels``: each test's p; None counts as a test that was not made.
+    """
+    ordered = sorted((p, i) for i, p in enumerate(levels) if p is not None)
+    kept = [False] * len(levels)
+    for rank, (p, i) in enumerate(ordered):
+        if p >= alpha / (len(ordered) - rank):
+            break
+        kept[i] = True
+    return kept
+
+
 def mean_with_interval(values: Sequence[float], spec: str) -> str:
     """Return ``82.94 ± 0.21``: the mean of the values and the half-width of its interval, if any.
 

@@ -132,8 +132,9 @@ class Runner:
         self._on_batch, self._on_cell = on_batch, on_cell
 
     def left(self, some: Iterable[CellRun]) -> list[CellRun]:
-        """Return those of ``some`` cells that are neither recorded nor unfinished."""
-        return missing([c for c in some if c.fingerprint not in self._unfinished], self._folder)
+        """Return each of ``some`` cells once that is neither recorded nor unfinished."""
+        runs = {cell.fingerprint: cell for cell in some}
+        return missing([runs[one] for one in runs if one not in self._unfinished], self._folder)
 
     def run(
         self,

@@ -1,8 +1,10 @@
-"""``fedmosaic leaderboard``: choices on validation samples, ranks, missing cells, users' rows."""
+"""``fedmosaic leaderboard``: choices by validation, positions, missing cells, users' rows."""
 
+import itertools
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from rich.console import Console
 from common.models import smallest
 from common.settings.version import ROOT
 from deploy.leaderboard import board as boards
+from deploy.leaderboard import inference, ranking, user_rows
 from deploy.leaderboard import page as pages
 from deploy.leaderboard import protocol as protocols
-from deploy.leaderboard import ranking, user_rows
 from deploy.leaderboard.board import Board
 from deploy.leaderboard.protocol import Protocol
 from deploy.report.table import markdown
@@ -29,7 +31,13 @@ from tests.support.browser import PROGRAM, Browser
 from tests.support.commandline import completed, error_of
 
 FIRST = "α = 0.5, partition 5"
-SHAPES = {"fashion": ((1, 14, 14), 10), "cifar": ((3, 16, 16), 10), "smartwatch": ((6, 100), 7)}
+SHAPES = {
+    "fashion": ((1, 14, 14), 10),
+    "fashion3": ((1, 14, 14), 10),
+    "cifar": ((3, 16, 16), 10),
+    "smartwatch": ((6, 100), 7),
+}
+MEANS = {"first": 0.8, "also": 0.8, "last": 0.5}
 RECORDED = [name for name in protocols.names() if boards.record(protocols.read(name)).is_dir()]
 
 
@@ -43,8 +51,11 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
     protocol = protocols.read(name)
     board = Board(Path("nowhere"), protocol)
     cells = list(paper_table.cells(board.tuning()))
-    assert len(cells) == protocols.TRIES * len(board.places)
-    own = [cell for cell in cells if not cell.row.startswith("centralised, ")]  # on all fleets
+    tries = protocols.TRIES * len(protocol.tuning.seeds)
+    assert len(cells) == tries * len(board.places)
+    again = [place.name for place in board.places if place.row.personal]  # runs of another row
+    own = [c for c in cells if not c.row.startswith("centralised, ")]  # on all fleets
+    own = [c for c in own if c.row.rpartition(": ")[0] not in again]
     assert len({cell.fingerprint for cell in own}) == len(own)
     for cell in cells:
         epochs = int(cell.flat["rounds"]) * int(cell.flat["train.epochs"])
@@ -53,7 +64,7 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
             assert epochs * share == 40, cell.row
         assert cell.flat["data.score-on"] == "validation" and cell.flat["data.validation"] > 0
     rounds = {int(cell.flat["rounds"]) for cell in cells}
-    assert rounds == {1, 40} and len(protocol.seeds) == 5 and len(protocol.partitions) == 3
+    assert rounds == {1, 40} and len(protocol.runs) == 15
     local = next(row for row in protocol.row if row.name == "local, smallest network")
     fleet = protocol.fleet["mixed"].set
     specs, wide = str(fleet["fleet"]).split(","), int(fleet["feature-dim"])
@@ -113,31 +124,79 @@ def test_a_configuration_that_stops_yields_to_the_next(tmp_path: Path, protocol:
     assert why in lines
 
 
-def test_a_rank_counts_the_rows_that_are_seen_to_be_better() -> None:
+def boards_without_differences(rows: int, repetitions: int) -> Iterator[np.ndarray]:
+    """Yield accuracies [rows, repetitions] of 100 boards on three partitions.
+
+    Rows have the same mean, different variances, a part of the noise on all partitions alike, and a
+    part that all rows of a repetition share.
+    """
+    draw = np.random.default_rng(5)
+    for _ in range(100):
+        deviation = 0.02 * np.exp(0.5 * draw.normal(size=(rows, 1, 1)))
+        own = draw.normal(size=(rows, 3, repetitions)) + draw.normal(size=(rows, 1, repetitions))
+        shared = draw.normal(0, 0.05, size=(1, 3, repetitions))
+        yield (0.5 + deviation * own + shared).mean(axis=1)
+
+
+@pytest.mark.parametrize(("rows", "repetitions"), [(15, 5), (3, 5), (15, 15)])
+def test_few_boards_without_differences_have_a_false_statement(rows: int, repetitions: int) -> None:
+    """Neither an impossible position nor a decided pair.
+
+    Of 100 boards at most 5 have a false position. The test of pairs is exact: 5 % are expected at
+    most, and more than 9 of 100 in 3 % of simulations.
+    """
+    wrong_positions = wrong_pairs = 0
+    for values in boards_without_differences(rows, repetitions):
+        found = inference.positions({str(i): one for i, one in enumerate(values)})
+        wrong_positions += any((one.best, one.worst) != (1, rows) for one in found.values())
+        pairs = [first - second for first, second in itertools.combinations(values[:6], 2)]
+        wrong_pairs += any(one.decided for one in inference.differences(pairs))
+    assert wrong_positions <= 5 and wrong_pairs <= 9
+
+
+def test_positions_and_pairs_find_true_differences() -> None:
     draw = np.random.default_rng(0)
-    noise = draw.normal(0, 0.01, (3, 5))
-    values = {"best": 0.8 + noise, "also": 0.8 + noise[:, ::-1], "last": 0.5 + noise}
-    found = ranking.ranks(values)
-    assert [found[name].rank for name in values] == [1, 1, 3]
-    assert found["last"].low < 0.5 + noise.mean() < found["last"].high
-    assert [found[name].worst for name in values] == [2, 2, 3]
-    # a row that is level with the first one of its group shares its rank, whatever is between
-    wide = np.array([[0.9], [0.5], [0.1], [0.9], [0.1]]).repeat(3, 1).T
-    mixed = ranking.ranks({"narrow": 0.6 + noise, "between": 0.58 + noise, "wide": wide})
-    assert [mixed[name].rank for name in ("narrow", "between", "wide")] == [1, 2, 2]
-    assert (mixed["wide"].best, mixed["wide"].worst) == (1, 3)
-    # the difference of rows with the same noise is certain, although their intervals overlap
-    certain = ranking.ranks({"a": noise + 0.001, "b": noise})
-    assert (certain["a"].rank, certain["b"].rank) == (1, 2)
+    shared = draw.normal(0, 0.1, 5)
+    values = {name: mean + shared + draw.normal(0, 0.01, 5) for name, mean in MEANS.items()}
+    found = inference.positions(values)
+    assert [(one.best, one.worst) for one in found.values()] == [(1, 2), (1, 2), (3, 3)]
+    for name, one in found.items():
+        assert one.low < values[name].mean() < one.high
+    assert found["last"].high < found["also"].low
+    # more variance widens a row's interval and does not give it a better position
+    wide = {**values, "wide": 0.8 + shared + 0.2 * draw.normal(size=5)}
+    wide["wide"] += values["first"].mean() - wide["wide"].mean()
+    four = inference.positions(wide)
+    assert four["wide"].high - four["wide"].low > 2 * (four["first"].high - four["first"].low)
+    assert four["wide"].best == four["first"].best == 1 and four["wide"].worst == 3
+    assert inference.positions({}) == {}
+    alone = inference.positions({"alone": np.array([0.5, 0.6])})["alone"]
+    assert (alone.best, alone.worst, alone.low, alone.high) == (1, 1, 0.55, 0.55)
+    # rows that differ by the same in each repetition are told apart with certainty
+    sure = inference.positions({"a": shared + 0.25, "b": shared + 0.125})
+    assert (sure["a"].worst, sure["b"].best) == (1, 2)
+    up, level, down = inference.differences(
+        [values["first"] - values["last"], shared * 0, values["last"] - values["also"]]
+    )
+    assert up.decided and down.decided and not level.decided and up.mean > 0 > down.mean
 
 
-def test_a_complete_board_has_ranks_and_equal_costs(tmp_path: Path, protocol: Protocol) -> None:
+def test_a_pair_is_compared_by_hand_numbers() -> None:
+    """Mean 3, s = 1.5811, error 0.7071, t = 4.243, one-sided p = 0.0066: 0.0264 for two pairs."""
+    even = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    (one,) = inference.differences([even])
+    assert (one.mean, one.decided) == (3.0, True) and one.half == pytest.approx(1.9632, abs=1e-4)
+    assert [it.decided for it in inference.differences([even, even - 3.0])] == [True, False]
+    assert [it.decided for it in inference.differences([even, *[even - 3.0] * 3])] == [False] * 4
+
+
+def test_a_complete_board_has_positions_and_equal_costs(tmp_path: Path, protocol: Protocol) -> None:
     board = chosen(tmp_path, protocol)
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
     [section] = ranking.sections(board)
     assert pages.incomplete([section]) == []
     local, prox = section.standings
-    assert [one.ranks["accuracy"].rank for one in (local, prox)] == [2, 1]
+    assert [one.positions["accuracy"].best for one in (local, prox)] == [2, 1]
     assert prox.values["accuracy"] == pytest.approx(0.715)
     assert prox.values["accuracy at bytes"] == pytest.approx(0.615)  # one round is within 250 bytes
     assert prox.values["accuracy at flops"] == pytest.approx(0.715)
@@ -147,7 +206,9 @@ def test_a_complete_board_has_ranks_and_equal_costs(tmp_path: Path, protocol: Pr
     assert text.index("FedProx") < text.index("local") and "71.5 %" in text
 
 
-def test_an_incomplete_row_has_no_rank_and_others_have(tmp_path: Path, protocol: Protocol) -> None:
+def test_an_incomplete_row_has_no_position_and_others_have(
+    tmp_path: Path, protocol: Protocol
+) -> None:
     """Nor has training that is not federated, although it has numbers."""
     board = chosen(tmp_path, protocol)
     cells = list(paper_table.cells(board.board()))
@@ -163,7 +224,7 @@ def test_an_incomplete_row_has_no_rank_and_others_have(tmp_path: Path, protocol:
     (tmp_path / UNFINISHED).write_text(json.dumps({missing.fingerprint: "it diverged"}))
     [section] = ranking.sections(board)
     local, prox = section.standings
-    assert local.ranks == {} and prox.ranks["accuracy"].rank == 1
+    assert local.positions == {} and prox.positions["accuracy"].worst == 1
     assert "did not finish" in pages.incomplete([section])[0]
     assert pages.picture([section], tmp_path / "ranks.png")
     rows = [protocol.row[0], protocol.row[1].model_copy(update={"ranked": False})]
@@ -171,8 +232,8 @@ def test_an_incomplete_row_has_no_rank_and_others_have(tmp_path: Path, protocol:
     fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
     [section] = ranking.sections(board)
     local, prox = section.standings
-    assert prox.ranks == {} and prox.values["accuracy"] == pytest.approx(0.715)
-    assert local.ranks["accuracy"].rank == 1
+    assert prox.positions == {} and prox.values["accuracy"] == pytest.approx(0.715)
+    assert local.positions["accuracy"].worst == 1
 
 
 def test_rows_that_have_not_begun_are_named_not_shown(tmp_path: Path, protocol: Protocol) -> None:
@@ -188,7 +249,7 @@ def test_rows_that_have_not_begun_are_named_not_shown(tmp_path: Path, protocol: 
     fill(board, paper_table.cells(board.board()), {"local": 0.5})
     [section] = ranking.sections(Board(tmp_path, protocol))
     [local] = pages.ordered(section, False)
-    assert local.ranks["accuracy"].rank == 1
+    assert local.positions["accuracy"].worst == 1
     [line] = pages.incomplete([section])
     assert line.endswith("1 of 2 rows not run yet: FedProx")
 
@@ -217,6 +278,98 @@ def test_each_number_about_the_boards_is_in_their_records() -> None:
     shown = "".join((boards.record(one) / f"{one.label}.md").read_text() for one in every)
     told = re.findall(r"[\d.]+ (?:%|[kM]B)", (ROOT / "docs/leaderboard-results.md").read_text())
     assert len(told) > 20 and [number for number in told if f" {number}" not in shown] == []
+
+
+def test_protocol_3_pairs_seeds_and_partitions_and_extends_rates(tmp_path: Path) -> None:
+    third = protocols.read("fashion3")
+    assert third.paired and third.edge and boards.runs_of_a_row(third) == 55
+    assert boards.runs_of_a_row(protocols.read("fashion")) == 39
+    assert "at least 55 runs" in " ".join(pages.protocol_lines(third))
+    assert {row.name for row in third.row} == {row.name for row in protocols.read("fashion").row}
+    changes = {"paired": True, "edge": 2, "tuning": {**SMALL["tuning"], "seeds": [9, 10, 11]}}
+    protocol = Protocol.model_validate({**SMALL, **changes})
+    board = Board(tmp_path, protocol)
+
+    def tune(values: dict[float, float]) -> list[str]:
+        for cell in paper_table.cells(board.tuning()):
+            if cell.row.startswith("local") and cell.fingerprint not in records.read(tmp_path):
+                rate = cell.flat["train.lr"]
+                record(tmp_path, cell, values.get(float(rate), 0.5) + 0.3 * (cell.seed == 9))
+        return board.choose()
+
+    assert tune({0.8: 0.6, 0.7: 0.55}) == [], "the best rate is the largest one"
+    assert tune({1.6: 0.7}) == [], "and the next one too"
+    assert tune({3.2: 0.8}) == ["local"], "two further rates are the most"
+    assert board.chosen == {"local": {"train.lr": 3.2}}
+    assert Board(tmp_path, protocol).chosen == board.chosen and board.choose() == []
+    cells = [cell for cell in paper_table.cells(board.board()) if cell.column != "costs"]
+    assert [(cell.flat["data.seed"], cell.seed) for cell in cells] == [(5, 1), (6, 2)]
+    fill(board, paper_table.cells(board.board()), {"local": 0.5})
+    local = next(ranking.sections(board)).standings[0]
+    assert local.grid["accuracy"] == pytest.approx([0.51, 0.52]) and local.complete
+    with pytest.raises(ValueError, match="2 seeds and 1 partitions"):
+        Protocol.model_validate({**SMALL, **changes, "partitions": [5]})
+
+
+def test_a_smallest_rate_is_halved_and_one_inside_is_kept(tmp_path: Path) -> None:
+    protocol = Protocol.model_validate({**SMALL, "edge": 1})
+    board = Board(tmp_path, protocol)
+    for cell in paper_table.cells(board.tuning()):
+        best = 0.1 if cell.row.startswith("local") else 0.4
+        record(tmp_path, cell, 0.9 if cell.flat["train.lr"] == best else 0.5)
+    assert board.choose() == ["FedProx"]
+    rates = [cell.flat["train.lr"] for cell in paper_table.cells(board.tuning())][:9]
+    assert rates == [*protocol.rates, 0.05]
+
+
+def test_a_row_of_one_personal_score_is_chosen_and_scored_by_it(tmp_path: Path) -> None:
+    local = SMALL["row"][0]
+    own = {**local, "name": "by prototypes", "personal": protocols.PROTOTYPE}
+    pair = {"fleet": "one", "score": "personal", "row": "by prototypes", "other": "local"}
+    protocol = Protocol.model_validate({**SMALL, "row": [local, own], "pair": [pair]})
+    board = Board(tmp_path, protocol)
+
+    def made(cell: CellRun, head: float, prototype: float) -> None:
+        record(tmp_path, cell, head, {protocols.PROTOTYPE: prototype})
+
+    for cell in paper_table.cells(board.tuning()):
+        rate = float(cell.flat["train.lr"])
+        made(cell, rate, 1 - rate) if cell.row.startswith("local") else None
+    assert sorted(board.choose()) == ["by prototypes", "local"]
+    assert board.chosen == {"local": {"train.lr": 0.8}, "by prototypes": {"train.lr": 0.1}}
+    for cell in paper_table.cells(board.board()):
+        made(cell, 0.6 + 0.001 * cell.seed, 0.4 + 0.001 * cell.seed**2)
+    [section] = ranking.sections(board)
+    by_head, by_prototype = section.standings
+    assert by_head.values["personal.accuracy"] == pytest.approx(0.6015)
+    assert by_prototype.values["personal.accuracy"] == pytest.approx(0.4025)
+    assert by_prototype.values.get("accuracy") is None and "accuracy" not in by_prototype.positions
+    [one] = ranking.compared([section])
+    assert one.difference.mean == pytest.approx(-0.199) and one.skew == "α = 0.5"
+    text = pages.text(board, [section])
+    assert (
+        "## Named pairs" in text and "| by prototypes | local | one, α = 0.5 | personal |" in text
+    )
+    assert "**" not in text, "no number is bold"
+    with pytest.raises(ValueError, match="pair: 'nobody' is no row of the fleet 'one'"):
+        Protocol.model_validate({**SMALL, "pair": [{**pair, "row": "nobody"}]})
+
+
+def test_a_personal_method_is_marked_if_the_global_score_chose(tmp_path: Path) -> None:
+    rows = [
+        {**SMALL["row"][1], "name": name, "set": {"method": name}, "space": {}}
+        for name in ("fml", "fedavg", "fedbn")
+    ]
+    protocol = Protocol.model_validate({**SMALL, "row": rows})
+    board = Board(tmp_path, protocol)
+    fill(board, paper_table.cells(board.tuning()), dict.fromkeys(("fml", "fedavg", "fedbn"), 0.5))
+    board.choose()
+    fill(board, paper_table.cells(board.board()), {"fml": 0.6, "fedavg": 0.5, "fedbn": 0.4})
+    [section] = ranking.sections(board)
+    assert [one.for_global for one in section.standings] == [True, False, False]
+    lines = markdown(pages.table(section, False)).splitlines()
+    marked = [line.split(" |")[0] for line in lines if "tuned for the global score" in line]
+    assert marked == ["| fml"]
 
 
 def test_records_of_two_machines_are_joined(tmp_path: Path, protocol: Protocol) -> None:
@@ -331,7 +484,7 @@ def test_a_board_is_played_in_two_steps_and_only_once(tmp_path: Path, protocol: 
     boards.play(board, [], 2, on_cell=lambda cell, _: played.append(cell))
     assert len(played) == 2 * boards.runs_of_a_row(protocol)
     [section] = ranking.sections(board)
-    assert all(one.ranks for one in section.standings)
+    assert all(one.positions for one in section.standings)
     written = boards.write(board, tmp_path)
     for path in written:
         assert runner.missing(paper_table.cells(paper_table.read(path)), tmp_path) == []
@@ -356,7 +509,10 @@ def test_the_command_names_what_is_missing_or_wrong_and_writes_a_page(tmp_path: 
         (("nothing",), "nothing is given without --add"),
         (("--add", "nothing"), "nothing holds no finished run"),
         (("--html", "."), "--html . is not allowed; it is a folder"),
-        (("--board", "mars"), "--board mars is not allowed; allowed: fashion, cifar, smartwatch"),
+        (
+            ("--board", "mars"),
+            "--board mars is not allowed; allowed: fashion, cifar, fashion3, smartwatch",
+        ),
         (("--row", "nobody"), "--row nobody is no row of the leaderboard; its rows are: local"),
         (("--row", "LwN"), "--row LwN is not on the board: its server learns from noise alone"),
     ):

@@ -193,7 +193,7 @@ def _copy(source: Mapping[str, Any], to: dict[str, Any], path: Sequence[str]) ->
 def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
     """Return the paths of summaries and the curves that the table or board ``name`` reads."""
     if not (RESULTS / name).is_dir():
-        return board.MEASURES, ()
+        return board.MEASURES, board.CURVES
     file = tables.read(place(name))
     cells = list(tables.cells(file))
     measures = {cell.measure for cell in cells if not cell.line.reach} | {"bytes.up", "flops.total"}

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import stdtr, stdtrit
 
 from common.parse import reads
-from deploy.report.groups import LEVEL, half_width
+from deploy.report.groups import LEVEL, half_width, holm
 from deploy.settings import checked, read_toml
 from deploy.study import paper_table
 from deploy.study.comparison import Comparison
@@ -118,20 +118,6 @@ def detectable(half: float, n: int) -> float:
     """
     t = float(stdtrit(n - 1, (1 + LEVEL) / 2))
     return half * (1 + float(stdtrit(n - 1, POWER)) / t)
-
-
-def holm(levels: Sequence[float | None], alpha: float = 1 - LEVEL) -> list[bool]:
-    """Return for each test whether it stays decided when all are to be right at 1 − ``alpha``.
-
-    ``levels``: each test's p; None counts as a test that was not made.
-    """
-    ordered = sorted((p, i) for i, p in enumerate(levels) if p is not None)
-    kept = [False] * len(levels)
-    for rank, (p, i) in enumerate(ordered):
-        if p >= alpha / (len(ordered) - rank):
-            break
-        kept[i] = True
-    return kept
 
 
 @final

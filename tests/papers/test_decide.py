@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tests.papers.judging import Region, Side, decide, detectable, holm
+from deploy.report.groups import holm
+from tests.papers.judging import Region, Side, decide, detectable
 
 pytestmark = pytest.mark.docs
 

@@ -1,6 +1,6 @@
 """A small table, and a small leaderboard with made records."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
         **{"train": {"epochs": 1}, "score": {"clients-every": 1}},
     },
     "tuning": {
-        "seed": 9,
+        "seeds": [9],
         "skew": "α = 1",
         "set": {"data": {"alpha": 1.0, "seed": 4, "validation": 0.25, "score-on": "validation"}},
     },
@@ -66,15 +66,21 @@ SMALL: dict[str, Any] = {
 }
 
 
-def record(folder: Path, cell: CellRun, value: float) -> None:
-    """Record a cell with this accuracy, 100 bytes each way and 400 operations in each round."""
+def record(
+    folder: Path, cell: CellRun, value: float, more: Mapping[str, float] | None = None
+) -> None:
+    """Record a cell with this accuracy, 100 bytes each way and 400 operations in each round.
+
+    ``more``: last values of further curves by name.
+    """
     scores: list[int | float | None] = [0.1, value - 0.1, value]
     rows: dict[str, list[int | float | None]] = {
         "round": [0, 1, 2],
         **{name: scores for name in ("accuracy", "personal.accuracy")},
         **{"bytes.up": [0, 100, 100], "bytes.down": [0, 100, 100], "flops.clients": [0, 400, 400]},
     }
-    summary = {"primary": {"final": value}, "personal": {"worst": value / 2}}
+    rows |= {name: [None, None, last] for name, last in (more or {}).items()}
+    summary: dict[str, Any] = {"primary": {"final": value}, "personal": {"worst": value / 2}}
     summary |= {"flops": {"total": 800}, "memory": {"largest": 5000}}
     fields = {"settings": {}, "seed": cell.seed, "summary": summary, "curve": rows}
     records.append(folder, Recorded(fingerprint=cell.fingerprint, **fields))
