@@ -164,7 +164,7 @@ class _Reader:
                     owner[into] = self.owner.codes(columns[by], sheet.path, first)
                 for j, i in enumerate(self.features):
                     values[into, j] = sheet.numbers(columns[i], self._header[i], first)
-            self._commas += [sheet.path] if sheet.has_decimal_commas else []
+            self._commas += [sheet.path] if "," in sheet.decimals else []
         return _Part(values[:end], label[:end], owner[:end], starts)
 
     def _check(self, sheet: Sheet) -> None:

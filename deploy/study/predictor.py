@@ -69,19 +69,16 @@ class Predictor:
 
     @classmethod
     def of_run(cls, folder: Path, client: int | None, *, best: bool = False) -> Self:
-        """Return the server's model, or that of a client. Raises as ``of_server``."""
-        if client is None:
-            return cls.of_server(folder, best=best)
-        if best:
-            raise ValueError("best is for the server's model; a client keeps its newest rounds")
-        return cls.of_client(folder, client)
+        """Return the server's model after a run, or with which a client predicts.
 
-    @classmethod
-    def of_server(cls, folder: Path, *, best: bool = False) -> Self:
-        """Return the server's model after a run, or after its best round (``score.keep-best``).
+        ``best``: the server's model after its best round (``score.keep-best``).
 
         Raises ``ValueError``, one line, for a run without that model.
         """
+        if client is not None and best:
+            raise ValueError("best is for the server's model; a client keeps its newest rounds")
+        if client is not None:
+            return cls.of_client(folder, client)
         file = BEST if best else MODEL
         if best and not (folder / BEST).exists():
             raise ValueError(f"{folder} has no {BEST}: the run had no score.keep-best = true")
