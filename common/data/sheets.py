@@ -154,11 +154,6 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def named(text: str) -> list[str]:
-    """Return the names in a value of ``data.ignore-columns``."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def unused(
     header: Sequence[str], taken: Sequence[str], chosen: str, where: object
 ) -> dict[str, str]:
@@ -167,7 +162,7 @@ def unused(
     Raises ``ValueError``, one line, for a name in ``chosen`` that is no column.
     """
     reasons = {}
-    for name in named(chosen):
+    for name in filter(None, map(str.strip, chosen.split(","))):
         if name not in header:
             raise ValueError(
                 f"{where}: data.ignore-columns names {name!r}; the columns are {', '.join(header)}"

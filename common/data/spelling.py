@@ -27,11 +27,6 @@ def plain(value: object) -> str:
     return whole[1] if whole else text
 
 
-def is_missing(text: str) -> bool:
-    """Return whether a cell is empty or has the text of a missing value."""
-    return not text or text.casefold() in NO_VALUE
-
-
 def number(text: str) -> float | None:
     """Return the number that a text is, or None."""
     try:
@@ -114,7 +109,7 @@ class Names:
 
     def _check(self, text: str, place: str) -> None:
         """Raise ``ValueError`` for a missing value, and for a class that is no whole number."""
-        if is_missing(text):
+        if not text or text.casefold() in NO_VALUE:
             shown = f"; {text!r} is a missing value" if text else ""
             raise ValueError(f"{place} has no {self.column!r}{shown}")
         value = number(text)

@@ -31,12 +31,11 @@ from common.models.card import Card
 from common.parse import parse
 from common.settings.section import Value
 from deploy.run.loopback import Loopback
-from deploy.study.finished import MODEL, begin, finished
+from deploy.study.finished import CHECKPOINT, MODEL, begin, finished
 from server_app.messaging.channel import PlainChannel
 from server_app.messaging.messenger import Messenger
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.scoring.score import score_requests
-from server_app.storage import checkpoint
 from server_app.storage.run_record import BEST
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -100,12 +99,7 @@ class Predictor:
 
         Raises ``ValueError``, one line, without such a client or its state.
         """
-        run = finished(folder, "config.toml")
-        if not checkpoint.path_in(folder).exists():
-            raise ValueError(
-                f"{folder} has no checkpoint and no clients' states: tables, sweeps and boards "
-                "delete both; use fedmosaic run"
-            )
+        run = finished(folder, CHECKPOINT)
         if not 0 <= k < run.config.run.clients:
             last = run.config.run.clients - 1
             raise ValueError(f"client = {k} is not allowed; it should be 0 to {last}")
@@ -169,7 +163,8 @@ class Predictor:
         card, columns = self.card, getattr(x, "columns", None)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
-                raise ValueError(f"column {missing[0]!r} is missing; there are: {_words(columns)}")
+                there = ", ".join(map(str, columns))
+                raise ValueError(f"column {missing[0]!r} is missing; there are: {there}")
             x = x[list(card.columns)].to_numpy()  # type: ignore[index]
         if isinstance(x, Sequence) and x and hasattr(x[0], "convert"):
             mode = "L" if card.shape[0] == 1 else "RGB"
@@ -235,7 +230,3 @@ def _check_alone(net: nn.Module, bn: str, why: str) -> None:
     """Raise ``ValueError`` for a network whose scores had other statistics than its own."""
     if norms(net):
         raise ValueError(f'score.bn = "{bn}": {why}; it should be "running"')
-
-
-def _words(names: object) -> str:
-    return ", ".join(map(str, names))  # type: ignore[call-overload]
