@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -156,23 +156,21 @@ def _of_large_owners(
     if not large.any():
         raise ValueError(f"no owner of {dataset.name!r} has {LEAST} training samples")
     new = large.cumsum(0) - 1
-    kept = dataset.trained_on(large[dataset.owner].nonzero()[:, 0])
+    rows = large[dataset.owner].nonzero()[:, 0]
+    kept = dataset.trained_on(rows)
+    owners: dict[str, Any] = {"owner": new[dataset.owner[rows]]}
     if dataset.owner_test is not None:
-        kept = kept.tested_on(large[dataset.owner_test].nonzero()[:, 0])
+        rows = large[dataset.owner_test].nonzero()[:, 0]
+        kept, owners["owner_test"] = kept.tested_on(rows), new[dataset.owner_test[rows]]
     names = dataset.account.owners or tuple(map(str, range(dataset.owners)))
     gone = ", ".join(names[k] for k in small)
     note = f"owners with fewer than {LEAST} training samples are left out: {gone}"
     account = replace(
         dataset.account,
         notes=(*dataset.account.notes, note[:400]),
-        owners=tuple(name for name, stays in zip(names, large.tolist(), strict=True) if stays),
+        owners=tuple(names[k] for k in large.nonzero()[:, 0].tolist()),
     )
-    return replace(
-        kept,
-        owner=None if kept.owner is None else new[kept.owner],
-        owner_test=None if kept.owner_test is None else new[kept.owner_test],
-        account=account,
-    )
+    return replace(kept, account=account, **owners)
 
 
 def _trained(samples: int, fractions: Sequence[float]) -> int:

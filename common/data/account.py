@@ -3,15 +3,15 @@
 Each reader fills one ``Account``. ``overview.py`` adds what follows from the samples themselves.
 """
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, final
+from typing import final
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 
@@ -30,17 +30,19 @@ class Account:
     notes: tuple[str, ...] = ()  #: what was changed in reading, a line each
     declared: bool = False  #: whether the files list the classes, so that one can lack samples
     owners: tuple[str, ...] = ()  #: names of the owners by number; empty: numbers
+    classes: tuple[str, ...] = ()  #: names of the classes by number
 
     def packed(self) -> Tensor:
         """Return the account as uint8 (n,), to be kept beside decoded samples."""
-        return torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(AS_JSON.dump_json(self)), dtype=torch.uint8)
 
-    @classmethod
-    def unpacked(cls, content: Tensor) -> Self:
-        """Return the account that ``packed`` converted."""
-        fields = json.loads(bytes(content.tolist()))
-        tuples = {name: tuple(fields[name]) for name in ("features", "notes", "owners")}
-        return cls(**{**fields, **tuples})
+
+AS_JSON = TypeAdapter(Account)
+
+
+def unpacked(content: Tensor) -> Account:
+    """Return the account that ``packed`` converted."""
+    return AS_JSON.validate_json(bytes(content.tolist()))
 
 
 def ignored(root: Path, read: Iterable[str | Path]) -> dict[str, tuple[int, str]]:

@@ -6,8 +6,9 @@ one kind is refused unless ``data.kind`` says what it is.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import NoneType
 
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from common.data import decoded
-from common.data.account import Account, ignored
-from common.data.dataset import Dataset, check_classes, measured
+from common.data.account import Account
+from common.data.dataset import Dataset, check_classes, of_files
 from common.data.layout import part_folders
 from common.data.spelling import check_numbers
 from common.data.unpickle import check_sizes, read_npz
@@ -29,11 +30,11 @@ CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as chan
 MOST_CHANNELS = 4  #: most channels of images that are not square, unless ``data.kind`` says so
 LONGEST = 200  #: most characters in a user's name
 DEEPEST = 64  #: most dimensions of an array of numpy
-NOBODY = -1  #: owner of test samples of a user without training samples
+PARTS = ("train", "test")
 
 Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
-Samples = Sequence[tuple[str, int, Pair]]
-"""Source (for messages), owner, and images and labels; one entry per owner."""
+Owned = tuple[str, str, Pair | None]
+"""Source (for messages), name of the owner, and samples and labels if there are any."""
 
 
 def load_npz(data: Data) -> Dataset:
@@ -45,24 +46,13 @@ def load_npz(data: Data) -> Dataset:
     """
     root = decoded.data_folder(data, "npz")
     folders = part_folders(root)
-    files = {part: _numbered_files(folders.get(part, root / part)) for part in ("train", "test")}
+    files = {part: _numbered_files(folders.get(part, root / part)) for part in PARTS}
     if odd := sorted(files["train"].keys() ^ files["test"].keys()):
         missing = "test" if odd[0] in files["train"] else "train"
         raise ValueError(f"{root / missing / str(odd[0])}.npz is missing")
-
-    def decode() -> dict[str, Tensor]:
-        check_sizes(paths, "data")
-        parts = (
-            [(str(path), k, _from_npz(path, data.kind)) for k, path in paths.items()]
-            for paths in files.values()
-        )
-        sides = ([(source, k, pair) for source, k, pair in part if pair] for part in parts)
-        return tensors(root, *sides)
-
-    paths = [path for part in files.values() for path in part.values()]
-    samples = decoded.cached_files("npz", paths, decode, data.kind)
-    read = [*paths, config := root / "config.json"]
-    return _measured(data, root, samples, read, config)
+    paths = {part: list(of_part.values()) for part, of_part in files.items()}
+    check = partial(check_sizes, key="data")
+    return _load(data, root, paths, _from_npz, check, root / "config.json")
 
 
 def _numbered_files(folder: Path) -> dict[int, Path]:
@@ -74,11 +64,12 @@ def _numbered_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def _from_npz(path: Path, kind: str) -> Pair | None:
-    """Return one client's samples and labels, or None without samples."""
+def _from_npz(path: Path, kind: str) -> Iterator[Owned]:
+    """Yield one client's samples and labels."""
     content = read_npz(path, "data")
     with _located_at(str(path)):
-        return pair(content, kind)
+        samples = pair(content, kind)
+    yield str(path), path.stem, samples
 
 
 def load_leaf(data: Data) -> Dataset:
@@ -91,48 +82,22 @@ def load_leaf(data: Data) -> Dataset:
     """
     root = decoded.data_folder(data, "leaf")
     folders = part_folders(root)
-    files = {
-        part: sorted(folders.get(part, root / part).glob("*.json")) for part in ("train", "test")
-    }
+    files = {part: sorted(folders.get(part, root / part).glob("*.json")) for part in PARTS}
     for part, paths in files.items():
         if not paths:
             raise ValueError(f"{root / part}: no *.json files")
-    train, test = files.values()
-    files_ = [*train, *test]
-    samples = decoded.cached_files(
-        "leaf", files_, lambda: _from_json(train, test, kind=data.kind), data.kind
-    )
-    return _measured(data, root, samples, files_)
+    return _load(data, root, files, _users)
 
 
-def _from_json(*parts: list[Path], kind: str) -> dict[str, Tensor]:
-    """Return x, y and owner of the training and test parts."""
-    loaded = [[(path, _users(path, kind)) for path in part] for part in parts]
-    names = {user for _, users in loaded[0] for user in users}
-    number = {user: i for i, user in enumerate(sorted(names, key=in_order))}
-    train, test = (
-        [
-            (f"{path}: user {user!r}", number.get(user, NOBODY), pair)
-            for path, users in part
-            for user, pair in users.items()
-        ]
-        for part in loaded
-    )
-    samples = tensors(parts[0][0].parent.parent, train, test)
-    if any(owner == NOBODY for _, owner, _ in test):
-        del samples["owner_test"]
-    return samples
-
-
-def _users(path: Path, kind: str) -> dict[str, Pair]:
-    """Return the samples and labels of each user with samples in one file."""
+def _users(path: Path, kind: str) -> Iterator[Owned]:
+    """Yield the samples and labels of each user with samples in one file."""
+    pairs: dict[str, Pair] = {}
     try:
         check_regular(path)
         content = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = first_line(error).removeprefix(f"{path}: ")
         raise ValueError(f"{path}: damaged or no JSON ({reason})") from None
-    pairs: dict[str, Pair] = {}
     with _located_at(str(path)):
         if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise ValueError("there is no 'user_data' by user in it")
@@ -151,9 +116,10 @@ def _users(path: Path, kind: str) -> dict[str, Pair]:
                 samples = pair(content["user_data"].get(str(user)), kind)
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
-            if samples:
+            if samples is not None:
                 pairs[str(user)] = samples
-    return pairs
+    for user, samples in pairs.items():
+        yield f"{path}: user {user!r}", user, samples
 
 
 def _all_of(values: object, kinds: tuple[type, ...]) -> bool:
@@ -319,61 +285,77 @@ def _has_text(values: object, depth: int = 0) -> bool:
     return any(_has_text(value, depth + 1) for value in values)
 
 
-def tensors(root: Path, train: Samples, test: Samples) -> dict[str, Tensor]:
+def _load(
+    data: Data,
+    root: Path,
+    files: Mapping[str, list[Path]],
+    read: Callable[[Path, str], Iterator[Owned]],
+    check: Callable[[list[Path]], None] = lambda _: None,
+    config: Path | None = None,
+) -> Dataset:
+    """Return the data set of the samples that ``read`` gets from the ``files`` of each part.
+
+    ``check`` gets all files before the first is read. The classes are called by their numbers: 0 up
+    to ``num_classes`` in ``config``, or the labels that occur, which are numbered anew if they are
+    others than 0, 1, 2, … With partition ``own`` they are 0 up to the largest label, because a
+    client's files need not have all classes.
+    """
+    paths = [path for part in files.values() for path in part]
+
+    def decode() -> dict[str, Tensor]:
+        check(paths)
+        parts = ([one for path in part for one in read(path, data.kind)] for part in files.values())
+        return _tensors(root, *parts)
+
+    tensors, notes = dict(decoded.cached_files(data.name, paths, decode, data.kind)), []
+    used = torch.cat([tensors["y"], tensors["y_test"]]).unique()
+    top = int(used[-1])
+    names = range(top + 1)
+    if is_declared := config is not None and config.is_file():
+        names = range(_declared(config, top))
+    elif data.partition != OWN:
+        check_numbers(map(str, used.tolist()), len(tensors["y"]), str(root))
+        if len(used) <= top:
+            notes.append(f"labels are {used[0]} to {top}; they are numbered from 0 on")
+            names = used.tolist()
+            for name in ("y", "y_test"):
+                tensors[name] = torch.searchsorted(used, tensors[name])
+    account = Account(notes=tuple(notes), declared=is_declared, classes=tuple(map(str, names)))
+    tensors["account"] = account.packed()
+    return of_files(root, tensors, [*paths, config] if config else paths)
+
+
+def _tensors(root: Path, train: Sequence[Owned], test: Sequence[Owned]) -> dict[str, Tensor]:
     """Return x, y and owner of both parts, by the field names of ``Dataset``.
 
-    Raises ``ValueError`` for a part without samples, and for images that differ in shape or type.
-    ``root``: the folder of the data, for messages.
+    Owners of training samples are numbered by their names. There is no ``owner_test`` if somebody
+    has test samples only. Raises ``ValueError`` for a part without samples, and for samples that
+    differ in shape or type. ``root``: the folder of the data, for messages.
     """
     fields: dict[str, Tensor] = {}
+    owners = sorted({owner for _, owner, _ in train}, key=in_order)
+    number = {owner: k for k, owner in enumerate(owners)}
+    first, like = "", np.empty(0)
     for suffix, part in (("", train), ("_test", test)):
-        if not part:
+        full = [(name, owner, *samples) for name, owner, samples in part if samples]
+        if not full:
             raise ValueError(f"{root}: there are no samples for training, or none for testing")
-        first, _, (like, _) = train[0]
-        for name, _, (x, _) in part:
+        if not suffix:
+            first, _, like, _ = full[0]
+        for name, _, x, _ in full:
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
                 raise ValueError(
                     f"{name}: samples are {x.dtype} {x.shape[1:]}, "
                     f"those of {first} {like.dtype} {like.shape[1:]}"
                 )
-        x, y = (np.concatenate(side) for side in zip(*(pair for *_, pair in part), strict=True))
-        sizes = torch.tensor([len(labels) for *_, (_, labels) in part])
-        owner = torch.tensor([k for _, k, _ in part]).repeat_interleave(sizes)
-        fields |= {f"x{suffix}": torch.from_numpy(x), f"y{suffix}": torch.from_numpy(y)}
-        fields[f"owner{suffix}"] = owner
+        _, names, xs, ys = zip(*full, strict=True)
+        fields[f"x{suffix}"] = torch.from_numpy(np.concatenate(xs))
+        fields[f"y{suffix}"] = torch.from_numpy(np.concatenate(ys))
+        if number.keys() >= set(names):
+            sizes = torch.tensor([len(y) for y in ys])
+            owner = torch.tensor([number[name] for name in names])
+            fields[f"owner{suffix}"] = owner.repeat_interleave(sizes)
     return fields
-
-
-def _measured(
-    data: Data,
-    root: Path,
-    samples: dict[str, Tensor],
-    files: Sequence[Path],
-    config: Path | None = None,
-) -> Dataset:
-    """Return the data set of ``samples``, whose classes are called by their numbers.
-
-    The classes are 0 up to ``num_classes`` in ``config``, or the labels that occur, which are
-    numbered anew if they are others than 0, 1, 2, … With partition ``own`` they are 0 up to the
-    largest label, because a client's files need not have all classes.
-    """
-    declared, fields, notes = config is not None and config.is_file(), dict(samples), []
-    used = torch.cat([samples["y"], samples["y_test"]]).unique()
-    top = int(used[-1])
-    names = range(top + 1)
-    if declared:
-        assert config is not None
-        names = range(_declared(config, top))
-    elif data.partition != OWN:
-        check_numbers(map(str, used.tolist()), len(samples["y"]), str(root))
-        if len(used) <= top:
-            notes.append(f"labels are {used[0]} to {top}; they are numbered from 0 on")
-            names = used.tolist()
-            for name in ("y", "y_test"):
-                fields[name] = torch.searchsorted(used, samples[name])
-    read = [str(path) for path in files]
-    account = Account(ignored=ignored(root, read), notes=tuple(notes), declared=declared)
-    return measured(root.name, tuple(map(str, names)), **fields).read_as(account)
 
 
 def _declared(config: Path, top: int) -> int:

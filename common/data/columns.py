@@ -11,22 +11,21 @@ each class, of signals the last 20 % of each run's rows, so that no window overl
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.data import decoded
-from common.data.account import Account, ignored
-from common.data.dataset import Dataset, check_classes, holdout, measured
-from common.data.layout import by_part, check_clients_of, part_folders, subfolders
+from common.data.account import Account
+from common.data.dataset import Dataset, check_classes, holdout, of_files
+from common.data.layout import by_part, clients_of, part_folders
 from common.data.sheets import SUFFIXES, Sheet, unused
 from common.data.spelling import Names, check_numbers
-from common.files import check_regular, in_order, read_text
+from common.files import check_regular, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
@@ -54,9 +53,7 @@ def load_client_csv(data: Data) -> Dataset:
     The files are ``CLIENT/train/*.csv`` and ``CLIENT/test/*.csv``, or only ``CLIENT/*.csv``.
     """
     root = decoded.data_folder(data, "client-csv")
-    clients = sorted(subfolders(root), key=in_order)
-    check_clients_of(root, clients, "csv")
-    parts = {name: part_folders(root / name) for name in clients}
+    parts = {name: part_folders(root / name) for name in clients_of(root, "csv")}
     split = any("train" in folders for folders in parts.values())
     train, test = Files(), Files()
     for name, folders in parts.items():
@@ -68,8 +65,6 @@ def load_client_csv(data: Data) -> Dataset:
         train += files
         testing = folders.get("test", folders.get("valid"))
         test += [(name, path) for path in sheets(testing)] if split and testing else []
-    if not clients:
-        raise ValueError(f"{root}: no *.csv files of a client")
     return _load(data, root, train, test)
 
 
@@ -96,10 +91,7 @@ def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
         str(data.window),
         str(data.stride),
     )
-    fields = dict(tensors)
-    classes = tuple(bytes(fields.pop("classes").tolist()).decode().split("\n"))
-    account = replace(Account.unpacked(fields.pop("account")), ignored=ignored(root, paths))
-    return measured(root.name, classes, **fields).read_as(account)
+    return of_files(root, tensors, paths)
 
 
 @final
@@ -134,13 +126,13 @@ class _Reader:
         self._data = data
         self._header: list[str] = []
         self._commas: list[Path] = []
-        self.label = Names(data.label_column or "label", frozenset(known))
+        self.label = Names(data.label_column or "label", dict.fromkeys(known))
         self.owner = Names(data.owner_column, classes=False)
         self.features: list[int] = []
         self._unused: dict[str, str] = {}
 
-    def account(self, declared: bool) -> Account:
-        """Return what the files that were read so far hold."""
+    def account(self, **known: Any) -> Account:
+        """Return what the files that were read so far hold; ``known``: the other fields."""
         commas = [f"{path.name}: decimal commas" for path in self._commas]
         return Account(
             features=tuple(self._header[i] for i in self.features),
@@ -148,7 +140,7 @@ class _Reader:
             owner=self.owner.column,
             unused=self._unused,
             notes=(*commas, *self.owner.alike),
-            declared=declared,
+            **known,
         )
 
     def part(self, files: Files) -> _Part:
@@ -172,7 +164,7 @@ class _Reader:
                     owner[into] = self.owner.codes(columns[by], sheet.path, first)
                 for j, i in enumerate(self.features):
                     values[into, j] = sheet.numbers(columns[i], self._header[i], first)
-            self._commas += [sheet.path] if sheet.has_decimal_commas else []
+            self._commas += [sheet.path] if "," in sheet.decimals else []
         return _Part(values[:end], label[:end], owner[:end], starts)
 
     def _check(self, sheet: Sheet) -> None:
@@ -203,32 +195,31 @@ class _Reader:
 def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Tensor]:
     known = _listed(names)
     reader = _Reader(data, known)
-    parts = [reader.part(files) for files in ((train, test) if test else (train,))]
-    classes = _classes(names, known, reader.label.names)
+    parts = [reader.part(files) for files in (train, test) if files]
+    used = reader.label.order()
+    check_classes(len(used) - 1, str(names.parent))
+    classes = known or used
+    if known and (unknown := [name for name in used if name not in reader.label.known]):
+        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
     if not known:
-        check_numbers(
-            classes,
-            sum(len(part.label) for part in parts),
-            f"{train[0][1]}: column {reader.label.column!r}",
-        )
-    owners = reader.owner.order()
-    new = np.array([classes.index(name) for name in reader.label.names], np.int64)
-    renumbered = np.array([owners.index(name) for name in reader.owner.names], np.int64)
-    parts = [part._replace(label=new[part.label], owner=renumbered[part.owner]) for part in parts]
-    sides = [_tensors(part) for part in _sides(data, parts, len(classes))]
-    for side, part in zip(sides, ("training", "testing"), strict=True):
-        if not len(side["y"]):
+        place = f"{train[0][1]}: column {reader.label.column!r}"
+        check_numbers(classes, sum(len(part.label) for part in parts), place)
+    label = reader.label.renumbered(classes, [part.label for part in parts])
+    owners, owner = reader.owner.owners([part.owner for part in parts])
+    parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
+    fields: dict[str, Tensor] = {}
+    sides = _sides(data, parts, len(classes))
+    for suffix, what, side in zip(("", "_test"), ("training", "testing"), sides, strict=True):
+        if not len(side.label):
             hint = f": no {data.window} rows in a row have one class" if data.window else ""
-            raise ValueError(f"{names.parent}: no samples for {part}{hint}")
-    fields = sides[0] | {f"{name}_test": value for name, value in sides[1].items()}
-    if owners == [""]:
-        del fields["owner"], fields["owner_test"]
-        owners = []
-    elif not set(sides[0]["owner"].tolist()) >= set(sides[1]["owner"].tolist()):
-        del fields["owner_test"]  # an owner has test samples only
-    text = torch.tensor(list("\n".join(classes).encode()), dtype=torch.uint8)
-    account = replace(reader.account(declared=bool(known)), owners=tuple(owners))
-    return {**fields, "classes": text, "account": account.packed()}
+            raise ValueError(f"{names.parent}: no samples for {what}{hint}")
+        arrays = {"x": side.values, "y": side.label}
+        if owners != ("",) and (side.owner < len(owners)).all():
+            arrays["owner"] = side.owner
+        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
+    owners = () if owners == ("",) else owners
+    account = reader.account(declared=bool(known), owners=owners, classes=tuple(classes))
+    return {**fields, "account": account.packed()}
 
 
 def _sides(data: Data, parts: Sequence[_Part], classes: int) -> list[_Part]:
@@ -266,18 +257,6 @@ def _listed(names: Path) -> list[str]:
     return known
 
 
-def _classes(names: Path, known: Sequence[str], used: Sequence[str]) -> list[str]:
-    """Return the classes in the order of ``known``, those of ``classes.txt``, or of their names.
-
-    Raises ``ValueError``, one line, for a class that ``known`` lacks, and for too many classes.
-    """
-    used = sorted(used, key=in_order)
-    check_classes(len(used) - 1, str(names.parent))
-    if known and (unknown := [name for name in used if name not in known]):
-        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
-    return list(known or used)
-
-
 def windows(values: np.ndarray, length: int, stride: int = 0) -> np.ndarray:
     """Return windows (n, C, ``length``) of rows (rows, C), one every ``stride`` rows.
 
@@ -288,9 +267,3 @@ def windows(values: np.ndarray, length: int, stride: int = 0) -> np.ndarray:
     if not starts:
         return np.empty((0, values.shape[1], length), values.dtype)
     return np.stack([values[start : start + length].T for start in starts])
-
-
-def _tensors(part: _Part) -> dict[str, Tensor]:
-    """Return x, y and owner of one part."""
-    arrays = {"x": part.values, "y": part.label, "owner": part.owner}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -7,9 +7,10 @@ of rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.data import kinds
-from common.data.account import Account
+from common.data.account import Account, ignored, unpacked
 from common.data.kinds import IMAGE, Kind, Shape
 from common.seeds import rng
 
@@ -81,10 +82,6 @@ class Dataset:
         owners = [o for o in (self.owner, self.owner_test) if o is not None and len(o)]
         return max((int(o.max()) + 1 for o in owners), default=0)
 
-    def read_as(self, account: Account) -> Dataset:
-        """Return a copy with the account of what was read."""
-        return replace(self, account=account)
-
     def trained_on(self, rows: Tensor) -> Dataset:
         """Return a copy with only ``rows`` of the training samples."""
         owner = None if self.owner is None else self.owner[rows]
@@ -101,6 +98,22 @@ def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
     mean, std = channel_statistics(tensors["x"])
     fields: dict[str, Any] = dict(tensors)
     return Dataset(name, classes, mean=mean, std=std, **fields)
+
+
+def of_files(
+    root: Path, tensors: Mapping[str, Tensor], read: Iterable[str | Path], **changes: Any
+) -> Dataset:
+    """Return the data set that a reader decoded from files in ``root``, whose name it gets.
+
+    ``tensors``: by field name, and the packed account. Without test samples, 20 % of each class
+    are for testing. ``read``: the files that the reader knows; the account counts the others.
+    ``changes``: fields of the account that are not decoded with the samples.
+    """
+    fields = dict(tensors)
+    account = replace(unpacked(fields.pop("account")), ignored=ignored(root, read), **changes)
+    if "x_test" not in fields:
+        fields = halved(fields, "folder")
+    return replace(measured(root.name, account.classes, **fields), account=account)
 
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from common.files import home, replaced
 from common.settings.config import Data
 
-VERSION = 2  #: format version, raised whenever decoding changes
+VERSION = 3  #: format version, raised whenever decoding changes
 SMALL = 2**20  #: total size in bytes below which source files are decoded without a cache
 
 

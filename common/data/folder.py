@@ -14,9 +14,8 @@ read, because no frame of them is the image; the data set's account counts them.
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +24,10 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from common.data import decoded
-from common.data.account import Account, ignored
-from common.data.dataset import Dataset, halved, holdout, measured
-from common.data.layout import check_classes_of, check_clients_of, part_folders, subfolders
-from common.files import check_regular, in_order, read_text
+from common.data.account import Account
+from common.data.dataset import Dataset, holdout, of_files
+from common.data.layout import check_classes_of, clients_of, part_folders, subfolders
+from common.files import check_regular, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
@@ -50,10 +49,15 @@ def load_folder(data: Data) -> Dataset:
     sizes unless ``data.image_size`` is set. The data set has the name of the folder.
     """
     root = decoded.data_folder(data, "folder")
-    classes, parts = _parts(root, data)
-    account, fields = tensors(root, parts, data)
-    fields = fields if "test" in parts else halved(fields, "folder")
-    return measured(root.name, classes, **fields).read_as(account)
+    train = part_folders(root).get("train", root)
+    classes = tuple(sorted(subfolders(train)))
+    if len(classes) < 2:
+        raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
+    check_classes_of(train, classes)
+    parts = _parts(root, classes, data)
+    if "test" in parts and not parts["test"]:
+        raise ValueError(f"{root}: no images for testing")
+    return _load(root, parts, data, classes=classes)
 
 
 def load_client_folders(data: Data) -> Dataset:
@@ -64,55 +68,42 @@ def load_client_folders(data: Data) -> Dataset:
     their folders' names. A client need not have images of every class.
     """
     root = decoded.data_folder(data, "client-folders")
-    clients = sorted(subfolders(root), key=in_order)
-    if not clients:
-        raise ValueError(f"{root}: no client's folder in it")
-    check_clients_of(root, clients, "folder")
-    classes = tuple(sorted({c for name in clients for c in subfolders(_training(root / name))}))
+    clients = clients_of(root, "folder")
+    training = [part_folders(root / name).get("train", root / name) for name in clients]
+    classes = tuple(sorted({c for folder in training for c in subfolders(folder)}))
     if len(classes) < 2:
         raise ValueError(f"{root}: {len(classes)} class folders in all, at least 2 are needed")
     parts: dict[str, Part] = {"train": [], "test": []}
     owners: dict[str, list[int]] = {"train": [], "test": []}
     for k, name in enumerate(clients):
-        for part, files in zip(parts, _of_client(root / name, classes, data), strict=True):
-            parts[part] += files
-            owners[part] += [k] * len(files)
-    account, fields = tensors(root, parts, data, "clients-")
-    fields |= {"owner": torch.tensor(owners["train"]), "owner_test": torch.tensor(owners["test"])}
-    account = replace(account, owners=tuple(clients))
-    return measured(root.name, classes, **fields).read_as(account)
+        of_client = _parts(root / name, classes, data)
+        if "test" not in of_client:
+            check_classes_of(root / name, subfolders(root / name))
+            y = torch.tensor([c for _, c in of_client["train"]])
+            split = zip(parts, holdout(y, 0.2, rng(0, "folder", name)), strict=True)
+            of_client = {
+                part: [of_client["train"][i] for i in rows.tolist()] for part, rows in split
+            }
+        for part in parts:
+            parts[part] += of_client[part]
+            owners[part] += [k] * len(of_client[part])
+    known = {"classes": classes, "owners": tuple(clients)}
+    return _load(root, parts, data, "clients-", owners, **known)
 
 
-def _training(folder: Path) -> Path:
-    """Return the folder that contains a client's class folders for training."""
-    return part_folders(folder).get("train", folder)
+def _load(
+    root: Path,
+    parts: Mapping[str, Part],
+    data: Data,
+    kind: str = "",
+    owner: Mapping[str, list[int]] | None = None,
+    **known: tuple[str, ...],
+) -> Dataset:
+    """Return the data set of the images of each part, which are decoded at most once.
 
-
-def _of_client(folder: Path, classes: tuple[str, ...], data: Data) -> tuple[Part, Part]:
-    """Return one client's images for training and testing.
-
-    Raises ``ValueError`` for a client without training images, or with a ``train`` but no ``test``.
+    ``kind``: see ``decoded.cached``. ``owner``: of each image by part. ``known``: the
+    classes and the names of the owners.
     """
-    parts = part_folders(folder)
-    training = parts.get("train", folder)
-    train = listed(training, classes, data)
-    if not train:
-        raise ValueError(f"{training}: no images")
-    if training == folder:
-        check_classes_of(folder, subfolders(folder))
-        y = torch.tensor([c for _, c in train])
-        rows, test = holdout(y, 0.2, rng(0, "folder", folder.name))
-        return [train[i] for i in rows.tolist()], [train[i] for i in test.tolist()]
-    testing = parts.get("test", parts.get("valid"))
-    if testing is None:
-        raise ValueError(f"{folder}: there is a train folder, but no test folder")
-    return train, listed(testing, classes, data)
-
-
-def tensors(
-    root: Path, parts: dict[str, Part], data: Data, kind: str = ""
-) -> tuple[Account, dict[str, Tensor]]:
-    """Return x and y of each part, by the field names of ``Dataset``; decoded at most once."""
     paths = [path for part in parts.values() for path, _ in part]
     upright, size = data.images == "upright", data.image_size
     images = decoded.cached(
@@ -122,42 +113,38 @@ def tensors(
         lambda: decode(parts, size, upright),
         kind=kind + "stored-" * (not upright),
     )
-    account = Account.unpacked(images["account"])
-    fields = {}
+    tensors = {"account": images["account"]}
     for name, part in parts.items():
         suffix = "" if name == "train" else f"_{name}"
-        fields[f"x{suffix}"] = images[name]
-        fields[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=torch.int64)
-    return replace(account, ignored=ignored(root, paths)), fields
+        tensors[f"x{suffix}"] = images[name]
+        tensors[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=torch.int64)
+        if owner is not None:
+            tensors[f"owner{suffix}"] = torch.tensor(owner[name], dtype=torch.int64)
+    return of_files(root, tensors, paths, **known)
 
 
-def _parts(root: Path, data: Data) -> tuple[tuple[str, ...], dict[str, Part]]:
-    """Return class names and the files of the parts "train", "test" and "public" that exist."""
+def _parts(root: Path, classes: Sequence[str], data: Data) -> dict[str, Part]:
+    """Return the files of the parts "train", "test" and "public" that exist.
+
+    Raises ``ValueError`` without training images, or with a ``train`` but neither test nor valid.
+    """
     folders = part_folders(root)
-    train = folders.get("train", root)
-    classes = tuple(sorted(subfolders(train)))
-    if len(classes) < 2:
-        raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
-    check_classes_of(train, classes)
+    train, valid, test = folders.get("train", root), folders.get("valid"), folders.get("test")
     parts = {"train": listed(train, classes, data)}
     if not parts["train"]:
         raise ValueError(f"{train}: no images")
     if train == root:
-        return classes, parts
-    valid, test = folders.get("valid"), folders.get("test")
+        return parts
     if test is None or (valid is not None and (valid / ANNOTATIONS).is_file()):
         valid, test = None, valid  # TinyImageNet: the test images have no labels
     if test is None:
-        raise ValueError(f"{root}: there is a train folder, but neither test nor valid")
+        why = "there is a train folder, but no test folder"
+        raise ValueError(f"{root}: {why}, neither test nor valid")
     parts["test"] = listed(test, classes, data)
-    if not parts["test"]:
-        raise ValueError(f"{test}: no images")
-    if valid is not None:
-        parts["public"] = listed(valid, classes, data)
-    return classes, parts
+    return parts if valid is None else {**parts, "public": listed(valid, classes, data)}
 
 
-def listed(folder: Path, classes: tuple[str, ...], data: Data) -> Part:
+def listed(folder: Path, classes: Sequence[str], data: Data) -> Part:
     """Return every image inside ``folder/<class>``, in order of class and path."""
     if (folder / ANNOTATIONS).is_file():
         return _annotated(folder, classes)
@@ -172,7 +159,7 @@ def listed(folder: Path, classes: tuple[str, ...], data: Data) -> Part:
     ]
 
 
-def _annotated(folder: Path, classes: tuple[str, ...]) -> Part:
+def _annotated(folder: Path, classes: Sequence[str]) -> Part:
     number = {name: c for c, name in enumerate(classes)}
     part: Part = []
     for line in read_text(folder / ANNOTATIONS).splitlines():
@@ -196,7 +183,7 @@ def _images(folder: str, data: Data) -> Iterator[str]:
 
 
 def _frames(path: str) -> int:
-    with _naming(path), Image.open(path) as image:
+    with _opened(path) as image:
         return int(getattr(image, "n_frames", 1))
 
 
@@ -211,7 +198,7 @@ def _file(path: str) -> str:
     return path
 
 
-def decode(parts: dict[str, Part], size: int, upright: bool) -> dict[str, Tensor]:
+def decode(parts: Mapping[str, Part], size: int, upright: bool) -> dict[str, Tensor]:
     """Return uint8 images (N, C, H, W) for each part, and the account of sizes and modes."""
     paths = {name: [path for path, _ in part] for name, part in parts.items()}
     everything = [path for part in paths.values() for path in part]
@@ -237,7 +224,7 @@ def decode(parts: dict[str, Part], size: int, upright: bool) -> dict[str, Tensor
 
 def _header(path: str, upright: bool) -> tuple[str, tuple[int, int]]:
     """Return PIL mode and (width, height), without decoding the pixels."""
-    with _naming(path), Image.open(path) as image:
+    with _opened(path) as image:
         width, height = image.size
         if upright and image.format != "TIFF" and _orientation(image) in TURNED:
             width, height = height, width
@@ -260,7 +247,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _pixels(path: str, mode: str, size: int, upright: bool) -> np.ndarray:
     """Return uint8 (C, H, W), resized bilinearly to size × size unless ``size`` is 0."""
-    with _naming(path), _opened(path) as image:
+    with _opened(path) as image:
         image.load()  # it turns a TIFF file, and removes its orientation
         turned = upright and _orientation(image) != 1
         return as_bytes(ImageOps.exif_transpose(image) if turned else image, mode, size)
@@ -268,17 +255,17 @@ def _pixels(path: str, mode: str, size: int, upright: bool) -> np.ndarray:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Image.Image]:
-    """Open an image; a TIFF file without its name, because Pillow maps it in the wrong shape else.
+    """Open an image; turn the decoder's exceptions into a one-line ``ValueError`` with the path.
 
-    Pillow 13 maps an uncompressed TIFF file into memory with the width and height swapped if its
-    orientation swaps them.
+    A TIFF file is opened without its name, because Pillow 13 maps an uncompressed one into memory
+    with the width and height swapped if its orientation swaps them.
     """
-    if not path.lower().endswith(SEVERAL):
-        with Image.open(path) as image:
+    try:
+        nameless = path.lower().endswith(SEVERAL)
+        with open(path, "rb") as file, Image.open(file if nameless else path) as image:
             yield image
-        return
-    with open(path, "rb") as file, Image.open(file) as image:
-        yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: not a readable image ({error})") from error
 
 
 def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:
@@ -289,12 +276,3 @@ def as_bytes(image: Image.Image, mode: str, size: int) -> np.ndarray:
     if size and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(picture).reshape(picture.height, picture.width, -1).transpose(2, 0, 1)
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Convert the decoder's exceptions into a one-line ``ValueError`` with the path."""
-    try:
-        yield
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: not a readable image ({error})") from error

@@ -9,9 +9,9 @@ The data set's files are not trusted. They can name other files, and an image ca
 regular files inside the folder are read, and never the network.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ from PIL import Image
 from torch import Tensor
 
 from common.data import decoded
-from common.data.account import Account, ignored
+from common.data.account import Account
 from common.data.arrays import samples
-from common.data.dataset import Dataset, check_classes, halved, measured
+from common.data.dataset import Dataset, check_classes, of_files
 from common.data.folder import GREY, as_bytes
 from common.data.layout import PARTS
 from common.data.sheets import unused
 from common.data.spelling import Names, check_numbers
 from common.extras import imported
-from common.files import check_regular, in_order, parse_json
+from common.files import check_regular, parse_json
 from common.settings.config import Data
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
@@ -52,14 +52,9 @@ def load_hub(data: Data) -> Dataset:
     options = (data.label_column, data.owner_column, data.ignore_columns, data.kind)
     size = str(data.image_size)
     tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options, size)
-    names = tuple(bytes(tensors.pop("classes").tolist()).decode().split("\n"))
-    account = Account.unpacked(tensors.pop("account"))
     if not (root / "state.json").exists() and not (root / "dataset_dict.json").exists():
-        parquet = [path for paths in _parquet(root).values() for path in paths]
-        account = replace(account, ignored=ignored(root, parquet))
-    if "x_test" not in tensors:
-        tensors = halved(tensors, "folder")
-    return measured(root.name, names, **tensors).read_as(account)
+        files = [path for paths in _parquet(root).values() for path in paths]
+    return of_files(root, tensors, files)
 
 
 def _parquet(root: Path) -> dict[str, list[Path]]:
@@ -112,12 +107,12 @@ def _parts(root: Path, loaded: dict[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _decode(root: Path, data: Data) -> dict[str, Tensor]:
-    """Return the data set as tensors, including the class names and the account as bytes."""
-    datasets = imported("datasets")
+    """Return the data set as tensors, including the account."""
     parts, notes = _parts(root, _loaded(root))
     features, owner = parts[""].features, data.owner_column
-    label = data.label_column or _label(root, features)
-    if owner and not isinstance(features.get(owner), (datasets.Value, datasets.ClassLabel)):
+    label = _label(root, features, data.label_column)
+    kinds = _kinds(features)
+    if owner and kinds.get(owner) not in ("label", "number", "value"):
         raise ValueError(
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
@@ -132,60 +127,85 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
                 raise ValueError(f"{root}: the test split has other columns: {there}")
         known = [column for column in columns if column in part.features]
         parts[suffix] = part.select_columns(known).with_format(None)
-    names, tensors = _labels(root, parts, label)
-    account = Account(label=label, owner=owner, unused=left)
-    if isinstance(features[inputs[0]], datasets.Image):
+    classes, tensors = _labels(root, parts, label)
+    if kinds[inputs[0]] == "image":
         tensors |= _images(root, parts, inputs[0], data.image_size)
     else:
         tensors |= _numbers(root, parts, inputs, data.kind)
     more = [name for name in features if name not in (*inputs, label, owner, *left)]
     notes += [f"columns of other types are not read: {', '.join(more)}"] if more else []
-    declared = isinstance(features[label], datasets.ClassLabel)
-    account = replace(account, features=tuple(inputs), notes=tuple(notes), declared=declared)
+    owners: tuple[str, ...] = ()
     if owner:
-        owners, alike = _owners(root, parts, owner)
-        tensors |= owners
-        account = replace(account, notes=(*account.notes, *alike))
-    content = torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
-    return {**tensors, "classes": content, "account": account.packed()}
+        owners, of_parts, alike = _owners(root, parts, owner)
+        tensors |= of_parts
+        notes += alike
+    account = Account(
+        features=tuple(inputs),
+        label=label,
+        owner=owner,
+        unused=left,
+        notes=tuple(notes),
+        declared=kinds[label] == "label",
+        owners=owners,
+        classes=tuple(classes),
+    )
+    return {**tensors, "account": account.packed()}
 
 
-def _label(root: Path, features: Any) -> str:
-    """Return the only column with the feature type of a class, else ``label`` or ``labels``."""
-    datasets = imported("datasets")
-    if not any(isinstance(feature, datasets.ClassLabel) for feature in features.values()):
-        for name in ("label", "labels"):
-            if isinstance(features.get(name), datasets.Value):
-                return name
-    return _column(root, features, datasets.ClassLabel, "label")
+def _kinds(features: Any) -> dict[str, str]:
+    """Return the kind of each column: ``image``, ``label``, ``number``, ``value`` or ``list``."""
+    datasets, kinds = imported("datasets"), {}
+    for name, feature in features.items():
+        kinds[name] = "list"
+        if isinstance(feature, datasets.Image):
+            kinds[name] = "image"
+        elif isinstance(feature, datasets.ClassLabel):
+            kinds[name] = "label"
+        elif isinstance(feature, datasets.Value):
+            kinds[name] = "number" if feature.dtype.startswith(NUMBERS) else "value"
+    return kinds
+
+
+def _label(root: Path, features: Any, chosen: str) -> str:
+    """Return ``chosen``, else the only column of the type of a class, else ``label`` or ``labels``.
+
+    Raises ``ValueError``, one line, for a column that holds no classes.
+    """
+    kinds, name = _kinds(features), chosen
+    if not chosen and "label" not in kinds.values():
+        usual = [name for name in ("label", "labels") if kinds.get(name) in ("number", "value")]
+        name = usual[0] if usual else ""
+    name = name or _column(root, features, "label")
+    kind = kinds.get(name)
+    if kind != "label" and not (
+        kind in ("number", "value") and features[name].dtype.startswith(LABELS)
+    ):
+        there = _describe(features)
+        raise ValueError(f"{root}: column {name!r} holds no classes; there are {there}")
+    return name
 
 
 def _labels(root: Path, parts: dict[str, Any], column: str) -> tuple[list[str], dict[str, Tensor]]:
     """Return the classes, and y of each part.
 
     The classes are those of the feature type, or in a column of integers or texts those that occur.
-    Raises ``ValueError``, one line, for another column, and for a sample without a class.
+    Raises ``ValueError``, one line, for a sample without a class.
     """
-    datasets, features = imported("datasets"), parts[""].features
-    feature, tensors = features.get(column), {}
-    if isinstance(feature, datasets.ClassLabel):
-        check_classes(len(feature.names) - 1, f"{root}: column {column!r}")
-        for suffix, part in parts.items():
-            labels = list(part[column])
+    where, values = f"{root}: column {column!r}", [list(part[column]) for part in parts.values()]
+    if declared := getattr(parts[""].features[column], "names", None):
+        check_classes(len(declared) - 1, where)
+        for labels in values:
             if missing := [i for i, label in enumerate(labels) if label is None or label < 0]:
                 raise ValueError(f"{root}: sample {missing[0]} has no {column!r}")
-            tensors[f"y{suffix}"] = torch.tensor(labels, dtype=torch.int64)
-        return [str(name) for name in feature.names], tensors
-    if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(LABELS):
-        there = _describe(features)
-        raise ValueError(f"{root}: column {column!r} holds no classes; there are {there}")
-    names = Names(column, word="sample")
-    numbers = {suffix: names.codes(list(part[column]), root, 0) for suffix, part in parts.items()}
-    classes = names.order()
-    check_classes(len(classes) - 1, f"{root}: column {column!r}")
-    check_numbers(classes, len(numbers[""]), f"{root}: column {column!r}")
-    new = np.array([classes.index(name) for name in names.names], np.int64)
-    return classes, {f"y{suffix}": torch.from_numpy(new[y]) for suffix, y in numbers.items()}
+        classes, numbers = list(map(str, declared)), [np.array(y, np.int64) for y in values]
+    else:
+        names = Names(column, word="sample")
+        codes = [names.codes(labels, root, 0) for labels in values]
+        classes = names.order()
+        check_classes(len(classes) - 1, where)
+        check_numbers(classes, len(codes[0]), where)
+        numbers = names.renumbered(classes, codes)
+    return classes, {f"y{s}": torch.from_numpy(y) for s, y in zip(parts, numbers, strict=True)}
 
 
 def _check_files(root: Path) -> None:
@@ -193,26 +213,14 @@ def _check_files(root: Path) -> None:
 
     ``dataset_dict.json`` names the folders of the splits, ``state.json`` the files of a split.
     """
-    try:
-        _check_splits(root)
-    except OSError as error:  # a name that is too long
-        raise ValueError(
-            f"{root}: damaged or not saved by save_to_disk ({error.strerror})"
-        ) from None
-
-
-def _check_splits(root: Path) -> None:
-    splits = [""]
-    if (root / "dataset_dict.json").exists():
-        splits += _named(root / "dataset_dict.json", root, lambda content: content["splits"])
-    for folder in (root / split for split in splits):
-        if (state := folder / "state.json").exists():
-            check_regular(folder / "dataset_info.json", root)
-            names = _named(
-                state, root, lambda content: [f["filename"] for f in content["_data_files"]]
-            )
-            for name in names:
-                check_regular(folder / name, root)
+    folders = [root]
+    if (index := root / "dataset_dict.json").exists():
+        folders += [root / name for name in _named(index, root, lambda it: it["splits"])]
+    for state in (folder / "state.json" for folder in folders):
+        if os.path.exists(state):  # no error for a name that is too long
+            check_regular(state.parent / "dataset_info.json", root)
+            for name in _named(state, root, lambda it: [f["filename"] for f in it["_data_files"]]):
+                check_regular(state.parent / name, root)
 
 
 def _named(path: Path, root: Path, names: Callable[[Any], list[str]]) -> list[str]:
@@ -225,13 +233,13 @@ def _named(path: Path, root: Path, names: Callable[[Any], list[str]]) -> list[st
         raise ValueError(f"{path}: damaged or not saved by save_to_disk ({reason})") from None
 
 
-def _column(root: Path, features: Any, kind: type, role: str) -> str:
-    """Return the name of the only column with feature type ``kind``."""
-    names: list[str] = [name for name, feature in features.items() if isinstance(feature, kind)]
+def _column(root: Path, features: Any, kind: str) -> str:
+    """Return the name of the only column of a kind."""
+    names = [name for name, of_column in _kinds(features).items() if of_column == kind]
     if len(names) != 1:
-        hint = "; choose with data.label-column" if role == "label" and names else ""
+        hint = "; choose with data.label-column" if kind == "label" and names else ""
         raise ValueError(
-            f"{root}: {len(names)} {role} columns, one is needed{hint}; "
+            f"{root}: {len(names)} {kind} columns, one is needed{hint}; "
             f"there are {_describe(features)}"
         )
     return names[0]
@@ -242,22 +250,12 @@ def _inputs(root: Path, features: Any, others: set[str]) -> list[str]:
 
     ``others``: columns that are no samples.
     """
-    datasets = imported("datasets")
     features = {name: feature for name, feature in features.items() if name not in others}
-    single = (datasets.Value, datasets.ClassLabel)
-    lists = [
-        name
-        for name, feature in features.items()
-        if not isinstance(feature, (*single, datasets.Image))
-    ]
-    numbers = [
-        name
-        for name, feature in features.items()
-        if isinstance(feature, datasets.Value) and feature.dtype.startswith(NUMBERS)
-    ]
-    images = any(isinstance(feature, datasets.Image) for feature in features.values())
-    if images or not (lists or numbers):
-        return [_column(root, features, datasets.Image, "image")]
+    kinds = _kinds(features)
+    lists = [name for name, kind in kinds.items() if kind == "list"]
+    numbers = [name for name, kind in kinds.items() if kind == "number"]
+    if "image" in kinds.values() or not (lists or numbers):
+        return [_column(root, features, "image")]
     if len(lists) > 1:
         raise ValueError(
             f"{root}: {len(lists)} columns of lists, one is needed; there are {_describe(features)}"
@@ -325,23 +323,20 @@ def _pictures(root: Path, column: str, part: Any) -> Iterator[Image.Image]:
         yield type(feature)(feature.mode).decode_example({"bytes": content, "path": None})
 
 
-def _owners(root: Path, parts: dict[str, Any], column: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the owner of each sample, and notes of owners whose names look alike.
+def _owners(
+    root: Path, parts: dict[str, Any], column: str
+) -> tuple[tuple[str, ...], dict[str, Tensor], list[str]]:
+    """Return the owners, those of each sample, and notes of owners whose names look alike.
 
     There are no test owners if some of them have no training samples.
     """
     names = Names(column, classes=False, word="sample")
-    codes = {
-        suffix: names.codes(list(part[column]), root, 0)
-        for suffix, part in parts.items()
-        if column in part.features
+    known = [suffix for suffix, part in parts.items() if column in part.features]
+    codes = [names.codes(list(parts[suffix][column]), root, 0) for suffix in known]
+    owners, numbers = names.owners(codes)
+    tensors = {
+        f"owner{suffix}": torch.from_numpy(of_part)
+        for suffix, of_part in zip(known, numbers, strict=True)
+        if (of_part < len(owners)).all()
     }
-    trained = sorted({names.names[code] for code in set(codes[""].tolist())}, key=in_order)
-    number = {name: i for i, name in enumerate(trained)}
-    new = np.array([number.get(name, -1) for name in names.names], np.int64)
-    owners = {suffix: new[codes_] for suffix, codes_ in codes.items()}
-    return {
-        f"owner{suffix}": torch.from_numpy(numbers)
-        for suffix, numbers in owners.items()
-        if (numbers >= 0).all()
-    }, names.alike
+    return owners, tensors, names.alike

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.files import in_order
+
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -59,13 +61,18 @@ def check_classes_of(root: Path, names: Iterable[str]) -> None:
     )
 
 
-def check_clients_of(root: Path, names: Iterable[str], layout: str) -> None:
-    """Raise ``ValueError``, one line, if the folders ``names`` of clients are parts.
+def clients_of(root: Path, layout: str) -> list[str]:
+    """Return the names of the clients' folders in ``root``, in their order.
 
-    ``layout``: the value of ``data.name`` for one data set in parts.
+    ``layout``: the value of ``data.name`` for one data set in parts. Raises ``ValueError``, one
+    line, if there is none, or if one of them is a part.
     """
-    if odd := [name for name in sorted(names) if name.casefold() in PARTS]:
+    clients = sorted(subfolders(root), key=in_order)
+    if not clients:
+        raise ValueError(f"{root}: no client's folder in it")
+    if odd := [name for name in clients if name.casefold() in PARTS]:
         raise ValueError(
             f"{root / odd[0]}: {odd[0]!r} is a part of a data set, not a client; for one data set "
             f"in parts set data.name to {layout!r}"
         )
+    return clients

@@ -8,7 +8,7 @@ and the report show the same lines.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -72,22 +72,23 @@ class Overview:
     def rows(self) -> list[Row]:
         """Return the lines that describe the data, without warnings."""
         account = self.account
-        public = f", {_number(self.public)} for a public set" if self.public else ""
-        counts = f"{_number(self.training)} for training, {_number(self.test)} for testing{public}"
+        public = f", {self.public:,} for a public set" if self.public else ""
+        parts = f"{self.training:,} for training, {self.test:,} for testing{public}"
+        ignored = (f"{n} of {kind} ({path})" for kind, (n, path) in account.ignored.items())
         rows = [
             ("data", self.name),
-            ("samples", f"{counts}: {self.samples}"),
+            ("samples", f"{parts}: {self.samples}"),
             ("classes", self._classes()),
             ("label", account.label and f"column {account.label!r}"),
-            ("features", account.features and _listed(map(repr, account.features))),
+            ("features", _listed(map(repr, account.features))),
             ("not used", _listed(f"{name!r} ({why})" for name, why in account.unused.items())),
             ("owners", self._owners()),
             ("images", _listed(f"{n} of {kind}" for kind, n in account.images.items())),
-            ("not read", _listed(_files(*item) for item in account.ignored.items())),
+            ("not read", _listed(ignored)),
             ("copies", self._copies()),
             *(("note", note) for note in account.notes),
         ]
-        return [(heading, str(text)) for heading, text in rows if text]
+        return [(heading, text) for heading, text in rows if text]
 
     def warnings(self) -> list[str]:
         """Return a line for each reason why scores on these data can mislead."""
@@ -95,25 +96,23 @@ class Overview:
         if len(tested := [name for name, _, n in self.classes if n]) == 1:
             lines.append(f"all test samples have the class {tested[0]!r}")
         if of.one_class:
-            who = _numbered(of.one_class)
             lines.append(
-                f"{len(of.one_class)} of {of.clients} clients test on one class ({who}): a model "
-                "that always predicts it has 100 % there"
+                f"{len(of.one_class)} of {of.clients} clients test on one class "
+                f"({_listed(of.one_class)}): a model that always predicts it has 100 % there"
             )
         if of.untested:
-            who = _numbered(of.untested)
             lines.append(
-                f"{len(of.untested)} of {of.clients} clients have no test samples ({who}): they "
-                "have no score"
+                f"{len(of.untested)} of {of.clients} clients have no test samples "
+                f"({_listed(of.untested)}): they have no score"
             )
         if self.leaked:
             lines.append(
-                f"{_number(self.leaked)} of {_number(self.test)} test samples are training samples "
+                f"{self.leaked:,} of {self.test:,} test samples are training samples "
                 "too: scores on them are too high"
             )
         if of.copied:
             lines.append(
-                f"{_number(of.copied)} of {_number(of.tested)} test samples of clients equal a "
+                f"{of.copied:,} of {of.tested:,} test samples of clients equal a "
                 "training sample of the same client: scores on them are too high"
             )
         return lines
@@ -124,31 +123,33 @@ class Overview:
         if len(self.classes) <= FEW:
             each = ", ".join(f"{name} {n} + {test}" for name, n, test in self.classes)
             return f"{len(self.classes)}: {each} (training + test){without}"
-        sizes = [n for _, n, _ in self.classes]
-        return (
-            f"{len(self.classes)}: {self.classes[0][0]} to {self.classes[-1][0]}, with "
-            f"{_number(min(sizes))} to {_number(max(sizes))} training samples{without}"
+        first, last, sizes = (
+            self.classes[0][0],
+            self.classes[-1][0],
+            (n for _, n, _ in self.classes),
         )
+        return f"{len(self.classes)}: {first} to {last}, with {_between(sizes)}{without}"
 
     def _owners(self) -> str:
+        if not self.owners:
+            return ""
         column = f" (column {self.account.owner!r})" if self.account.owner else ""
-        if not self.owners or len(self.owners) <= FEW:
-            each = ", ".join(f"{name} {n}" for name, n in self.owners)
-            return f"{len(self.owners)}{column}: {each}" if self.owners else ""
-        sizes = [n for _, n in self.owners]
-        between = f"{_number(min(sizes))} to {_number(max(sizes))}"
-        return f"{len(self.owners)}{column}, with {between} training samples"
+        if len(self.owners) <= FEW:
+            return (
+                f"{len(self.owners)}{column}: {', '.join(f'{who} {n}' for who, n in self.owners)}"
+            )
+        return f"{len(self.owners)}{column}, with {_between(n for _, n in self.owners)}"
 
     def _copies(self) -> str:
         if self.copies is None:
             return "not counted, because the samples take more than 2 GiB"
-        equal = f"{_number(self.copies)} training samples equal an earlier one"
-        return equal if self.copies else ""
+        return f"{self.copies:,} training samples equal an earlier one" if self.copies else ""
 
 
 def overview(dataset: Dataset) -> Overview:
     """Return what is shown about ``dataset``, without what the clients' scores hide."""
-    train, test = (torch.bincount(y, minlength=dataset.num_classes) for y in _labels(dataset))
+    labels = dataset.y, dataset.y_test
+    train, test = (torch.bincount(y, minlength=dataset.num_classes).tolist() for y in labels)
     owners: tuple[tuple[str, int], ...] = ()
     if dataset.owner is not None:
         counts = torch.bincount(dataset.owner, minlength=dataset.owners).tolist()
@@ -162,7 +163,7 @@ def overview(dataset: Dataset) -> Overview:
     return Overview(
         name=dataset.name,
         samples=describe(dataset.shape),
-        classes=tuple(zip(dataset.classes, train.tolist(), test.tolist(), strict=True)),
+        classes=tuple(zip(dataset.classes, train, test, strict=True)),
         owners=owners,
         public=0 if dataset.x_public is None else len(dataset.x_public),
         copies=copies,
@@ -175,10 +176,6 @@ def write(folder: Path, found: Overview) -> None:
     """Write ``data.json`` into the folder of a run, for its report."""
     text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False)
     write_atomically(folder / FILE, f"{text}\n".encode())
-
-
-def _labels(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    return dataset.y, dataset.y_test
 
 
 def clients_of(shares: Iterable[Share], first: int = 0) -> Clients:
@@ -217,20 +214,12 @@ def _digested(x: Tensor) -> np.ndarray:
     return np.fromiter((digest(row) for row in x.flatten(1).numpy()), np.uint64, len(x))
 
 
-def _number(value: int) -> str:
-    return f"{value:,}"
+def _between(sizes: Iterable[int]) -> str:
+    least, *_, most = sorted(sizes)
+    return f"{least:,} to {most:,} training samples"
 
 
-def _listed(texts: Iterable[str]) -> str:
-    names = list(texts)
+def _listed(values: Iterable[object]) -> str:
+    names = list(map(str, values))
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
-
-
-def _numbered(clients: Sequence[int]) -> str:
-    return _listed(map(str, clients))
-
-
-def _files(suffix: str, found: tuple[int, str]) -> str:
-    count, example = found
-    return f"{count} of {suffix} ({example})"

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.data import decoded
 from common.data.columns import windows
 from common.data.dataset import Dataset, measured
-from common.data.rda import Frame, read_frame
+from common.data.rda import read_frame
 from common.data.unpickle import read_npy
 from common.settings.config import Data
 
@@ -80,8 +80,7 @@ def letters(data: Data) -> Dataset:
 
     The first 16,000 rows are for training. Debian's package ``r-cran-mlbench`` has the file.
     """
-    frame = _mlbench(data, "LetterRecognition")
-    return _table("letters", frame, "lettr", LETTERS)
+    return _mlbench(data, "letters", "LetterRecognition", "lettr", LETTERS)
 
 
 def satellite(data: Data) -> Dataset:
@@ -90,16 +89,13 @@ def satellite(data: Data) -> Dataset:
     The first 4,435 rows are for training, as in Statlog. Debian's package ``r-cran-mlbench`` has
     the file.
     """
-    return _table("satellite", _mlbench(data, "Satellite"), "classes", SATELLITE)
+    return _mlbench(data, "satellite", "Satellite", "classes", SATELLITE)
 
 
-def _mlbench(data: Data, name: str) -> Frame:
-    path = _found(data, f"{name}.rda", MLBENCH, "apt-get install r-cran-mlbench")
-    return read_frame(path, name)
-
-
-def _table(name: str, frame: Frame, label: str, first: int) -> Dataset:
+def _mlbench(data: Data, name: str, frame_name: str, label: str, first: int) -> Dataset:
     """Return a data set whose ``first`` rows are for training; ``label``: column of the classes."""
+    path = _found(data, f"{frame_name}.rda", MLBENCH, "apt-get install r-cran-mlbench")
+    frame = read_frame(path, frame_name)
     numbers = [values for key, values in frame.columns.items() if key != label]
     x = torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))
     y = torch.from_numpy(frame.columns[label].astype(np.int64))

@@ -127,9 +127,9 @@ class _Reader:
         value: int = struct.unpack(">i", self._bytes(4))[0]
         return value
 
-    def _numbers(self, dtype: str, size: int) -> np.ndarray:
-        content = self._bytes(self._integer() * size)
+    def _numbers(self, dtype: str) -> np.ndarray:
         native = np.dtype(dtype).newbyteorder("=")
+        content = self._bytes(self._integer() * native.itemsize)
         return np.frombuffer(content, dtype).astype(native)
 
     def _pairs(self, flags: int, depth: int) -> dict[str, _Object]:
@@ -164,10 +164,8 @@ class _Reader:
             for _ in range(3):
                 self._item(depth + 1)
             return _Object(None, {})
-        if kind in (INTEGER, LOGICAL):
-            value = self._numbers(">i4", 4)
-        elif kind == REAL:
-            value = self._numbers(">f8", 8)
+        if kind in (INTEGER, LOGICAL, REAL):
+            value = self._numbers(">f8" if kind == REAL else ">i4")
         elif kind in (STRINGS, LIST):
             items = [self._item(depth + 1) for _ in range(self._integer())]
             value = [item.value for item in items] if kind == STRINGS else items

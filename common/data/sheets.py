@@ -39,7 +39,7 @@ class Sheet:
     def __init__(self, path: Path) -> None:
         check_regular(path)
         self.path = path
-        self._decimals = dict[str, str]()  # "." and "," to where a number has it first
+        self.decimals = dict[str, str]()  # "." and "," to where a number has it first
         if path.suffix.lower() == PARQUET:
             self.separator = ","
             with _readable(path, "Parquet"):
@@ -64,10 +64,6 @@ class Sheet:
             file.seek(0)
             header = next((row for row in csv.reader(file, delimiter=separator) if row), [])
         return [name.strip() for name in header], separator, lines
-
-    @property
-    def has_decimal_commas(self) -> bool:
-        return "," in self._decimals
 
     def blocks(self) -> Iterator[tuple[int, Columns]]:
         """Yield the number of the first row of a block, from 1 on, and the columns' values.
@@ -130,9 +126,9 @@ class Sheet:
         text = str(value)
         for mark in ",.":
             if mark in text:
-                self._decimals.setdefault(mark, f"row {row}, column {column!r}: {text[:40]!r}")
-        if len(self._decimals) > 1:
-            commas, points = self._decimals[","], self._decimals["."]
+                self.decimals.setdefault(mark, f"row {row}, column {column!r}: {text[:40]!r}")
+        if len(self.decimals) > 1:
+            commas, points = self.decimals[","], self.decimals["."]
             raise ValueError(
                 f"{self.path}: {commas} has a decimal comma, but {points} has a decimal point"
             )
@@ -158,11 +154,6 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def named(text: str) -> list[str]:
-    """Return the names in a value of ``data.ignore-columns``."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def unused(
     header: Sequence[str], roles: Sequence[str], chosen: str, where: object
 ) -> dict[str, str]:
@@ -171,7 +162,7 @@ def unused(
     Raises ``ValueError``, one line, for a name in ``chosen`` that is no column.
     """
     reasons = {}
-    for name in named(chosen):
+    for name in filter(None, map(str.strip, chosen.split(","))):
         if name not in header:
             raise ValueError(
                 f"{where}: data.ignore-columns names {name!r}; the columns are {', '.join(header)}"

@@ -5,7 +5,7 @@ cells are recognised, they become classes or owners of their own without a word.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -25,11 +25,6 @@ def plain(value: object) -> str:
     text = "" if value is None else str(value).strip()
     whole = WHOLE.fullmatch(text)
     return whole[1] if whole else text
-
-
-def is_missing(text: str) -> bool:
-    """Return whether a cell is empty or has the text of a missing value."""
-    return not text or text.casefold() in NO_VALUE
 
 
 def number(text: str) -> float | None:
@@ -57,13 +52,12 @@ class Names:
     """
 
     column: str
-    known: frozenset[str] = frozenset()
+    known: Collection[str] = ()
     classes: bool = True
     word: str = "row"
-    names: list[str] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
     alike: list[str] = field(default_factory=list)  #: two spellings of owners, for a note
     _numbers: dict[object, int] = field(default_factory=dict)
-    _of_name: dict[str, int] = field(default_factory=dict)
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def codes(self, values: Sequence[object], path: Path, row: int) -> np.ndarray:
@@ -79,31 +73,43 @@ class Names:
 
     def exact(self, name: str, rows: int) -> np.ndarray:
         """Return ``rows`` times the number of a name that needs no check, such as a folder's."""
-        if name not in self._of_name:
-            self._of_name[name] = len(self.names)
-            self.names.append(name)
-        return np.full(rows, self._of_name[name], np.int64)
+        return np.full(rows, self.names.setdefault(name, len(self.names)), np.int64)
 
     def order(self) -> list[str]:
         """Return the names in their order, ``h2`` before ``h10``."""
         return sorted(self.names, key=in_order)
 
+    def renumbered(self, order: Sequence[str], codes: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Return arrays of ``codes`` with the places of the names in ``order`` as numbers."""
+        place = {name: i for i, name in enumerate(order)}
+        new = np.array([place[name] for name in self.names], np.int64)
+        return [new[part] for part in codes]
+
+    def owners(self, codes: Sequence[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
+        """Return the owners of the first part in their order, and each part's numbers of owners.
+
+        ``codes``: of each part, the first is for training. Owners that only other parts have get
+        the numbers after those of the first, so that owner k of the first part is client k.
+        """
+        names, trained = list(self.names), set(codes[0].tolist())
+        order = sorted(names, key=lambda name: (self.names[name] not in trained, in_order(name)))
+        return tuple(order[: len(trained)]), self.renumbered(order, codes)
+
     def _add(self, value: object, place: str) -> int:
         text = plain(value)
-        if text in self._of_name:
-            return self._of_name[text]
+        if text in self.names:
+            return self.names[text]
         if text not in self.known:
             self._check(text, place)
         key = folded(text)
-        if key in self._first and not {text, self._first[key][0]} <= self.known:
-            other, where = self._first[key]
+        other, where = self._first.setdefault(key, (text, place))
+        if other != text and not (text in self.known and other in self.known):
             self._refuse(text, place, other, where)
-        self._first.setdefault(key, (text, place))
         return int(self.exact(text, 1)[0])
 
     def _check(self, text: str, place: str) -> None:
         """Raise ``ValueError`` for a missing value, and for a class that is no whole number."""
-        if is_missing(text):
+        if not text or text.casefold() in NO_VALUE:
             shown = f"; {text!r} is a missing value" if text else ""
             raise ValueError(f"{place} has no {self.column!r}{shown}")
         value = number(text)

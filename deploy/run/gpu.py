@@ -1,6 +1,5 @@
 """Shares of a GPU's memory for the worker processes whose clients train on it at the same time."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from operator import itemgetter
 
@@ -53,7 +52,12 @@ def _bytes_each(free: int, workers: int) -> float:
 
 def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
     """Return for each GPU that clients use the architecture with the largest need, in bytes."""
-    used = [(device.choose(name), spec) for spec, name in dict.fromkeys(_clients(config))]
+    clients = dict[tuple[str, str], None]()  # device and architecture, each pair once
+    for k in range(config.run.clients):
+        node, entry = config.node(k), config.fleet[k % len(config.fleet)]
+        name = str(node.get("device", config.run.device))
+        clients[name, str(node.get("model", entry))] = None
+    used = [(device.choose(name), spec) for name, spec in clients]
     if not (used := [pair for pair in used if device.memory(pair[0]) is not None]):
         return {}
     data = for_testing(config.data, config.run.clients, config.partition_seed)
@@ -62,14 +66,6 @@ def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
     for gpu, spec in used:
         needs[gpu] = max(needs.get(gpu, ("", 0)), (spec, least(task, spec)), key=itemgetter(1))
     return needs
-
-
-def _clients(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (architecture, device) of each client."""
-    for k in range(config.run.clients):
-        node = config.node(k)
-        spec = str(node.get("model", config.fleet[k % len(config.fleet)]))
-        yield spec, str(node.get("device", config.run.device))
 
 
 def least(task: Task, spec: str) -> int:

@@ -98,20 +98,16 @@ class Comparison:
         """Return explanations of the marks that occur, then the table's own notes."""
         cells = list(self.cells.values())
         counts = {len(c.values) for c in cells if c.values}
-        out = []
-        if any(c.expected is not None for c in cells):
-            out.append("In parentheses: the paper's number.")
-        if counts and max(counts) > 1:
-            out.append(f"Mean of {max(counts)} seeds ± half of its 95 % interval (Student's t).")
-        elif counts:
-            out.append("One seed, so no interval and no order.")
-        if len(counts) > 1:
-            out.append("In square brackets: the number of seeds, where it is smaller.")
-        if any(math.inf in c.values for c in cells):
-            out.append("∞ (n of m): n of m seeds never reach it.")
-        if len(cells) < len(self.rows) * len(self.columns) or any(not c.values for c in cells):
-            out.append(f"{NONE} not run, or not measured.")
-        return [*out, *(clean(note, 2000) for note in self.notes)]
+        most, few = max(counts, default=0), len(cells) < len(self.rows) * len(self.columns)
+        notes = [
+            (any(c.expected is not None for c in cells), "In parentheses: the paper's number."),
+            (most > 1, f"Mean of {most} seeds ± half of its 95 % interval (Student's t)."),
+            (most == 1, "One seed, so no interval and no order."),
+            (len(counts) > 1, "In square brackets: the number of seeds, where it is smaller."),
+            (any(math.inf in c.values for c in cells), "∞ (n of m): n of m seeds never reach it."),
+            (few or any(not c.values for c in cells), f"{NONE} not run, or not measured."),
+        ]
+        return [*(note for shown, note in notes if shown), *(clean(n, 2000) for n in self.notes)]
 
     def _number(self, value: float) -> str:
         if not math.isfinite(value):

@@ -38,6 +38,7 @@ from server_app.storage import checkpoint
 from server_app.storage.checkpoint import Checkpoint
 
 MODEL = "model.safetensors"  #: the server's model after the run
+CHECKPOINT = checkpoint.path_in(Path()).name  #: the server's state, beside those of the clients
 
 
 @final
@@ -94,10 +95,15 @@ def finished(folder: Path, needed: str = MODEL) -> Finished:
 
     Raises ``ValueError``, one line, if config.toml or the file ``needed`` is missing.
     """
+    others = {
+        MODEL: ", or its method none on the server",
+        CHECKPOINT: "; it has no checkpoint and no clients' states, because tables, sweeps and "
+        "boards delete both; use fedmosaic run",
+    }
     for name in ("config.toml", needed):
         if not (folder / name).exists():
-            other = ", or its method none on the server" if name == MODEL else ""
-            raise ValueError(f"{folder} holds no finished run: it has no {name}{other}")
+            why = f"it has no {name}{others.get(name, '')}"
+            raise ValueError(f"{folder} holds no finished run: {why}")
     flat = {**load_run(folder, private=True), "out": str(folder)}
     if (state := folder / "state").is_dir():  # the default place of the clients' states
         flat["state-dir"] = str(state)
@@ -137,11 +143,7 @@ def further_round(folder: Path, clients: int, workers: int) -> Iterator[Further]
 
     Raises ``ValueError``, one line, without a run or a checkpoint, and for a client that fails.
     """
-    run = finished(folder, "config.toml")
-    if not checkpoint.path_in(folder).exists():
-        raise ValueError(
-            f"{folder} has no checkpoint, and a table's cells keep none; use fedmosaic run"
-        )
+    run = finished(folder, CHECKPOINT)
     with tempfile.TemporaryDirectory(prefix="fedmosaic-") as temporary:
         state = Path(str(run.flat["state-dir"]))
         if state.exists():

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, final
 
+import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.files import write_all
@@ -166,22 +167,12 @@ def read(path: Path) -> TableFile:
 
 def as_toml(file: TableFile) -> str:
     """Return a table as the text of its file, without the paper's numbers and remarks."""
-
-    def value(of: object) -> str:
-        if isinstance(of, dict):
-            return f"{{ {', '.join(pairs(of))} }}" if of else "{}"
-        return json.dumps(of, ensure_ascii=False)
-
-    def pairs(values: Mapping[str, object]) -> list[str]:
-        return [f"{json.dumps(key)} = {value(of)}" for key, of in values.items()]
-
-    beside = {"base", "row", "column", "expected", "remarks", "compare"}
-    lines = pairs(file.model_dump(exclude=beside))
-    lines += ["", "[base]", *pairs(file.base)]
-    for kind in ("row", "column"):
-        for line in getattr(file, kind):
-            lines += ["", f"[[{kind}]]", *pairs(line.model_dump(exclude_defaults=True))]
-    return "\n".join([*lines, ""])
+    beside = {"row", "column", "expected", "remarks", "compare"}
+    lines = {
+        kind: [line.model_dump(exclude_defaults=True) for line in getattr(file, kind)]
+        for kind in ("row", "column")
+    }
+    return tomli_w.dumps({**file.model_dump(exclude=beside), **lines})
 
 
 def cells(file: TableFile) -> Iterator[CellRun]:

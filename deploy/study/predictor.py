@@ -31,12 +31,11 @@ from common.models.card import Card
 from common.parse import defaults, parse
 from common.settings.section import Value
 from deploy.run.loopback import Loopback
-from deploy.study.finished import MODEL, begin, finished
+from deploy.study.finished import CHECKPOINT, MODEL, begin, finished
 from server_app.messaging.channel import PlainChannel
 from server_app.messaging.messenger import Messenger
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.scoring.score import score_requests
-from server_app.storage import checkpoint
 from server_app.storage.run_record import BEST
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -69,19 +68,16 @@ class Predictor:
 
     @classmethod
     def of_run(cls, folder: Path, client: int | None, *, best: bool = False) -> Self:
-        """Return the server's model, or that of a client. Raises as ``of_server``."""
-        if client is None:
-            return cls.of_server(folder, best=best)
-        if best:
-            raise ValueError("best is for the server's model; a client keeps its newest rounds")
-        return cls.of_client(folder, client)
+        """Return the server's model after a run, or with which a client predicts.
 
-    @classmethod
-    def of_server(cls, folder: Path, *, best: bool = False) -> Self:
-        """Return the server's model after a run, or after its best round (``score.keep-best``).
+        ``best``: the server's model after its best round (``score.keep-best``).
 
         Raises ``ValueError``, one line, for a run without that model.
         """
+        if client is not None and best:
+            raise ValueError("best is for the server's model; a client keeps its newest rounds")
+        if client is not None:
+            return cls.of_client(folder, client)
         file = BEST if best else MODEL
         if best and not (folder / BEST).exists():
             raise ValueError(f"{folder} has no {BEST}: the run had no score.keep-best = true")
@@ -103,12 +99,7 @@ class Predictor:
 
         Raises ``ValueError``, one line, without such a client or its state.
         """
-        run = finished(folder, "config.toml")
-        if not checkpoint.path_in(folder).exists():
-            raise ValueError(
-                f"{folder} has no checkpoint and no clients' states: tables, sweeps and boards "
-                "delete both; use fedmosaic run"
-            )
+        run = finished(folder, CHECKPOINT)
         if not 0 <= k < run.config.run.clients:
             last = run.config.run.clients - 1
             raise ValueError(f"client = {k} is not allowed; it should be 0 to {last}")
@@ -173,7 +164,8 @@ class Predictor:
         card, columns = self.card, getattr(x, "columns", None)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
-                raise ValueError(f"column {missing[0]!r} is missing; there are: {_words(columns)}")
+                there = ", ".join(map(str, columns))
+                raise ValueError(f"column {missing[0]!r} is missing; there are: {there}")
             x = x[list(card.columns)].to_numpy()  # type: ignore[index]
         if isinstance(x, Sequence) and x and hasattr(x[0], "convert"):
             mode = "L" if card.shape[0] == 1 else "RGB"
@@ -239,7 +231,3 @@ def _check_alone(net: nn.Module, bn: str, why: str) -> None:
     """Raise ``ValueError`` for a network whose scores had other statistics than its own."""
     if norms(net):
         raise ValueError(f'score.bn = "{bn}": {why}; it should be "running"')
-
-
-def _words(names: object) -> str:
-    return ", ".join(map(str, names))  # type: ignore[call-overload]

@@ -88,9 +88,8 @@ def run_here(
 
     ``launch(flat, place)`` runs one; ``on_cell(i, of, cell, recorded)`` is called before each.
     """
-    known = recorded(todo, folder)
     for i, cell in enumerate(todo, start=1):
-        is_known = cell.fingerprint in known or not missing([cell], folder)
+        is_known = not missing([cell], folder)
         on_cell(i, len(todo), cell, is_known)
         if not is_known:
             launch(cell.flat, _place(cell, folder))

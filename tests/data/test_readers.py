@@ -162,10 +162,8 @@ def test_nested_lists_say_their_own_shape(leaf: Leaf, tmp_path: Path) -> None:
         ({"num_samples": 3}, "'num_samples' is no list of numbers"),
         ({"users": ["1" * 5000]}, "user '1+': a name of 5000 characters, more than 200"),
         ({"user_data": {"a": {"x": None, "y": [0]}}}, "user 'a': it holds object, not numbers"),
-        (
-            {"user_data": {"a": {"x": [[1.0, 10**400]], "y": [0]}}},
-            "it has an integer of 401 digits",
-        ),
+        ({"user_data": {"a": {"x": [[1.0, 10**24]], "y": [0]}}}, "user 'a': it holds object, not"),
+        ({"user_data": {"a": {"x": [[1.0, 10**400]], "y": [0]}}}, "it has an integer of 401 dig"),
         ({"user_data": {"a": {"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}}}, "'a': its samples differ"),
         ({"user_data": {"a": {"x": [[1.0]], "y": 0}}}, r"user 'a': y has the shape \(\), but t"),
         ({"user_data": {"a": {"x": [[1.0]], "y": [0, 1]}}}, r"user 'a': y has the shape \(2,\)"),

@@ -212,13 +212,15 @@ def kinds_of_noise(
 ) -> None:
     """Draw eight samples of each kind of noise, and time each in the experiment's server step."""
     from common.parse import parse
+    from deploy.report.style import save
 
     flat = resolved(experiment and place(experiment), settings)
     parse(flat, every=True)
     times = noise.times(flat)
     print_table(noise.times_table(times), ruled=False)
-    commands.save(noise.draw_kinds(), to)
-    answer({"seconds": [asdict(time) for time in times], "picture": to.resolve()})
+    picture = save(noise.draw_kinds(), to).resolve()
+    plain(f"picture: {picture}")
+    answer({"seconds": [asdict(time) for time in times], "picture": picture})
 
 
 @figures.command(cls=JsonCommand)
