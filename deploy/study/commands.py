@@ -6,7 +6,7 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ from deploy.console import (
     print_table,
     progress_bar,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def only(line: str) -> Any:
@@ -112,6 +115,13 @@ def sweep(
     finish(written, best=found.best, unfinished=dict(found.unfinished))
 
 
+def save(figure: Figure, picture: Path) -> None:
+    """Write a figure to ``picture`` and print the path."""
+    from deploy.report import style
+
+    plain(f"picture: {style.save(figure, picture).resolve()}")
+
+
 def regions(
     folder: Annotated[
         Path, typer.Argument(help="Folder of a finished run on points in the plane.")
@@ -122,12 +132,11 @@ def regions(
     ] = None,
 ) -> None:
     """Draw the decision regions of clients and server, before and after training."""
-    from deploy.report.style import save
     from deploy.study.pictures import regions as draw
 
-    picture = save(draw(folder), to or folder / "regions.png").resolve()
-    plain(f"picture: {picture}")
-    answer({"picture": picture})
+    picture = to or folder / "regions.png"
+    save(draw(folder), picture)
+    answer({"picture": picture.resolve()})
 
 
 def samples(

@@ -70,6 +70,8 @@ def test_a_test_file_is_the_test_set_and_integers_are_classes(csv: Csv, tmp_path
     assert data.classes == ("9", "10") and data.y.tolist() == [1, 0]
     assert data.x_test.tolist() == [[5.0, 6.0]] and data.y_test.tolist() == [0]
     assert data.owner is not None and data.owner_test is None  # b has no training samples
+    write(tmp_path / "train.csv", ["1,2,10,c", "3,4,9,c"])
+    assert csv(seed=2).owner.tolist() == [0, 0] and csv(seed=2).account.owners == ("c",)
     write(tmp_path / "test.csv", ["1,2,run,a"], "ax,az,label,who")
     with pytest.raises(ValueError, match=r"test.csv: its columns are ax, az, .* are ax, ay,"):
         csv(seed=1)
