@@ -258,7 +258,7 @@ def test_dl_sh_takes_the_median_without_confidences(exchange: str) -> None:
     sent = replies(dl_sh.Reply, ROWS, half.samples, probabilities=exchange == "probs")
     middle = torch.tensor([0.6, 0.1, 0.1])
     expected = MEDIAN if exchange == "probs" else torch.softmax(middle, 0)
-    assert_close(half._targets(sent), expected.expand(half.samples, 3))
+    assert_close(half.targets_of(sent), expected.expand(half.samples, 3))
 
 
 def test_rows_are_bounded_by_the_median_client_and_so_are_features() -> None:
