@@ -72,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
 
 def test_the_servers_model_predicts_in_any_layout_of_the_same_images(trained: api.Run) -> None:
     data = api.experiments.load_run(trained.folder)
-    dataset = Predictor.of_server(trained.folder)
+    dataset = Predictor.of_run(trained.folder, None)
     x, names = own_test(trained.folder, 0)
     expected = trained.predict(x)
     assert set(expected) <= {*dataset.card.classes} and len(expected) == len(x)
@@ -132,7 +132,7 @@ def test_an_exported_model_gives_the_same_logits(
     form: str, trained: api.Run, tmp_path: Path
 ) -> None:
     completed("export", trained.folder, "--format", form, "--out", tmp_path / "model")
-    used = Predictor.of_server(trained.folder)
+    used = Predictor.of_run(trained.folder, None)
     x, _ = own_test(trained.folder, 0)
     expected, path = used.logits(x), tmp_path / f"model{SUFFIXES[form]}"
     assert json.loads((tmp_path / "model.json").read_text())["shape"] == [1, 8, 8]
@@ -186,7 +186,7 @@ def test_the_model_of_the_best_round_is_kept(run: Run, tmp_path: Path) -> None:
     best = 1 + scores.index(max(scores))
     assert played.folder.joinpath("best.safetensors").exists()
     short = play(flat(tmp_path / "short", **{**keeping, "rounds": best}))
-    kept = Predictor.of_server(played.folder, best=True).net.state_dict()
+    kept = Predictor.of_run(played.folder, None, best=True).net.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in short.model.items())
 
 
