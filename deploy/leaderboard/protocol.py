@@ -77,7 +77,7 @@ class Row(FilePart):
     reference: bool = False
     """Whether it is a baseline on all fleets."""
     ranked: bool = True
-    """Whether it has a rank; false for training that is not federated."""
+    """Whether it has positions; false for training that is not federated."""
     omitted: str = ""
     """Why the method is not on the board, if so."""
     largest: bool = False
