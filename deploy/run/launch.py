@@ -256,7 +256,7 @@ def with_remedy(folder: Path, started: float) -> Iterator[None]:
         line, newline, more = str(error).partition("\n")
         if line.endswith(":"):  # as in ``errors.first_line``, which shows it with the next line
             reason, newline, more = more.partition("\n")
-            line += f" {reason}"
+            line += f" {reason.strip()}"
         if "--resume" not in line and checkpoint.path_in(folder).exists():
             line += f"; the checkpoint is kept, go on with --resume {folder}"
         logs = (folder / LOG, folder / "flower" / "logs")

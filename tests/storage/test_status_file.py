@@ -208,7 +208,7 @@ def test_what_ends_a_run_before_its_time_says_how_it_goes_on(tmp_path: Path) -> 
         raise RuntimeError("superlink was killed\nlog")
     assert str(plain.value) == "superlink was killed\nlog"
     checkpoint.path_in(tmp_path).touch()
-    for text, shown in (("killed\nlog", "killed"), ("its log ends:\nx\nlog", "its log ends: x")):
+    for text, shown in (("killed\nlog", "killed"), ("its log ends:\n  x\nlog", "its log ends: x")):
         with pytest.raises(RuntimeError) as told, launch.with_remedy(tmp_path, 0.0):
             raise RuntimeError(text)
         line, log = str(told.value).splitlines()
