@@ -44,8 +44,10 @@ from deploy.study.sweep import COLUMN
 from deploy.study.sweep import name as name_of
 
 CHOSEN, ADDED = "chosen.json", "added.json"
-MEASURES = (tables.MEASURE, "personal.worst", "flops.total", "memory.largest", "bytes.up")
-MEASURES += (PROTOTYPE, "fairness.prototype.wlp")
+MEASURES = (
+    *(tables.MEASURE, "personal.worst", "flops.total", "memory.largest", "bytes.up"),
+    *(PROTOTYPE, "fairness.prototype.wlp"),
+)
 """Paths of a run's summary that a board reads; its bundled record has these alone."""
 CURVES = (PROTOTYPE,)
 """Curves that a board reads beside those that every record keeps."""
