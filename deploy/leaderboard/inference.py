@@ -83,23 +83,20 @@ def _variances(values: np.ndarray) -> np.ndarray:
     *_, rows, n = values.shape
     rest = values - values.mean(axis=-1, keepdims=True)
     rest = rest - rest.mean(axis=-2, keepdims=True)
-    found: np.ndarray = np.square(rest).sum(axis=-1) * rows / (rows - 1) / (n - 1) / n
-    return found
+    return np.asarray(np.square(rest).sum(axis=-1) * rows / (rows - 1) / (n - 1) / n)
 
 
 def _scales(variances: np.ndarray) -> np.ndarray:
     """Return s [..., rows] for the variances [..., rows] of the rows' means."""
     middle = np.median(variances, axis=-1, keepdims=True)
-    scales: np.ndarray = np.sqrt(np.maximum(variances, (variances + middle) / 2))
-    return scales
+    return np.asarray(np.sqrt(np.maximum(variances, (variances + middle) / 2)))
 
 
 def _apart(means: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return the largest |difference| of two means over the sum of their scales, [boards]."""
     differences = np.abs(means[..., :, None] - means[..., None, :])
-    within = scales[..., :, None] + scales[..., None, :]
-    largest: np.ndarray = (differences / within).max(axis=(-2, -1))
-    return largest
+    sums = scales[..., :, None] + scales[..., None, :]
+    return np.asarray((differences / sums).max(axis=(-2, -1)))
 
 
 @final

@@ -62,7 +62,8 @@ def test_a_bundled_protocol_is_one_and_its_cells_are_distinct(name: str) -> None
         share = int(cell.flat["per-round"]) / int(cell.flat["clients"]) or 1.0
         if not cell.row.startswith("Ditto"):  # half of its epochs are for the personal model
             assert epochs * share == 40, cell.row
-        assert cell.flat["data.score-on"] == "validation" and cell.flat["data.validation"] > 0
+        assert cell.flat["data.score-on"] == "validation"
+        assert float(cell.flat["data.validation"]) > 0
     rounds = {int(cell.flat["rounds"]) for cell in cells}
     assert rounds == {1, 40} and len(protocol.runs) == 15
     local = next(row for row in protocol.row if row.name == "local, smallest network")

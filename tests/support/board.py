@@ -82,7 +82,7 @@ def record(
     rows |= {name: [None, None, last] for name, last in (more or {}).items()}
     summary: dict[str, Any] = {"primary": {"final": value}, "personal": {"worst": value / 2}}
     summary |= {"flops": {"total": 800}, "memory": {"largest": 5000}}
-    fields = {"settings": {}, "seed": cell.seed, "summary": summary, "curve": rows}
+    fields: dict[str, Any] = {"settings": {}, "seed": cell.seed, "summary": summary, "curve": rows}
     records.append(folder, Recorded(fingerprint=cell.fingerprint, **fields))
 
 
