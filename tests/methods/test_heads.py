@@ -9,10 +9,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import client_app.methods
+import server_app.methods
 from client_app.participant import Participant, upload
+from common.exchange import tree
 from common.exchange.protocol import ModelReply
+from common.exchange.records import StateDict
 from common.methods import lg_fedavg
 from common.methods.fedssa import Options, fuse, row, rows
+from common.models.classifier import Classifier
 from common.parse import parse
 from server_app.method import Replies
 from tests.support.halves import client, server
@@ -144,7 +149,23 @@ def test_it_is_fedavg_if_all_layers_are_shared(tmp_path, played, monkeypatch) ->
     fedavg = played(method="fedavg", **given)
     head = play(flat(tmp_path / "head", method="lg-fedavg", **given))
     assert head.model.keys() == {"weight", "bias"}
-    monkeypatch.setattr(lg_fedavg, "shared", lambda net: net)
+
+    def with_all(self: Any, t: int, w: StateDict) -> Classifier:
+        net: Classifier = self.local(t)
+        net.load_state_dict(w)
+        return net
+
+    def train(self: Any, request: Any) -> Any:
+        net = self.with_head(request.t, request.w).train()
+        metrics = self.learn(request.t, net)
+        self.keep(request.t, net)
+        return lg_fedavg.Reply(metrics=metrics, w=upload(net))
+
+    half = client_app.methods.half("lg-fedavg")
+    monkeypatch.setattr(half, "with_head", with_all)
+    monkeypatch.setattr(half, "train", train)
+    sent = server_app.methods.half("lg-fedavg")
+    monkeypatch.setattr(sent, "parts", lambda self, net: tree.snapshot(net))
     everything = play(flat(tmp_path / "all", method="lg-fedavg", **given))
     assert same(everything.model, fedavg.model)
 
