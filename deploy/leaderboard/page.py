@@ -291,7 +291,7 @@ def picture(found: Sequence[Section], path: Path) -> bool:
         axes.set_yticks(range(len(best)), [_name(one) for one in best], fontsize=11)
         axes.set_ylim(-0.6, len(best) - 0.4)
         axes.tick_params(axis="x", labelsize=11)
-        axes.set_xlabel("accuracy of the clients' own models, %", fontsize=11)
+        axes.set_xlabel("accuracy of the clients' own models, %", fontsize=11, loc="right")
         lines = f"{len(best)} best of {len(ranked)} rows: {title(most, False)}"
         figure.suptitle(f"{lines}\nIntervals that overlap are not told apart", fontsize=11)
         save(figure, path)
