@@ -121,14 +121,11 @@ class Overview:
         empty = [repr(name) for name, n, _ in self.classes if not n]
         without = f"; without training samples: {_listed(empty)}" if empty else ""
         if len(self.classes) <= FEW:
-            each = ", ".join(f"{name} {n} + {test}" for name, n, test in self.classes)
-            return f"{len(self.classes)}: {each} (training + test){without}"
-        first, last, sizes = (
-            self.classes[0][0],
-            self.classes[-1][0],
-            (n for _, n, _ in self.classes),
-        )
-        return f"{len(self.classes)}: {first} to {last}, with {_between(sizes)}{without}"
+            each = ", ".join(f"{name} ({n} + {test})" for name, n, test in self.classes)
+            return f"{len(self.classes)}, with training + test samples: {each}{without}"
+        first, last = self.classes[0][0], self.classes[-1][0]
+        between = _between(n for _, n, _ in self.classes)
+        return f"{len(self.classes)}: {first} to {last}, with {between}{without}"
 
     def _owners(self) -> str:
         if not self.owners:

@@ -86,6 +86,8 @@ class Predictor:
             task = run.task(run.dataset())
             net = run.server_model(task, file=file)
         except ValueError as error:
+            if not (folder / "config.toml").exists():
+                raise
             raise ValueError(f"{error}; for a client's model: client=K, or --client K") from error
         if run.config.score.bn == "batch":
             _check_alone(
