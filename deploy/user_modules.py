@@ -179,7 +179,7 @@ class _Private(MetaPathFinder):
         return _Loader(name, path, self)
 
     def imported(self, name: str, *others: Any, **named: Any) -> ModuleType:
-        """``__import__`` of the folder's modules: names in the folder get the mark."""
+        """Import as ``__import__`` does; names of the folder's modules get the mark."""
         root, dot, inner = name.partition(".")
         level = named.get("level", others[3] if len(others) > 3 else 0)
         if not level and place_of(self.folder, root):
