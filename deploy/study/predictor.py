@@ -68,7 +68,7 @@ class Predictor:
 
     @classmethod
     def of_run(cls, folder: Path, client: int | None, *, best: bool = False) -> Self:
-        """Return the server's model after a run, or with which a client predicts.
+        """Return the server's model after a run, or the one with which a client predicts.
 
         ``best``: the server's model after its best round (``score.keep-best``).
 
@@ -109,9 +109,8 @@ class Predictor:
         task, flat = run.task(run.dataset()), {**run.flat, "device": "cpu"}
         with Loopback(run.config.run.clients, flat, workers=0) as grid:
             method, clients = begin(run, grid, messenger, task)
-        asked = score_requests(ScoredModels(method), clients, confusion=False)
-        request = next((request for client, request in asked if client.k == k), None)
-        request = request or ScoreRequest(w=method.weights_to_score())
+        mine = [client for client in clients if client.k == k]  # also one beyond score.clients
+        ((_, request),) = score_requests(ScoredModels(method), mine, confusion=False)
         node: dict[str, Value] = {
             "partition-id": k,
             "device": "cpu",

@@ -56,6 +56,15 @@ def test_a_client_predicts_on_raw_samples_as_it_was_scored(method: str, tmp_path
         assert share_right(run, k, x, names) == pytest.approx(scores[k])
 
 
+def test_a_client_that_never_scores_has_the_network_of_its_architecture(tmp_path: Path) -> None:
+    own = {"method": "fedavg", "average__across": "same", "rounds": 1, "score__clients": 1}
+    played = play(flat(tmp_path, **own))
+    (scored,) = (score["k"] for score in played.journal[-1]["scores"])
+    for k in {0, 1, 2, 3} - {scored}:
+        spec = played.journal[0]["clients"][k]["model"]
+        assert Predictor.of_client(tmp_path, k).card.architecture == spec
+
+
 @pytest.mark.parametrize("method", [*BY_BATCH])
 def test_a_model_without_statistics_of_its_own_is_refused(method: str, tmp_path: Path) -> None:
     play(battery.config(method, tmp_path, rounds=1))
