@@ -359,7 +359,7 @@ def test_files_of_one_frame_are_read_and_the_others_are_counted(options, tmp_pat
         ".db": 1,
     }
     rows = dict(overview(dataset).rows())
-    assert "fox 3 + 0" in rows["classes"] and "1 of .db (train/cat/Thumbs.db)" in rows["not read"]
+    assert "fox (3 + 0)" in rows["classes"] and "1 of .db (train/cat/Thumbs.db)" in rows["not read"]
     with pytest.raises(ValueError, match="class 'fox' has no samples"):
         stored = options(name="folder", dir=str(root), images="stored")
         shutil.move(root / "train" / "fox" / "0.jfif", root / "train" / "fox" / "0.tif")
