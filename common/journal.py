@@ -1,8 +1,9 @@
 """Entries of a run's journal: one for the census (round 0), then one for every counted round.
 
 The server writes them (``server_app/storage/journal.py``), the report reads them, displays and
-trackers follow them. All values except ``seconds`` are a function of configuration and seed. The
-marks of a field say where it is shown, its unit, and how its values in several rounds combine.
+trackers follow them. All values except ``seconds`` and ``measured`` are a function of configuration
+and seed. The marks of a field say where it is shown, its unit, and how its values in several rounds
+combine.
 """
 
 from __future__ import annotations
@@ -276,6 +277,22 @@ class PeakMemory(JsonObject):
 
 
 @final
+class ClockTime(JsonObject):
+    """Times of a round on the virtual clock, in seconds with six decimals."""
+
+    start: Annotated[float, Use.RELEASED]
+    end: Annotated[float, Use.RELEASED]
+    clients: dict[int, float] = {}  #: seconds of each client's job, also of late and unneeded ones
+    late: list[int] = []  #: clients whose replies came after the end, or were not needed
+    moved: dict[int, tuple[int, int]] = {}  #: bytes of each client's payloads, down and up
+    energy: float | None = None  #: joules of all jobs, if every device has its power
+
+    def as_dict(self) -> Mapping[str, object]:
+        """Return the end and the energy."""
+        return self.model_dump(include={"end", "energy"}, exclude_none=True)
+
+
+@final
 class Entry(JsonObject):
     """One line of the journal."""
 
@@ -338,6 +355,10 @@ class Entry(JsonObject):
     #: operations in training: clients, server; if counted
     flops: Annotated[dict[str, int], Use.TRACKED, Over.SUM, Unit.OPERATIONS] = {}
     memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST, Unit.BYTES] = None  #: if measured
+    #: the virtual clock, for runs with device profiles
+    clock: Annotated[ClockTime | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.SECONDS] = None
+    #: measured seconds from sending a request to its reply, by client, for runs with a clock
+    measured: dict[int, float] = {}
 
     @property
     def end(self) -> str:

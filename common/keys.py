@@ -8,15 +8,24 @@ from pydantic.fields import FieldInfo
 
 from common import methods
 from common.settings import plugins
+from common.settings.clock import Profile
 from common.settings.config import SECTIONS, MethodOptions, Node, Run
 from common.settings.marks import Mark, Names, Place
 from common.settings.section import Section, Value, keys_of
 
 NODE = re.compile(r"node\.(0|[1-9][0-9]{0,6})")
 """Name of the table of a single client, with the client's number."""
-EVERY_NODE = "node.K"
-"""The same in names of keys that stand for all clients."""
-SHARED: Mapping[str, type[Section]] = {"": Run, **SECTIONS, EVERY_NODE: Node}
+PROFILE = re.compile(r"profile\.([A-Za-z0-9][A-Za-z0-9_-]{0,39})")
+"""Name of the table of a device, with the profile's name."""
+NAMED: Mapping[str, tuple[re.Pattern[str], type[Section]]] = {
+    "node.K": (NODE, Node),
+    "profile.NAME": (PROFILE, Profile),
+}
+"""Tables of which a run config may have several, by the name that stands for all of them."""
+SHARED: Mapping[str, type[Section]] = {
+    **{"": Run, **SECTIONS},
+    **{name: kind for name, (_, kind) in NAMED.items()},
+}
 """Tables that every run config may have, by name; the top level is ``""``."""
 
 Fields = Mapping[str, FieldInfo]
@@ -31,10 +40,15 @@ def fields(tables: Mapping[str, type[Section]]) -> dict[str, FieldInfo]:
 SHARED_FIELDS: Fields = fields(SHARED)
 
 
+def general_table(table: str) -> str:
+    """Return the name in ``NAMED`` of a table; empty if it is no such table."""
+    return next((name for name, (form, _) in NAMED.items() if form.fullmatch(table)), "")
+
+
 def general(key: str) -> str:
-    """Return a key with ``K`` for the client's number, as in ``SHARED``."""
+    """Return a key with ``K`` for the client's number or ``NAME``, as in ``SHARED``."""
     table, _, leaf = key.rpartition(".")
-    return f"{EVERY_NODE}.{leaf}" if NODE.fullmatch(table) else key
+    return f"{name}.{leaf}" if (name := general_table(table)) else key
 
 
 def marked(*marks: Mark, within: Fields = SHARED_FIELDS) -> list[str]:

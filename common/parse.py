@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
-from common.keys import NODE as NODE
-from common.settings.config import SECTIONS, Config, Data, Node, Run, not_allowed
+from common.keys import NAMED, general_table
+from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, not_allowed
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
@@ -59,16 +59,20 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
         name: _resolved(_section(kind, name, by_table), name, auto)
         for name, kind in SECTIONS.items()
     }
-    nodes = {
-        int(number[1]): _section(Node, table, by_table)
-        for table in by_table
-        if (number := NODE.fullmatch(table))
+    named: dict[str, dict[Any, Any]] = {
+        plural: {
+            form.sub(r"\1", table): _section(kind, table, by_table)
+            for table in by_table
+            if form.fullmatch(table)
+        }
+        for plural, (form, kind) in zip(("nodes", "profiles"), NAMED.values(), strict=True)
     }
+    named["nodes"] = {int(k): node for k, node in named["nodes"].items()}
     run = _resolved(run, "", options.auto)
-    config = Config.model_validate({"run": run, **shared, "method": options, "nodes": nodes})
-    if run.clients and max(nodes, default=0) >= run.clients:
+    config = Config.model_validate({"run": run, **shared, "method": options, **named})
+    if run.clients and max(config.nodes, default=0) >= run.clients:
         raise ValueError(
-            f"[node.{max(nodes)}] is not allowed with clients = {run.clients}; it should be "
+            f"[node.{max(config.nodes)}] is not allowed with clients = {run.clients}; it should be "
             f"[node.0] to [node.{run.clients - 1}]"
         )
     config.data.check()
@@ -84,6 +88,7 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     for name, section in config.tables.items():
         if isinstance(section, Descent):
             optimise.check(name, section)
+    config.check_clock()
     options.check_privacy(config)
     options.check(config)
     return config
@@ -103,7 +108,7 @@ def _by_table(flat: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     by_table: dict[str, dict[str, Value]] = {name: {} for name in names}
     for key, value in flat.items():
         table, _, leaf = key.rpartition(".")
-        if NODE.fullmatch(table):
+        if general_table(table):
             by_table.setdefault(table, {})
         if table not in by_table:
             raise ValueError(_unknown(key, defaults()))
@@ -153,7 +158,7 @@ def reads(method: str, key: str) -> bool:
     Raises ``ValueError``, one line, for a method that does not exist.
     """
     table = key.rpartition(".")[0]
-    shared = {"", "data", "train", "score", "select", "wire", table_of(method)}
+    shared = {"", *ALWAYS, table_of(method)}
     return table in shared or table in methods.options(method).uses
 
 
@@ -194,7 +199,8 @@ def kind_of(key: str, method: str = "") -> type[Value]:
     """
     table, _, leaf = key.rpartition(".")
     shared: dict[str, type[Section]] = {"": Run, **SECTIONS}
-    section = Node if NODE.fullmatch(table) else shared.get(table) or tables(method).get(table)
+    named = NAMED.get(general_table(table))
+    section = named[1] if named else shared.get(table) or tables(method).get(table)
     if section is None or (name := leaf.replace("-", "_")) not in section.model_fields:
         raise ValueError(_unknown(key, defaults(method)))
     kind = value_kind(section.model_fields[name])
@@ -238,8 +244,9 @@ def _section(kind: type[S], name: str, tables: Mapping[str, Mapping[str, Value]]
 def _unknown(key: str, known: Iterable[str]) -> str:
     """Return the error line for an unknown key, with keys of this name or the nearest key."""
     table = key.rpartition(".")[0]
-    own = table if NODE.fullmatch(table) else "node.K"
-    known = [*known, *(f"{own}.{kebab(name)}" for name in Node.model_fields)]
+    for name, (_, kind) in NAMED.items():
+        own = table if general_table(table) == name else name
+        known = [*known, *(f"{own}.{kebab(field)}" for field in kind.model_fields)]
     same_name = [name for name in known if name.rpartition(".")[2] == key]
     *others, last = map(repr, same_name or [""])
     choices = f"{', '.join(others)} or {last}" if others else last

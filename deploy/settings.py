@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 from common import methods
 from common.errors import refusal
 from common.files import parse_toml, read_text
-from common.parse import NODE, defaults, kind_of, reads, tables
+from common.keys import general_table
+from common.parse import defaults, kind_of, reads, tables
 from common.settings.config import SECTIONS
 from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
@@ -116,7 +117,7 @@ class Experiment:
             table, from_file = key.rpartition(".")[0], key not in given
             of_file = in_file in methods.names() and reads(in_file, key)
             meant = from_file and (table not in SECTIONS or of_file or protocol)
-            if meant or NODE.fullmatch(table) or reads(method, key):
+            if meant or general_table(table) or reads(method, key):
                 continue
             if flat[key] not in (usual.get(key), OLD_DEFAULTS.get(key)):
                 readers = [name for name in methods.names() if reads(name, key)]
@@ -133,7 +134,7 @@ class Experiment:
         """
         app = read_toml(app_folder() / "pyproject.toml")["tool"]["flwr"]["app"]
         known, chosen = flatten(app["config"]), self.chosen
-        nodes = {key for key in chosen if NODE.fullmatch(key.rpartition(".")[0])}
+        nodes = {key for key in chosen if general_table(key.rpartition(".")[0])}
         built_in = chosen.get("method", known["method"]) in methods.names()
         if not built_in or chosen.keys() - nodes - known.keys():
             return self.resolve()

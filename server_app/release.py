@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import final
 
 from common import progress
-from common.journal import Entry, Failure, JsonObject, Member, Use
+from common.journal import ClockTime, Entry, Failure, JsonObject, Member, Use
 from common.settings.config import Config
 from server_app.aggregation.privacy import NoisySums, spent
 from server_app.stopped import Stopped
@@ -43,6 +43,8 @@ def withhold(entry: Entry, config: Config, clients: int) -> None:
         entry.privacy = spent(config, clients, entry.round, sums)
     else:
         entry.clients = [_reduced(member) for member in entry.clients]
+    if entry.clock is not None:
+        entry.clock = entry.clock.model_copy(update=_withheld(ClockTime))
     for event in entry.events:
         event.member = event.member and _reduced(event.member)
     for name in _withheld(Entry):

@@ -54,7 +54,7 @@ def test_the_tables_of_a_node() -> None:
     }
     assert known["names"] == {
         "method": "methods",
-        **dict.fromkeys(("fleet", "global-model", "node.K.model"), "models"),
+        **dict.fromkeys(("fleet", "global-model", "node.K.model", "clock.choices"), "models"),
         **dict.fromkeys(("data.name", "data.public-name"), "datasets"),
         "data.partition": "partitions",
     }
@@ -95,6 +95,7 @@ def test_the_places_of_a_moved_run() -> None:
     assert {key for key, field in FIELDS.items() if keys.mark_of(Place, field)} == {
         *("data.dir", "data.public-dir", "state-dir", "weights", "membership", "out", "plugins"),
         *("node.K.data-dir", "node.K.public-dir", "node.K.state-dir", "fedktl.generator"),
+        "profile.NAME.available",
     }
     flat = {
         "method": "fedktl",

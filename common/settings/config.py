@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
+from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
@@ -30,6 +31,7 @@ from common.settings.options import (
     PublicTraining,
 )
 from common.settings.plugins import table_of
+from common.settings.profiles import device
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -47,6 +49,9 @@ data set for each client."""
 WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
+
+ALWAYS = ("data", "train", "score", "select", "wire", "clock")
+"""Tables that every method reads, beside the top level and the method's own."""
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
@@ -142,6 +147,10 @@ class Run(Section):
     or a preset; client k gets entry k mod length, unless ``[node.k]`` has a ``model``."""
     global_model: Annotated[str, Field(min_length=1), Names("models"), Mark.CHOSEN] = "smallest"
     """The server's architecture; ``smallest``: the one in the fleet with the fewest parameters."""
+    profiles: Annotated[str, Mark.TEXT] = ""
+    """Comma-separated device profiles: presets of ``fedmosaic list profiles``, or tables
+    ``[profile.NAME]``; client k gets entry k mod length, unless ``[node.k]`` has a ``profile``. The
+    run then has a virtual clock (``[clock]``)."""
     pretrained: Annotated[bool, Mark.DOWNLOAD] = False
     """Initialise the clients' models from torchvision's ImageNet weights, if there are any."""
     weights: Annotated[str, Place("weights")] = ""
@@ -459,6 +468,8 @@ class Node(Section):
 
     model: Annotated[str | None, Names("models")] = None
     """Architecture of the client, such as ``resnet8@0.5``."""
+    profile: Annotated[str | None, Mark.TEXT] = None
+    """Profile of the client's device, as in ``profiles``."""
     size: Annotated[float | None, Field(gt=0, le=1)] = None
     """``fiarse``: share of the global model's entries that the client trains."""
     device: Annotated[str | None, *DEVICE, Mark.TEXT, Mark.FREE] = None
@@ -639,10 +650,13 @@ class Config(BaseModel):
     ensemble: Ensemble
     public: PublicTraining
     privacy: Privacy
+    clock: Clock
     method: SerializeAsAny[MethodOptions]
     """Table of the chosen method."""
     nodes: dict[int, Node] = {}
     """Settings of single clients, by client number."""
+    profiles: dict[str, Profile] = {}
+    """Settings of devices, by name."""
 
     @property
     def tables(self) -> dict[str, Section]:
@@ -652,6 +666,15 @@ class Config(BaseModel):
         }
 
     @property
+    def read(self) -> dict[str, Section]:
+        """The tables that decide this run, by name: without a clock not ``[clock]``."""
+        own = table_of(self.run.method)
+        names = {"run", *ALWAYS, own, *self.method.uses}
+        if not self.on_clock:
+            names.remove("clock")
+        return {name: section for name, section in self.tables.items() if name in names}
+
+    @property
     def flat(self) -> dict[str, Value]:
         """This configuration as a flat run config, without the tables of other methods."""
         shared = {
@@ -659,8 +682,17 @@ class Config(BaseModel):
             for table, section in self.tables.items()
             for name, value in section
         }
-        own = ((k, leaf, v) for k in sorted(self.nodes) for leaf, v in self.node(k).items())
-        return shared | {f"node.{k}.{leaf}": value for k, leaf, value in own}
+        return shared | {
+            f"{table}.{leaf}": value
+            for table, section in self.named.items()
+            for leaf, value in section.model_dump(by_alias=True, exclude_none=True).items()
+        }
+
+    @property
+    def named(self) -> dict[str, Section]:
+        """Tables of single clients and of devices, by name, such as ``node.3``."""
+        nodes: dict[str, Section] = {f"node.{k}": self.nodes[k] for k in sorted(self.nodes)}
+        return nodes | {f"profile.{name}": self.profiles[name] for name in sorted(self.profiles)}
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
@@ -686,6 +718,34 @@ class Config(BaseModel):
         """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
+
+    def check_clock(self) -> None:
+        """Raise ``ValueError``, one line, for a clock without a device, or an unknown profile."""
+        if not self.on_clock:
+            usual, used = Clock.model_construct(), dict(self.clock)
+            if changed := [name for name, value in usual if used[name] != value]:
+                key = f"clock.{kebab(changed[0])} = {json.dumps(used[changed[0]])}"
+                raise ValueError(f"{key} needs profiles: without devices a run has no clock")
+            return
+        self.clock.check()
+        own = [node.profile or "" for node in self.nodes.values()]
+        for name in filter(None, {*listed(self.run.profiles), *own, self.clock.server}):
+            if device(name, self.profiles).memory is None and self.clock.fit != "off":
+                raise ValueError(
+                    f"[profile.{name}] has no memory, which clock.fit = {self.clock.fit!r} needs"
+                )
+
+    @property
+    def on_clock(self) -> bool:
+        """Whether the run has a virtual clock: ``profiles``, or a client's ``profile``."""
+        return bool(self.run.profiles or any(node.profile for node in self.nodes.values()))
+
+    def profile_of(self, k: int) -> str:
+        """Return the name of client k's profile; empty if it has none."""
+        if (node := self.nodes.get(k)) and node.profile:
+            return node.profile
+        names = listed(self.run.profiles)
+        return names[k % len(names)] if names else ""
 
     def node(self, k: int) -> dict[str, Value]:
         """Return the settings in ``[node.k]``, such as ``{"data-dir": "/data/3"}``."""
@@ -713,6 +773,6 @@ class Config(BaseModel):
 SECTIONS: dict[str, Any] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
-    if name not in ("run", "method", "nodes")
+    if name not in ("run", "method", "nodes", "profiles")
 }
 """Tables that do not belong to a single method, by name."""

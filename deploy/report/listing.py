@@ -14,8 +14,9 @@ from rich import table as rich_table
 from rich.text import Text
 
 from common import methods
+from common.keys import NAMED
 from common.settings import plugins
-from common.settings.config import FLEETS, Node
+from common.settings.config import ALWAYS, FLEETS
 from common.settings.section import Section, Value, kebab, meaning, value_kind
 from deploy.report import chooser
 from deploy.report.table import Table, terminal
@@ -147,9 +148,9 @@ def read_by(method: str) -> Iterator[Setting]:
     """Yield the settings that a method reads, with the defaults that it gives them."""
     from common.parse import tables, usual
 
-    known: dict[str, type[Section]] = {**tables(method), "node.K": Node}
+    known = dict(tables(method)) | {name: kind for name, (_, kind) in NAMED.items()}
     options, own = methods.options(method), plugins.table_of(method)
-    for table in (own, *options.uses, "", "data", "train", "score", "select", "wire", "node.K"):
+    for table in (own, *options.uses, "", *ALWAYS, *NAMED):
         for setting, field in zip(
             settings_of(table, known[table]), known[table].model_fields.values(), strict=True
         ):

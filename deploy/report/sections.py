@@ -8,7 +8,7 @@ from common.methods import options
 from common.metrics import MANY, thinned
 from common.metrics import fairness as measures
 from common.parse import auto_of, usual
-from common.settings.config import SECTIONS
+from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
 from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, of_clients, scalars, total
@@ -329,8 +329,8 @@ def settings(run: Run) -> Section:
     Tables that the method does not read had no effect on the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    method = run.setting("method") or ""
-    read = {"data", "train", "score", "select", "wire", method}
+    method, on_clock = run.setting("method") or "", any(entry.clock for entry in run.entries)
+    read = {*ALWAYS, method} - (set() if on_clock else {"clock"})
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     versions = dict(run.summary.versions) if run.summary else {}

@@ -16,9 +16,9 @@ from common import methods
 from common.data import DATASETS
 from common.data.partition import PARTITIONS
 from common.files import write_atomically
+from common.keys import NAMED
 from common.models import MODELS
 from common.parse import defaults, tables
-from common.settings.config import Node
 from common.settings.facts import Facts
 from common.settings.section import Section, kebab
 from common.settings.version import ROOT
@@ -61,7 +61,10 @@ def listing_text() -> str:
         content["trackers"].append((name, f"{place}, with the package {package}"))
     for name, rule_of in RULES.items():
         content["selections"].append((name, (rule_of.__doc__ or "").partition(".")[0]))
-    known: dict[str, type[Section]] = {**tables(), "node.K": Node}
+    known: dict[str, type[Section]] = {
+        **tables(),
+        **{name: kind for name, (_, kind) in NAMED.items()},
+    }
     content["settings"] = [
         s for table, kind in known.items() for s in listing.settings_of(table, kind)
     ]

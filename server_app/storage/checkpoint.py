@@ -18,7 +18,6 @@ from common.settings.config import OWN, Config
 from common.settings.marks import Mark
 from common.settings.old_defaults import BEFORE, check_complete
 from common.settings.options import Descent
-from common.settings.plugins import table_of
 from common.settings.section import Section, Value, kebab
 from server_app.storage.relative_paths import relative
 
@@ -184,10 +183,7 @@ def read(folder: Path, config: Config) -> Checkpoint:
 def _identity(config: Config) -> str:
     """Return as JSON the settings that decide the results: all that the method reads but those that
     a resumed run may change (``Mark.FREE``)."""
-    own = table_of(config.run.method)
-    needed = {"run", "data", "train", "score", "select", "wire", own, *config.method.uses}
-    tables = {name: section for name, section in config.tables.items() if name in needed}
-    cosine = any(isinstance(one, Descent) and one.cosine for one in tables.values())
+    cosine = any(isinstance(one, Descent) and one.cosine for one in config.read.values())
     free = {Mark.FREE} if cosine else {Mark.FREE, Mark.FREE_WITHOUT_COSINE}
 
     def decisive(section: Section) -> dict[str, Any]:
@@ -195,9 +191,9 @@ def _identity(config: Config) -> str:
         skipped = {name for name, field in fields if not free.isdisjoint(marks_of(field))}
         return section.model_dump(exclude=skipped)
 
-    dumped = {name: decisive(section) for name, section in tables.items()}
-    for k, node in config.nodes.items():
-        dumped[f"node.{k}"] = {n: value for n, value in decisive(node).items() if value is not None}
+    dumped = {name: decisive(section) for name, section in config.read.items()}
+    for name, section in config.named.items():
+        dumped[name] = {n: value for n, value in decisive(section).items() if value is not None}
     return json.dumps(_located(dumped, Path(config.run.out)), sort_keys=True)
 
 

@@ -22,13 +22,14 @@ KEYS = (
     *("seed", "accuracy", "accuracies", "accuracy_bn", "rounds_to_target", "fairness", "primary"),
     *("personal", "accuracy_covered", "uncovered", "metrics", "incentive", "coefficients", "cost"),
     *("clients", "clients_in_all", "bytes", "drift", "flops", "memory", "seconds"),
+    *("clock", "time_to_target"),
     *("seconds_by_phase", "failures", "further_failures", "warnings", "weights_sha256", "privacy"),
     "versions",
 )
 """Keys of a summary, in their order. A key that names a field of the journal has the value of that
 field over all rounds, unless ``summary`` gives it another one."""
 OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy", "warnings"}
-OPTIONAL |= {"stalled", "scored_on"}
+OPTIONAL |= {"stalled", "scored_on", "clock", "time_to_target"}
 """Keys that a summary leaves out if they have no value; all other keys are ``null`` then."""
 
 
@@ -67,6 +68,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
         "rounds": len(rounds),
         "seed": config.run.seed,
         "rounds_to_target": _rounds_to_target(rounds, config.score.target),
+        "time_to_target": _time_to_target(rounds, config.score.target),
         "primary": _primary(rounds),
         "incentive": last.incentive and last.incentive.model_dump(),  # with those of the clients
         "coefficients": last.coefficients or None,
@@ -134,6 +136,18 @@ def check_incomplete(folder: Path, config: Config) -> None:
     """Raise ``ValueError`` if the folder has a completed run without further rounds."""
     if why := complete(folder, config):
         raise ValueError(f"the run is complete: {why}")
+
+
+def _time_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
+    """Return the end of the first scored round that reaches the target, on the virtual clock.
+
+    ``seconds`` is None if the target is not reached; the result is None without target or clock.
+    """
+    if not target or not any(entry.clock for entry in rounds):
+        return None
+    scored = ((entry, entry.primary_accuracy) for entry in rounds if entry.clock)
+    ends = (e.clock.end for e, a in scored if e.clock and a is not None and a >= target)
+    return {"target": target, "seconds": next(ends, None)}
 
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:

@@ -8,17 +8,14 @@ from common.journal import Entry, JsonObject, Use
 from common.settings.config import Config
 from common.settings.section import Value, kebab
 
-ALWAYS = ("run", "data", "train", "score", "select", "wire")
 LONGEST = 100  #: the most characters of a part of a name
 
 
 def settings(config: Config) -> dict[str, Value]:
     """Return the settings that the run's method reads, by dotted key; ``auto`` is resolved."""
-    read = {*ALWAYS, config.run.method, *config.method.uses}
     return {
         f"{table}.{kebab(name)}".removeprefix("run."): value
-        for table, section in config.tables.items()
-        if table in read
+        for table, section in config.read.items()
         for name, value in section.model_dump().items()
     }
 

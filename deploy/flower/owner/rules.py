@@ -186,8 +186,8 @@ def _number(settings: Values, key: str) -> float:
 
 
 def _general(key: str) -> str:
-    """Return the key with ``K`` for the client's number, as in the tables."""
-    return re.sub(r"^node\.\d+\.", "node.K.", key)
+    """Return the key with ``K`` for the client's number or ``NAME``, as in the tables."""
+    return re.sub(r"^profile\.[\w-]+\.", "profile.NAME.", re.sub(r"^node\.\d+\.", "node.K.", key))
 
 
 def _listed(values: Iterable[object], what: str = "") -> str:
