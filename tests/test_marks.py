@@ -75,6 +75,8 @@ def test_the_tables_of_a_node() -> None:
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),
+        *("profiles", "node.K.profile", "profile.NAME.base", "profile.NAME.efficiency-by"),
+        *("profile.NAME.available", "clock.server", "clock.deadline"),
     }
 
 

@@ -16,7 +16,7 @@ from flwr.app import Message
 from rich.console import Console
 
 from common import progress
-from common.journal import UNITS, Entry, Failure, Member, Unit, Use
+from common.journal import UNITS, ClockTime, Entry, Failure, Member, Unit, Use
 from common.parse import parse
 from common.settings.section import Value
 from deploy.report.pages import write_report
@@ -41,6 +41,7 @@ FIELDS = {
     *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
     *("events", "accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
     "by_class",  # of the global model: under [privacy] no score is personal
+    "clock",  # under [privacy] its times do not depend on samples
 }
 """Journal fields without information about single clients or updates."""
 CLIENTS = 6
@@ -368,9 +369,13 @@ def test_a_journal_field_is_withheld_unless_it_is_listed(tmp_path: Path) -> None
 def test_the_marks_of_the_journal_release_these_fields_and_nothing_else() -> None:
     released_of = {
         kind: {n for n, field in kind.model_fields.items() if Use.RELEASED in field.metadata}
-        for kind in (Entry, Member)
+        for kind in (Entry, Member, ClockTime)
     }
-    assert released_of == {Entry: FIELDS, Member: {"k", "model", "parameters", "tags"}}
+    assert released_of == {
+        Entry: FIELDS,
+        Member: {"k", "model", "parameters", "tags"},
+        ClockTime: {"start", "end"},
+    }
 
 
 def test_numbers_that_are_shown_beside_the_journal_have_a_unit() -> None:
