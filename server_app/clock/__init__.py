@@ -1,0 +1,1 @@
+"""The virtual clock: times of the clients' jobs on their devices, and when a round ends."""
