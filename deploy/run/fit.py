@@ -51,7 +51,7 @@ class Gauge:
 
         ``limit``: less than the run's batches take.
         """
-        fits, exceeds = 0, self.batch
+        fits, exceeds = 1, self.batch  # BatchNorm needs two samples
         if self.batch > LINEAR:
             low, high = (self._at(kind, batch).memory for batch in (LINEAR, self.batch))
             if low <= limit:
@@ -63,7 +63,7 @@ class Gauge:
                 fits = middle
             else:
                 exceeds = middle
-        return fits
+        return fits if fits > 1 else 0
 
     def _at(self, kind: Kind, batch: int, *, alone: bool = False) -> Cost:
         """Return the measured cost; ``alone``: of this kind without the others of the run."""
@@ -117,6 +117,7 @@ class Fit:
                 kind, why = list(reasons.items())[-1]
                 none = "" if len(reasons) == 1 else f", the smallest of {len(reasons)} choices"
                 of = f"client {k} ({self.config.profile_of(k)})"
+                why += self._remedy(k, kind)
                 raise ValueError(f"{of} cannot train {kind.architecture}{none}: {why}")
         return chosen
 
@@ -124,12 +125,9 @@ class Fit:
         """Return why a client cannot train a network, in words; empty if it can."""
         cost, clock, where = self.gauge.cost(kind), self.clock, self._device(k)
         if cost.memory > (limit := self.limit(k)):
-            fitting = self.gauge.largest_batch(kind, limit)
-            remedy = f"the largest train.batch-size that fits is {fitting}"
             return (
                 f"batches of {self.batch} need {cost.memory:,.0f} bytes, the device has "
-                f"{where.memory:,.0f} · clock.memory-share = {clock.memory_share:g}: {limit:,.0f}; "
-                f"{remedy if fitting else 'no batch fits'}"
+                f"{where.memory:,.0f} · clock.memory-share = {clock.memory_share:g}: {limit:,.0f}"
             )
         if clock.fit_seconds and (seconds := self._seconds(k, cost)) > clock.fit_seconds:
             limits = f"clock.fit-seconds = {clock.fit_seconds:g}"
@@ -138,6 +136,15 @@ class Fit:
             limits = f"clock.fit-mb = {clock.fit_mb:g}"
             return f"its messages of a round have {sum(cost.moved) / 1e6:.6g} MB, {limits}"
         return ""
+
+    def _remedy(self, k: int, kind: Kind) -> str:
+        """Return the largest batch that fits, in words; empty if memory is not the reason."""
+        if self.gauge.cost(kind).memory <= (limit := self.limit(k)):
+            return ""
+        batch = self.gauge.largest_batch(kind, limit)
+        return (
+            f"; the largest train.batch-size that fits is {batch}" if batch else "; no batch fits"
+        )
 
     def limit(self, k: int) -> float:
         """Return the bytes that training may take on client k's device."""

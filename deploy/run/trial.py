@@ -30,7 +30,7 @@ from common.settings.section import Value
 from common.techniques.public_set import OnPublicSet
 from common.training import costs
 from deploy.run.loopback import Loopback, play
-from server_app.stopped import Stopped
+from server_app.stopped import REMEDY, Stopped
 from server_app.storage.journal import Journal
 
 REPEATED = re.compile(r"(^|[.-])(epochs|steps|batches|iterations|warm-up)$")
@@ -147,8 +147,9 @@ def measure(
             try:
                 play(settings, Loopback(clients, settings, workers=0))
             except Stopped as error:
+                why = REMEDY.sub("", str(error))
                 raise ValueError(
-                    f"clock.fit = {flat['clock.fit']!r} cannot measure the clients: {error}"
+                    f"clock.fit = {flat['clock.fit']!r} cannot measure the clients: {why}"
                 ) from None
         census, *rounds = Journal(folder).entries()
     trained = {member.k: member.model for member in census.clients}
