@@ -188,7 +188,7 @@ app.add_typer(
     figures,
     name="study",
     rich_help_panel=COMPARE,
-    help="Draw figures of finished runs, and analyse their networks.",
+    help="Draw figures of finished runs, analyse their networks, and convert traces.",
 )
 for command in machines.COMMANDS:
     app.command(cls=JsonCommand, rich_help_panel=DEPLOY)(command)
