@@ -71,3 +71,25 @@ def finished(where: Path, **more: Any) -> Path:
     """Write the folder of a finished run of two rounds, after which both clients were scored."""
     entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=SCORES)]
     return write_run(where, entries, **{"summary": {"status": "completed"}, **more})
+
+
+def clocked(where: Path, rounds: int = 3, clients: int = 6, *, name: str = "", **more: Any) -> Path:
+    """Write the folder of a run with device profiles, whose clients have one job in each round.
+
+    Client k takes 2 (k + 1) seconds. A round ends after the last but one reply: the last is late.
+    """
+    seconds = {k: 2.0 * (k + 1) for k in range(clients)}
+    ends = seconds[clients - 2]
+    entries = [census()]
+    for t in range(1, rounds + 1):
+        clock = {"start": ends * (t - 1), "end": ends * t, "clients": seconds, "energy": 1500.0}
+        clock |= {"late": [clients - 1], "moved": {k: (4000, 2000) for k in seconds}}
+        measured = {k: spent / 2 for k, spent in seconds.items()}
+        entries.append(entry(t, 1 - 0.8 / t, clock=clock, measured=measured, **more))
+    folder = write_run(where, entries, rounds=rounds, summary={"status": "completed"})
+    text = (
+        (folder / "config.toml").read_text().replace("[data]", '[node.1]\nprofile = "pi4"\n[data]')
+    )
+    profiles = f'profiles = "phone-high,phone-low"\nname = "{name}"\n'
+    (folder / "config.toml").write_text(profiles + text)
+    return folder
