@@ -318,6 +318,8 @@ def clock(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> N
 
     times = clocks.compare(folder)
     print_table(clocks.table(times))
+    for line in clocks.remarks(times):
+        plain(line)
     answer(asdict(times))
 
 

@@ -12,7 +12,7 @@ from common.settings.config import Config
 from common.settings.profiles import Device, device
 from common.training.costs import FLOPS
 from deploy.report.read import Run, read
-from deploy.report.table import NONE, Table, duration, joules, number
+from deploy.report.table import NONE, Table, duration, joules, number, percent
 from deploy.settings import load_run
 
 COMPUTE = 0.9  #: least share of the virtual time in counted operations for an efficiency
@@ -107,12 +107,17 @@ def table(times: Times) -> Table:
         shares = (f"{one.ratio:.3g}", NONE if one.efficiency is None else f"{one.efficiency:.3g}")
         spent = (duration(one.virtual), duration(one.measured))
         rows.append((str(one.k), one.profile, one.architecture, str(one.jobs), *spent, *shares))
-    notes = [
+    return Table(header, rows, "rllr")
+
+
+def remarks(times: Times) -> list[str]:
+    """Return lines that explain the table."""
+    lines = [
         "Means of a job; ratio: measured over virtual seconds. e: efficiency with which both would "
-        f"be equal, where operations take {COMPUTE:.0%} of the virtual time."
+        f"be equal, where operations take at least {percent(COMPUTE, 0)} of the virtual time."
     ]
     if (more := len(times.clients) - MANY) > 0:
-        notes.append(f"{number(more)} more clients are in the answer of --json.")
+        lines.append(f"{number(more)} more clients are in the answer of --json.")
     if times.energy is not None:
-        notes.append(f"Energy of all jobs: {joules(times.energy)}; {ENERGY}.")
-    return Table(header, rows, "rllr", notes=notes)
+        lines.append(f"Energy of all jobs: {joules(times.energy)}; {ENERGY}.")
+    return lines
