@@ -10,12 +10,12 @@ from common.metrics import MANY
 from common.parse import parse
 from common.settings.config import Config
 from common.settings.profiles import Device, device
-from common.training.costs import FLOPS
 from deploy.report.read import Run, read
 from deploy.report.table import NONE, Table, duration, joules, number, percent
 from deploy.settings import load_run
 
 COMPUTE = 0.9  #: least share of the virtual time in counted operations for an efficiency
+FLOPS = "flops"  #: name in ``client_metrics``; ``common.training.costs`` would import torch
 ENERGY = "it follows from the profiles' watts: for ranking runs, no measurement"
 
 
