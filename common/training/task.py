@@ -202,16 +202,20 @@ class Task:
         """Return the learning rate of local training in round t."""
         return self.config.train.lr_at(t, self.config.run.rounds)
 
-    def steps(self, n: int) -> int:
-        """Return how many optimiser steps local training on n samples takes in a round."""
-        train = self.config.train
-        return train.steps or train.epochs * len(lengths(n, train.batch_size, train.drop_last))
+    def steps(self, n: int, limit: int = 0) -> int:
+        """Return how many optimiser steps local training on n samples takes in a round.
 
-    def effective_steps(self, n: int) -> float:
+        ``limit``: the most that the request allows; 0: no limit.
+        """
+        train = self.config.train
+        steps = train.steps or train.epochs * len(lengths(n, train.batch_size, train.drop_last))
+        return min(limit or steps, steps)
+
+    def effective_steps(self, n: int, limit: int = 0) -> float:
         """Return the length of these steps on a constant gradient, which momentum increases."""
         train = self.config.train
         momentum = train.momentum if optimise.is_sgd(train) else 0.0
-        return optimise.effective(self.steps(n), momentum)
+        return optimise.effective(self.steps(n, limit), momentum)
 
     def batches(
         self,
