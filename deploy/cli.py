@@ -311,6 +311,18 @@ def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     answer(asdict(known))
 
 
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
+def clock(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Compare the clients' times on a run's virtual clock with those that its server measured."""
+    from deploy.study import clock as clocks
+
+    times = clocks.compare(folder)
+    print_table(clocks.table(times))
+    for line in clocks.remarks(times):
+        plain(line)
+    answer(asdict(times))
+
+
 @app.command(cls=JsonCommand, rich_help_panel=DEPLOY)
 def remove(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
