@@ -25,8 +25,8 @@ aten = torch.ops.aten
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **_: Any) -> int:
     transposed, output_mask = args[4], args[7]
-    forward = conv_flop_count([*x.shape], [*weight.shape], [*grad.shape], transposed)
-    return forward * (output_mask[0] + output_mask[1])
+    forward: int = conv_flop_count([*x.shape], [*weight.shape], [*grad.shape], transposed)
+    return forward * (int(output_mask[0]) + int(output_mask[1]))
 
 
 def _matrix_vector(matrix: Tensor, *_: Any, **__: Any) -> int:
@@ -94,7 +94,7 @@ def _multi_head_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **
 
 
 def _encoder_layer(src: Tensor, *args: Any, **_: Any) -> int:
-    inner = next(w for w in args[12:] if w.ndim == 2)  # after two pairs of LayerNorm's vectors
+    inner: Tensor = args[13]  # weight of the perceptron's first layer
     return _multi_head_attention(src, src, src) + 4 * src.numel() * inner.shape[0]
 
 
@@ -134,11 +134,12 @@ TRACED = {"prim", "prims", "profiler", "rngprims"}
 """Namespaces of torch whose operators compute no matrix products."""
 
 _PRODUCT = re.compile(
-    r"(add|badd|hs|ssp|s)?b?mm|(add)?mv|matmul|(conv|thnn)\w*|linear|bilinear|trilinear|rnn|lstm|gru"
-    r"|attention|encoder|decoder|gemm"
+    r"[a-z]*mm|(add)?mv|matmul|conv([123]d|olution)?|(bi|tri)?linear|rnn|lstm|gru"
+    r"|attention|transformer"
 )
-_OTHER = re.compile(r"_?upsample_\w+|_thnn_\w+|_?convert_\w+|\w+_weight")
-"""Names with such a word whose operators interpolate, apply gates to products, or copy weights."""
+"""Words in names of operators that compute matrix products or convolutions."""
+_OTHER = re.compile(r"_thnn_\w+|\w+_weight")
+"""Names with such a word whose operators apply gates to finished products, or copy weights."""
 
 
 def check_uncounted(name: str) -> None:
