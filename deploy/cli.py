@@ -189,7 +189,7 @@ app.add_typer(
     figures,
     name="study",
     rich_help_panel=COMPARE,
-    help="Draw figures of finished runs, and analyse their networks.",
+    help="Draw figures of finished runs, analyse their networks, and convert traces.",
 )
 for command in machines.COMMANDS:
     app.command(cls=JsonCommand, rich_help_panel=DEPLOY)(command)
@@ -336,6 +336,18 @@ def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     plain(showing.line(known))
     print_table(showing.table(known))
     answer(asdict(known))
+
+
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
+def clock(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Compare the clients' times on a run's virtual clock with those that its server measured."""
+    from deploy.study import clock as clocks
+
+    times = clocks.compare(folder)
+    print_table(clocks.table(times))
+    for line in clocks.remarks(times):
+        plain(line)
+    answer(asdict(times))
 
 
 @app.command(cls=JsonCommand, rich_help_panel=DEPLOY)

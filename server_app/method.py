@@ -198,7 +198,7 @@ class Method(ABC, Generic[O, U]):
         trusted = [client for client in self.clients if client.k not in absent]
         undone = self.attempts.get(t, 0)
         rng = seeds.rng(self.task.seed, "select", t, *(("attempt", undone) if undone else ()))
-        chosen = self.selection.draw([client.info for client in trusted], rng)
+        chosen = self.selection.draw([client.info for client in trusted], rng, t)
         if not chosen:
             raise Stopped(f"round {t}: no client has all of select.tags = {self.selection.tags}")
         return [client for client in trusted if client.k in chosen]

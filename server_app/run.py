@@ -56,8 +56,9 @@ class Run:
         """Hand roster and members to the method."""
         self.method.roster = dict(self.membership.roster)
         self.method.begin(self.clients)
-        known = self.membership.known
-        self.method.selection.predicted = lambda k: self.clock.predicted(known[k]) / SECOND
+        if self.clock.on:
+            known = self.membership.known
+            self.method.selection.predicted = lambda k: self.clock.predicted(known[k]) / SECOND
 
     def exchange(
         self,

@@ -9,8 +9,8 @@ returns the numbers k of the selected clients. The user's own is a plug-in of th
         return sorted(last, key=last.get, reverse=True)[:size]
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import cast, final
 
@@ -21,33 +21,14 @@ from common.exchange.protocol import ClientInfo
 from common.journal import Entry
 from common.settings import plugins
 from common.settings.config import Config, listed
-
-LOSS = "loss"  #: metric of a reply with the mean training loss
-
-
-@final
-@dataclass(frozen=True)
-class Candidate:
-    """Client k with n training samples. ``metrics``: those of its replies so far, by round."""
-
-    k: int
-    n: int
-    model: str
-    tags: Sequence[str]
-    metrics: Mapping[int, Mapping[str, float]]
-
-
-Rule = Callable[[Sequence[Candidate], int, np.random.Generator], Sequence[int]]
-
-
-def uniform(candidates: Sequence[Candidate], size: int, rng: np.random.Generator) -> list[int]:
-    """Draw clients with equal probability."""
-    return [candidates[i].k for i in rng.choice(len(candidates), size=size, replace=False)]
+from server_app.candidate import LOSS, Rule, uniform, weighted
+from server_app.candidate import Candidate as Candidate
+from server_app.selection_by_time import by_tier, oort
 
 
 def by_samples(candidates: Sequence[Candidate], size: int, rng: np.random.Generator) -> list[int]:
     """Draw clients with a probability that grows with their training samples."""
-    return _weighted(candidates, [candidate.n for candidate in candidates], size, rng)
+    return weighted(candidates, [candidate.n for candidate in candidates], size, rng)
 
 
 def by_loss(candidates: Sequence[Candidate], size: int, rng: np.random.Generator) -> list[int]:
@@ -59,23 +40,15 @@ def by_loss(candidates: Sequence[Candidate], size: int, rng: np.random.Generator
     known = [loss for loss in last if loss is not None]
     mean = fmean(known) if known else 1.0
     weights = [mean if loss is None else loss for loss in last]
-    return _weighted(candidates, weights, size, rng)
+    return weighted(candidates, weights, size, rng)
 
 
-RULES: dict[str, Rule] = {"uniform": uniform, "samples": by_samples, "loss": by_loss}
+RULES: dict[str, Rule] = {
+    **{"uniform": uniform, "samples": by_samples, "loss": by_loss},
+    **{"oort": oort, "tier": by_tier},
+}
 """Rules by name."""
-
-
-def _weighted(
-    candidates: Sequence[Candidate],
-    weights: Sequence[float],
-    size: int,
-    rng: np.random.Generator,
-) -> list[int]:
-    """Draw without replacement with probabilities in proportion to ``weights``, none of them 0."""
-    p = np.maximum(np.asarray(weights, dtype=np.float64), 1e-9)
-    chosen = rng.choice(len(candidates), size=size, replace=False, p=p / p.sum())
-    return [candidates[i].k for i in chosen]
+ON_CLOCK = (oort, by_tier)  #: rules that read the times of a virtual clock
 
 
 def _last_loss(candidate: Candidate) -> float | None:
@@ -94,24 +67,51 @@ def find(name: str) -> Rule:
     return cast("Rule", rule)
 
 
+def rule_of(config: Config) -> Rule:
+    """Return the rule of a run's ``select.by``.
+
+    Raises ``ValueError``, one line, if there is none, or if it needs a clock and the run has none.
+    """
+    rule = find(config.select.by)
+    if rule in ON_CLOCK and not config.on_clock:
+        raise ValueError(
+            f'select.by = "{config.select.by}" needs profiles: without devices a run has no clock'
+        )
+    return rule
+
+
 @final
 class Selection:
-    """The selection of one run, with the metrics of the clients' replies that its rule reads."""
+    """The selection of one run, with the metrics and times of the clients that its rule reads.
+
+    ``predicted``: seconds of a client's next job on the virtual clock, by client number.
+    """
 
     def __init__(self, config: Config) -> None:
-        self.by, self.rule = config.select.by, find(config.select.by)
-        self.tags, self.per_round = listed(config.select.tags), config.run.per_round
-        self.metrics: dict[int, dict[int, dict[str, float]]] = {}  #: by client and round
+        self.by, self.rule = config.select.by, rule_of(config)
+        self.tags = listed(config.select.tags)
+        self.size = math.ceil(config.clock.over_selection * config.run.per_round)
+        self.metrics: dict[int, dict[int, Mapping[str, float]]] = {}  #: by client and round
+        self.durations: dict[int, dict[int, float]] = {}  #: by client and round
+        self.predicted: Callable[[int], float] = lambda k: 0.0
 
     def add(self, entry: Entry) -> None:
-        """Add the metrics of a round's replies: all for a plug-in, so that memory grows with it."""
-        if self.rule in (uniform, by_samples):
+        """Add metrics of a round's replies and the times of its jobs.
+
+        Memory grows with the rounds for ``oort`` and plug-ins, for which all metrics are kept.
+        """
+        if self.rule in (uniform, by_samples, by_tier):
             return
         for k, metrics in entry.client_metrics.items():
+            loss = {LOSS: metrics[LOSS]} if LOSS in metrics else {}
             if self.rule is not by_loss:
-                self.metrics.setdefault(k, {})[entry.round] = metrics
-            elif LOSS in metrics:
-                self.metrics[k] = {entry.round: {LOSS: metrics[LOSS]}}
+                kept = loss if self.rule is oort else metrics
+                self.metrics.setdefault(k, {})[entry.round] = kept
+            elif loss:
+                self.metrics[k] = {entry.round: loss}
+        if entry.clock and self.rule is not by_loss:
+            for k, seconds in entry.clock.clients.items():
+                self.durations.setdefault(k, {})[entry.round] = seconds
 
     def check_tags(self, known: set[str]) -> None:
         """Raise ``ValueError`` if no client has one of the tags; ``known``: the clients' tags."""
@@ -121,20 +121,16 @@ class Selection:
                 f"select.tags: no client has the tag {missing[0]!r}; the clients' tags are {others}"
             )
 
-    def draw(self, infos: Sequence[ClientInfo], rng: np.random.Generator) -> set[int]:
-        """Return the selected clients; none if no client has all tags.
+    def draw(self, infos: Sequence[ClientInfo], rng: np.random.Generator, t: int) -> set[int]:
+        """Return the selected clients of round t; none if no client has all tags.
 
         Raises ``ValueError`` if a plug-in selects no client, a client twice or another one.
         """
-        candidates = [
-            Candidate(info.k, info.n, info.model, tuple(info.tags), self.metrics.get(info.k, {}))
-            for info in infos
-            if {*self.tags} <= {*info.tags}
-        ]
+        candidates = [self._candidate(info, t) for info in infos if {*self.tags} <= {*info.tags}]
         if not candidates:
             return set()
         chosen = list(
-            self.rule(candidates, min(self.per_round or len(infos), len(candidates)), rng)
+            self.rule(candidates, min(self.size or len(infos), len(candidates)), rng)
         )
         allowed = {candidate.k for candidate in candidates}
         if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
@@ -143,3 +139,10 @@ class Selection:
                 f"{at(self.rule)}"
             )
         return {int(k) for k in chosen}
+
+    def _candidate(self, info: ClientInfo, t: int) -> Candidate:
+        """Return a client as the rule sees it in round t."""
+        k = info.k
+        metrics, durations = self.metrics.get(k, {}), self.durations.get(k, {})
+        seconds, tags = self.predicted(k), tuple(info.tags)
+        return Candidate(k, info.n, info.model, tags, metrics, durations, seconds, t)

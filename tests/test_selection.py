@@ -113,4 +113,4 @@ def test_the_uniform_rule_draws_as_before(tmp_path: Path) -> None:
     for seed in range(5):
         chosen = np.random.default_rng(seed).choice(3, size=2, replace=False)
         expected = {(0, 2, 3)[i] for i in chosen}
-        assert selection.draw(infos, np.random.default_rng(seed)) == expected
+        assert selection.draw(infos, np.random.default_rng(seed), 2) == expected

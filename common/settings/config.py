@@ -203,8 +203,9 @@ class Run(Section):
     """Allow a node with a new id to replace a client whose node is gone. Set it to false if
     SuperNodes have registered keys: a key keeps its node id, so a new id means another key."""
     flops: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
-    """Count the floating-point operations of training on clients and server (matrix products and
-    convolutions, forward and backward). Unlike seconds, they are equal in every run. Slower."""
+    """Count the floating-point operations of training on clients and server (matrix products,
+    convolutions, recurrent layers and attention, forward and backward). Unlike seconds, they are
+    equal in every run. Slower."""
     memory: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
     """Measure the peak bytes of tensors while a client trains, with its message, and while the
     server works. Equal in every run; slower."""

@@ -32,6 +32,7 @@ from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.config import Config, MemoryFormat
 from common.training import optimise
+from common.training.costs import counting
 from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
 from common.training.optimise import Moments
@@ -390,7 +391,7 @@ def check_fleet(task: Task) -> None:
     """Raise a one-line ``ValueError`` if the fleet does not suit the task or the method.
 
     The method and its noise must take this kind of input. Every architecture must exist and accept
-    the input shape.
+    the input shape. With ``flops``, all operations of the networks must have formulas.
     """
     config = task.config
     if (why := config.method.images) and task.kind is not IMAGE:
@@ -405,3 +406,13 @@ def check_fleet(task: Task) -> None:
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)
+    for spec in {*config.brought, global_spec(task)} if config.run.flops else ():
+        _check_counted(task, spec)
+
+
+def _check_counted(task: Task, spec: str) -> None:
+    """Raise ``ValueError``, one line, if a step of this network has operations without formula."""
+    samples = torch.zeros(2, *task.shape, device=task.device)  # BatchNorm needs two
+    with seeds.scope(task.seed, "counted", spec), counting(True):
+        net = task.build(spec, name=("counted",)).train()
+        torch.autograd.grad(net(samples).sum(), [*net.parameters()], allow_unused=True)

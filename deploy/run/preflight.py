@@ -28,7 +28,7 @@ from deploy.report.read import beside
 from deploy.settings import RUNTIMES, load_run, typed
 from server_app import callbacks
 from server_app.messaging.schedule import Schedule
-from server_app.selection import find as find_rule
+from server_app.selection import rule_of
 from server_app.storage import checkpoint
 from server_app.tracking.tracker import check as check_trackers
 
@@ -131,7 +131,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     check_names(config)
     check_trackers(config.run.track)
     callbacks.named(config.run.callbacks)
-    find_rule(config.select.by)
+    rule_of(config)
     if config.run.membership:
         Schedule(Path(config.run.membership), config.run.clients)
     if config.privacy.on:

@@ -1,1 +1,1 @@
-"""Tables of runs, sweeps, and analyses of finished runs."""
+"""Tables of runs, sweeps, analyses of finished runs, and conversion of traces."""

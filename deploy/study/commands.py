@@ -178,6 +178,24 @@ def analyse(
     finish(written, runs=results)
 
 
+def traces(
+    file: Annotated[Path, typer.Argument(help="FedScale's traces as JSON, or those of FLASH.")],
+    to: Annotated[Path, file_option("--out", "The file of traces, such as trace.jsonl.")],
+    clients: Annotated[
+        int, typer.Option(min=0, help="Number of clients, from the first on; 0: all.")
+    ] = 0,
+) -> None:
+    """Convert availability traces of FedScale or FLASH for the virtual clock."""
+    from deploy.study.traces import convert, write
+
+    found = convert(file, clients)
+    for name, why in [*found.unusable.items()][:1]:
+        plain(f"without a usable trace: {len(found.unusable)}; the first is {name}: {why}")
+    plain(f"{len(found.traces)} traces; available {found.share:.1%} of the time")
+    write(found, to)
+    finish([to], clients=len(found.traces), left_out=len(found.unusable), share=found.share)
+
+
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or of a client's state.")],
     client: Annotated[
@@ -217,5 +235,5 @@ def export(
 
 
 COMMANDS = (table, sweep, export)
-FIGURES = (regions, samples, analyse)
+FIGURES = (regions, samples, analyse, traces)
 """Commands of ``fedmosaic study``."""

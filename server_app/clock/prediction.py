@@ -6,10 +6,12 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from common import seeds
 from common.journal import Entry
 from common.training import costs
+from common.training.fit import fit
 from common.training.task import Task
 from server_app.clock.job import Job
 
@@ -44,7 +46,8 @@ class Predictor:
         if (newest := self.newest.get(k)) and newest.steps:
             operations = newest.operations * steps // newest.steps
             return newest._replace(steps=steps, operations=operations)
-        train, size = self.task.config.train, 4 * self.task.parameters(architecture)
+        train = self.task.config.train
+        size = sum(w.numel() * w.element_size() for w in self.task.expected(architecture).values())
         samples = steps * train.batch_size if train.steps else train.epochs * n
         return Job(size, size, steps, samples * self._of_sample(architecture))
 
@@ -54,8 +57,14 @@ class Predictor:
         net = task.build(architecture, name=("clock",)).train()
         x = torch.zeros(size, *task.shape, device=task.device)
         y = torch.zeros(size, dtype=torch.int64, device=task.device)
-        with seeds.scope(task.seed, "clock"), costs.counting(True) as counted:
-            F.cross_entropy(net(x), y).backward()
+        # outside of the block that counts the server's own operations
+        with (
+            _disable_current_modes(),
+            seeds.scope(task.seed, "clock"),
+            costs.counting(True) as counted,
+        ):
+            step = torch.optim.SGD(net.parameters(), lr=0.0)
+            fit(step, [(x, y)], lambda x, y: F.cross_entropy(net(x), y), precision="fp32")
         return counted.total // size
 
 

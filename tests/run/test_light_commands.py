@@ -19,7 +19,15 @@ from tests.support.own_modules import ONE_MODULE, package
 
 LISTS = [*listing.HEADERS, "settings", "settings fedprox", "settings dirichlet"]
 LIGHT = [*(f"list {kind}" for kind in LISTS), "--help", "run --help", "study --help"]
-LIGHT += ["study regions --help", "local --help", "certs made", "app-digest", "noise", "list cats"]
+LIGHT += [
+    "study regions --help",
+    "study traces F --out T",
+    "local --help",
+    "certs made",
+    "app-digest",
+    "noise",
+    "list cats",
+]
 LIGHT += ["list methods --rounds one", "stop --insecure --superlink 127.0.0.1:1 --wait 0"]
 SCRIPT = """
 import sys
