@@ -41,7 +41,7 @@ def section(groups: Groups) -> Section | None:
     if not rows:
         return None
     header = ("run", "time", "slowest client", "idle", "late or not needed", "energy")
-    cards = [Card("", table=Table(header, rows, "lrlr"), span=12)]
+    cards = [Card("", table=Table(header, rows), span=12)]
     if len(groups) == 1 and not groups[0].several:
         cards = [*_pictures(groups), *cards]
     return Section("Time on the virtual clock", cards, COUNTED)
@@ -147,7 +147,7 @@ def _rounds(run: Run) -> Table:
         texts = (NONE if slowest is None else _name(run, slowest), number(len(clock.late)))
         rows.append((str(entry.round), percent(entry.primary_accuracy, 2), *times, *texts))
     header = ("round", "accuracy", "start", "end", "slowest client", "late or not needed")
-    return Table(header, rows, "lrrrlr")
+    return Table(header, rows)
 
 
 def _jobs(run: Run, clock: ClockTime) -> Table:
@@ -158,5 +158,5 @@ def _jobs(run: Run, clock: ClockTime) -> Table:
         moved = map(size, clock.moved.get(k, (None, None)))
         texts = (str(k), profile_of(run, k) or NONE, models.get(k, "?"))
         in_time = "late or not needed" if k in late else "in time"
-        rows.append((*texts, duration(clock.clients[k]), *moved, in_time))
-    return Table(("client", "device", "model", "time", "down", "up", "reply"), rows, "rllrrrl")
+        rows.append((*texts, in_time, duration(clock.clients[k]), *moved))
+    return Table(("client", "device", "model", "reply", "time", "down", "up"), rows, "llllr")

@@ -244,8 +244,8 @@ def show_summary(run: Run, console: Console) -> None:
     if summary and (reached := summary.rounds_to_target):
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"
-        if on_clock := summary.time_to_target:
-            line += f", after {duration(on_clock.seconds)} on the clock"
+        if (reached_at := summary.time_to_target) and reached_at.seconds is not None:
+            line += f", after {duration(reached_at.seconds)} on the clock"
         lines.append((f"to {percent(reached.target)}", line))
     fairness = run.newest("fairness")
     for name, spread in fairness.models.items() if fairness else ():

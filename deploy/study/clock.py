@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 from common.metrics import MANY
@@ -16,6 +17,8 @@ from deploy.settings import load_run
 
 COMPUTE = 0.9  #: least share of the virtual time in counted operations for an efficiency
 FLOPS = "flops"  #: name in ``client_metrics``; ``common.training.costs`` would import torch
+Jobs = Sequence[tuple[float, float, float]]
+"""Virtual seconds, measured seconds and operations (0: unknown) of each job."""
 ENERGY = "it follows from the profiles' watts: for ranking runs, no measurement"
 
 
@@ -69,19 +72,26 @@ def compare(folder: Path) -> Times:
     return Times(clients, sum(energies) if energies else None)
 
 
-def _times(
-    run: Run, config: Config, k: int, jobs: Sequence[tuple[float, float, float]]
-) -> ClientTimes:
-    """Return the times of client k; ``jobs``: virtual and measured seconds, and operations."""
-    virtual, measured, operations = (sum(values) / len(jobs) for values in zip(*jobs, strict=True))
+def _times(run: Run, config: Config, k: int, jobs: Jobs) -> ClientTimes:
+    """Return the times of client k; ``jobs``: virtual and measured seconds, and operations.
+
+    Jobs without operations, such as late ones, have no part in the efficiency.
+    """
+    virtual, measured, _ = _means(jobs)
+    counted = [job for job in jobs if job[2]]
     name = config.profile_of(k)
     model = next((member.model for member in run.members if member.k == k), "?")
     efficiency = None
-    if not (config.clock.jitter or config.clock.bandwidth_sigma):
-        used = device(name, config.profiles)
-        efficiency = _efficiency(used, model, virtual, measured, operations)
+    if counted and not (config.clock.jitter or config.clock.bandwidth_sigma):
+        efficiency = _efficiency(device(name, config.profiles), model, *_means(counted))
     ratio = measured / virtual if virtual else float("inf")
     return ClientTimes(k, name, model, len(jobs), virtual, measured, ratio, efficiency)
+
+
+def _means(jobs: Jobs) -> tuple[float, float, float]:
+    """Return the mean of each of the jobs' numbers."""
+    virtual, measured, operations = map(fmean, zip(*jobs, strict=True))
+    return virtual, measured, operations
 
 
 def _efficiency(

@@ -55,7 +55,7 @@ def test_a_run_has_its_times_its_course_and_the_jobs_of_its_last_round(tmp_path:
         *("2", "60.00 %", "10.0 s", "20.0 s", "client 5, phone-low", "1"),
     )
     assert list(jobs.behind.rows[0]) == [
-        *("5", "phone-low", "?", "12.0 s", "4.00 kB", "2.00 kB", "late or not needed")
+        *("5", "phone-low", "?", "late or not needed", "12.0 s", "4.00 kB", "2.00 kB")
     ]
 
 
@@ -112,6 +112,8 @@ def test_measured_times_stand_beside_virtual_ones(tmp_path: Path) -> None:
     rest = 2 - 1e9 / 0.51e9
     assert rest + 1e9 / (0.51e9 * first.efficiency) == pytest.approx(1.0)
     assert second.profile == "pi4" and second.ratio == 0.5
+    two = clocked(tmp_path / "two", clients=2, **slow, **{"node.1.profile": "own"})
+    assert compare(two).clients[1].efficiency is None, "the late job's operations are unknown"
     drawn = clocked(tmp_path / "drawn", **slow, **{"node.0.profile": "own", "clock.jitter": 0.1})
     assert compare(drawn).clients[0].efficiency is None
     shown, answer = typed("clock", folder), typed("clock", folder, "--json")
