@@ -19,15 +19,13 @@ import torch
 from common import seeds
 from common.data import DATASETS, Source, divide, source
 from common.data.dataset import Dataset
-from common.data.kinds import IMAGE, Shape
-from common.data.kinds import of as kind_of
+from common.data.kinds import Shape
 from common.data.shares import for_testing
 from common.keys import general_table
 from common.parse import defaults
 from common.progress import Reporter, reporting
 from common.settings.config import NATURAL, Config, entries
 from common.settings.section import Value
-from common.techniques.public_set import OnPublicSet
 from common.training import costs
 from deploy.run.loopback import Loopback, play
 from server_app.stopped import REMEDY, Stopped
@@ -57,7 +55,7 @@ class Form:
     def of(cls, config: Config, dataset: Dataset) -> Self:
         """Return the form of the data set of a run on this machine."""
         public = None
-        if isinstance(config.method, OnPublicSet):
+        if config.data.public or config.data.elsewhere:
             public = divide(config.data, config.partition_seed).public
         of_bytes = dataset.x.dtype == torch.uint8
         return cls(dataset.shape, dataset.classes, of_bytes, 0 if public is None else len(public))
@@ -73,13 +71,13 @@ class Form:
             return cls.of(config, data)
         except ValueError as error:
             known = source(config.data.name)
-            told = not config.data.image_size and not isinstance(config.method, OnPublicSet)
-            if known.shape is None or known.classes is None or not told:
+            changed = config.data.image_size or config.data.public or config.data.elsewhere
+            if known.shape is None or known.classes is None or changed:
                 raise ValueError(
                     f"clock.fit = {config.clock.fit!r} needs the form of the data here: {error}"
                 ) from None
             classes = tuple(map(str, range(known.classes)))
-            return cls(known.shape, classes, kind_of(known.shape) is IMAGE)
+            return cls(known.shape, classes, of_bytes=len(known.shape) == 3)  # only images are
 
     def random(self, owners: int, train: int, test_fraction: float) -> Dataset:
         """Return a data set of this form in which each owner has ``train`` samples to train on.

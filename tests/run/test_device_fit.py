@@ -95,6 +95,15 @@ def test_the_clients_of_every_method_are_measured(method: str, tmp_path: Path) -
     assert not (tmp_path / "journal.jsonl").exists()
 
 
+def test_a_defence_with_public_samples_is_measured(tmp_path: Path) -> None:
+    given = {"method": "fedavg", "fleet": SMALL, "data__public": 0.3, "average__robust": "fltrust"}
+    config = {**flat(tmp_path, **given), "clock.fit": "refuse", "profiles": "pi4"}
+    form = Form.anywhere(parse(config))
+    assert form.public == 36
+    cost = measure(config, form, [Kind(SMALL)], 8)[Kind(SMALL)]
+    assert cost.memory == pytest.approx(needs(8, form, **given | {"average__robust": "none"}))
+
+
 def shape_of(config: Any) -> tuple[Any, ...]:
     form = Form.anywhere(config)
     return form.shape, len(form.classes), config.run.stem, False, config.run.feature_dim
