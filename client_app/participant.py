@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar, final
 
@@ -72,6 +73,7 @@ class Participant:
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
         self.folder = self._store.folder  #: folder of the saved state; it need not exist
         self.ledger = Ledger.of(self._own, self.k, self.folder)
+        self.limit = 0  #: maximum number of local steps in this round; 0: as [train] says
         self._saved = 0  #: round of the state that this process saved; 0: none
 
     @cached_property
@@ -196,7 +198,8 @@ class Participant:
         ``loss``. ``after`` is called after each step. ``times``: number of epochs where
         ``train.steps`` is 0; 0: ``train.epochs``. ``moments``: as for ``Task.fit``. ``phase``: name
         of the random streams of a second training in the round. ``skip``: number of samples to
-        leave out, the first ones.
+        leave out, the first ones. With partial work (``limit``) each training of the round takes
+        the same share of its steps.
         """
         train, own = self.config.train, [phase] if phase else []
         x, y = self.train_set
@@ -211,6 +214,9 @@ class Participant:
         )
         some = progress.steps(one.take(train.steps), "step", train.steps)
         batches = some if train.steps else epochs(one, times or train.epochs)
+        if self.limit:
+            full = train.steps or (times or train.epochs) * len(one)
+            batches = islice(batches, -(-full * self.limit // self.task.steps(self.n)))
         with seeds.scope(self.task.seed, "train", *own, self.k, t):
             extended = extend(batches) if extend else batches
             return self.task.fit(t, parameters, extended, loss, after, moments)

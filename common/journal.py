@@ -230,13 +230,18 @@ FailureKind = Literal[
     "diverged",
     "no session",
     "client error",
+    "lost",
+    "after deadline",
+    "not needed",
     "unknown",
 ]
 """Kind of a failure, set where it arises. ``late``: no reply in time. ``unreachable``: the message
 did not arrive, or the node is not connected. ``not authentic``: another sender, or a forged reply.
 ``left out``: the client is suspected of a collapse. ``refused``: the server refuses the reply.
 ``diverged``: the client's training diverged. ``no session``: the client lost the keys of its
-session. ``client error``: any other error of the client. ``unknown``: of an earlier release."""
+session. ``client error``: any other error of the client. ``unknown``: of an earlier release. On the
+virtual clock: ``lost``: its job was lost; ``after deadline``; ``not needed``: enough replies came
+first."""
 
 
 @final
@@ -284,7 +289,7 @@ class ClockTime(JsonObject):
     end: Annotated[float, Use.RELEASED]
     clients: dict[int, float] = {}  #: seconds of each client's job, also of late and unneeded ones
     late: list[int] = []  #: clients whose replies came after the end, or were not needed
-    moved: dict[int, tuple[int, int]] = {}  #: bytes of each client's payloads, down and up
+    moved: dict[int, tuple[int, int]] = {}  #: bytes of arrays of each client, down and up
     energy: float | None = None  #: joules of all jobs, if every device has its power
 
     def as_dict(self) -> Mapping[str, object]:

@@ -89,6 +89,8 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
         if isinstance(section, Descent):
             optimise.check(name, section)
     config.check_clock()
+    if config.on_clock and not config.privacy.on:  # times follow from counted operations
+        config = config.with_run(flops=True)
     options.check_privacy(config)
     options.check(config)
     return config

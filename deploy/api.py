@@ -257,7 +257,8 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path | None = None) -> 
     ``folder``, ``method``, ``dataset``, ``seed``, ``rounds``, ``finished``, each label as
     ``label.KEY``; the primary accuracy ``final``, ``best`` and ``last10`` and whose it is,
     ``primary``; ``on_clients``, the mean on the clients' test samples (all in [0, 1]); ``bytes_up``
-    and ``bytes_down`` of the whole run, ``seconds``, ``failures``; and each setting that differs.
+    and ``bytes_down`` of the whole run, ``seconds``, ``clock`` (seconds on the virtual clock),
+    ``failures``; and each setting that differs.
 
     Raises ``ValueError``, one line, for no runs, a repeated run, a folder without a run, a damaged
     journal, or if pandas is not installed.
@@ -277,7 +278,9 @@ def compare(runs: Iterable[Run | str | Path], out: str | Path | None = None) -> 
         row |= {"rounds": run.done, "finished": run.finished, "primary": run.primary}
         row |= run.headline() | {"on_clients": run.mean_on_clients()[1]}
         row |= {f"bytes_{way}": run.cost(way) for way in ("up", "down")}
-        row |= {"seconds": run.seconds(), "failures": len(run.over("failures"))}
+        clock = run.over("clock")
+        row |= {"seconds": run.seconds(), "clock": clock and clock.end}
+        row |= {"failures": len(run.over("failures"))}
         row |= {f"label.{key}": value for key, value in run.labels.items()}
         others = {key: values[position[run.path]] for key, values in differing.items()}
         others.pop("labels", None)

@@ -38,6 +38,7 @@ from deploy.console import (
     plain,
     print_table,
     red,
+    resolved,
 )
 from deploy.leaderboard.command import leaderboard
 from deploy.machines import commands as machines
@@ -200,7 +201,8 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="methods, models, datasets, partitions, trackers, selections or settings."
+            help="methods, models, datasets, partitions, trackers, selections, profiles or "
+            "settings."
         ),
     ],
     word: Annotated[
@@ -216,7 +218,7 @@ def list_(
     models: Annotated[str, question("models")] = "",
     networks: Annotated[str, question("networks")] = "",
 ) -> None:
-    """List methods, models, datasets, partitions, trackers, selections or settings.
+    """List methods, models, datasets, partitions, trackers, selections, profiles or settings.
 
     The options choose methods by answers to five questions; without any, all are listed.
     """
@@ -243,6 +245,31 @@ def list_(
         if table.title:
             plain(table.title)
         answer(table.records())
+
+
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
+def profile(
+    fleet: Annotated[
+        str,
+        typer.Option(help="Architectures to train, or a preset of fleets; default: the setting's."),
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the profile.")] = "here",
+    settings: Settings = None,
+) -> None:
+    """Measure this machine and print a section [profile.NAME] for the virtual clock.
+
+    Of the settings, fleet, threads and device count.
+    """
+    flat = resolved(None, settings) | ({"fleet": fleet} if fleet else {})
+    from common.parse import parse
+    from deploy import user_modules
+    from deploy.run.profile import measure
+
+    user_modules.look_in(Path(), {"fleet": flat["fleet"]})
+    config = parse(flat)
+    found = measure(name, config.fleet, config.run.threads, config.run.device)
+    plain(found.toml())
+    answer(asdict(found))
 
 
 @app.command(cls=JsonCommand, rich_help_panel=INSPECT)
@@ -309,6 +336,18 @@ def status(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> 
     plain(showing.line(known))
     print_table(showing.table(known))
     answer(asdict(known))
+
+
+@app.command(cls=JsonCommand, rich_help_panel=INSPECT)
+def clock(folder: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Compare the clients' times on a run's virtual clock with those that its server measured."""
+    from deploy.study import clock as clocks
+
+    times = clocks.compare(folder)
+    print_table(clocks.table(times))
+    for line in clocks.remarks(times):
+        plain(line)
+    answer(asdict(times))
 
 
 @app.command(cls=JsonCommand, rich_help_panel=DEPLOY)

@@ -48,6 +48,7 @@ class History:
         # A checkpoint has no state of the selection, which follows from the entries of the rounds.
         for entry in entries[1:]:
             run.method.selection.add(entry)
+            run.clock.add(entry)
         self.by_user = callbacks.make(run.config.run.callbacks, saved.callbacks)
         self.begin(entries)
         # Requests then name the experiment and the last complete round, by which clients load the

@@ -119,6 +119,8 @@ class Method(ABC, Generic[O, U]):
         self.clients: list[Client] = []  #: the members in order of k; set after the census
         self.roster: dict[int, str] = {}  #: architecture of each client, also of absent ones
         self.excluded: frozenset[int] = frozenset()  #: clients not selected since an undone round
+        self.unavailable: frozenset[int] = frozenset()  #: clients whose devices are away, by traces
+        self.limits: Mapping[int, int] = {}  #: local steps of clients with partial work
         self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
         self.selection = Selection(self.config)
         self.prepare()
@@ -192,7 +194,8 @@ class Method(ABC, Generic[O, U]):
 
         For a repeated round the stream's name also has the attempt.
         """
-        trusted = [client for client in self.clients if client.k not in self.excluded]
+        absent = self.excluded | self.unavailable
+        trusted = [client for client in self.clients if client.k not in absent]
         undone = self.attempts.get(t, 0)
         rng = seeds.rng(self.task.seed, "select", t, *(("attempt", undone) if undone else ()))
         chosen = self.selection.draw([client.info for client in trusted], rng, t)

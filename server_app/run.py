@@ -14,6 +14,8 @@ from common.flower.rpc import over_grpc
 from common.journal import Entry, Failure, Undone
 from common.training.task import Task, global_spec
 from server_app import costs
+from server_app.clock.job import SECOND
+from server_app.clock.rounds import VirtualClock
 from server_app.memory import free_memory, sending
 from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
@@ -48,11 +50,15 @@ class Run:
         """Create the method in its initial state."""
         self.method = make(self.task, global_spec(self.task))
         self.scorer = Scorer(self.method, self.dataset)
+        self.clock = VirtualClock(self.task)
 
     def introduce(self) -> None:
         """Hand roster and members to the method."""
         self.method.roster = dict(self.membership.roster)
         self.method.begin(self.clients)
+        if self.clock.on:
+            known = self.membership.known
+            self.method.selection.predicted = lambda k: self.clock.predicted(known[k]) / SECOND
 
     def exchange(
         self,
@@ -68,7 +74,11 @@ class Run:
             return
         self.method.release_memory()
         with self.phase(phase), sending(over_grpc(self.grid)):
+            channel.seconds.clear()
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
+        if self.clock.on and phase == "clients" and not self.private:
+            took, before = channel.seconds, entry.measured
+            entry.measured = {k: round(before.get(k, 0.0) + took[k], 6) for k in sorted(took)}
         entry.failures = entry.failures + lost
         del sent  # frees the packed payloads, which are as large as the replies
         free_memory(self.traffic.get("down", 0))

@@ -9,6 +9,7 @@ returns the numbers k of the selected clients. The user's own is a plug-in of th
         return sorted(last, key=last.get, reverse=True)[:size]
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import cast, final
@@ -88,7 +89,8 @@ class Selection:
 
     def __init__(self, config: Config) -> None:
         self.by, self.rule = config.select.by, rule_of(config)
-        self.tags, self.per_round = listed(config.select.tags), config.run.per_round
+        self.tags = listed(config.select.tags)
+        self.size = math.ceil(config.clock.over_selection * config.run.per_round)
         self.metrics: dict[int, dict[int, Mapping[str, float]]] = {}  #: by client and round
         self.durations: dict[int, dict[int, float]] = {}  #: by client and round
         self.predicted: Callable[[int], float] = lambda k: 0.0
@@ -127,9 +129,7 @@ class Selection:
         candidates = [self._candidate(info, t) for info in infos if {*self.tags} <= {*info.tags}]
         if not candidates:
             return set()
-        chosen = list(
-            self.rule(candidates, min(self.per_round or len(infos), len(candidates)), rng)
-        )
+        chosen = list(self.rule(candidates, min(self.size or len(infos), len(candidates)), rng))
         allowed = {candidate.k for candidate in candidates}
         if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
             raise ValueError(

@@ -22,6 +22,7 @@ from server_app.callbacks.drift import Drift
 from server_app.callbacks.ending import Ending
 from server_app.callbacks.fine_tuning import FineTuning
 from server_app.callbacks.recalibrate import Recalibrate
+from server_app.clock.rounds import ON_CLOCK
 from server_app.history import History
 from server_app.memory import free_memory
 from server_app.messaging import census, sanity
@@ -105,6 +106,8 @@ class MethodStrategy(Run, Strategy):
         if events:
             self.entry.events = events
         self.method.excluded = resume.excluded(self.history.undone, t)
+        attempt = self.method.attempts.get(t, 0)
+        self.method.unavailable = self.clock.begin(t, attempt, self.clients)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
@@ -156,8 +159,10 @@ class MethodStrategy(Run, Strategy):
             selected = method.select(t)
             entry.selected = [client.k for client in selected]
             request, missed = method.requests(t), self.membership.missed
-            asked = [client for client in selected if client.k not in missed]
-            self.sent = {c.k: request(c) if callable(request) else request for c in asked}
+            asked = self.clock.dispatch([c for c in selected if c.k not in missed])
+            method.limits = self.clock.limits
+            requests = {c.k: request(c) if callable(request) else request for c in asked}
+            self.sent = {k: r.limited(method.limits.get(k, 0)) for k, r in requests.items()}
             if silent := sorted(missed & {*entry.selected}):
                 why = "no reply, by membership"
                 entry.failures = [Failure(k=k, round=t, reason=why, kind="late") for k in silent]
@@ -176,7 +181,8 @@ class MethodStrategy(Run, Strategy):
         with clock(entry, "clients"):
             self._check(t, replies)
         sanity.check_before(entry, self.before, self.architectures)
-        self.check_enough(len(self.good), len(entry.selected), "replies", entry.failures)
+        waited = len(entry.selected) - sum(f.kind in ON_CLOCK for f in entry.failures)
+        self.check_enough(len(self.good), waited, "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
         with self.phase("step"), seeds.scope(self.task.seed, "step", t):
@@ -193,9 +199,11 @@ class MethodStrategy(Run, Strategy):
     def _check(self, t: int, replies: Iterable[Message]) -> None:
         """Set ``good`` to the valid replies, and add a failure for each other reply."""
         entry, method, config = self.entry, self.method, self.config
-        good, refused = self.messenger.open(
+        opened, refused = self.messenger.open(
             t, replies, method.reply_type, self.clients, method.check
         )
+        good, unused, late = self.clock.judge(opened, self.messenger.moved)
+        costs.of_clients(entry, config.run, unused)
         # Under [privacy] no reply is compared with another, and sizes are not kept: a client would
         # change by more than the noise is made for.
         magnitudes = sanity.measure(method, {} if self.private else self.sent, good)
@@ -208,7 +216,7 @@ class MethodStrategy(Run, Strategy):
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
         self._call(RunCallback.after_replies)
         self.sent = {}
-        entry.failures = sorted(entry.failures + refused, key=lambda failure: failure.k)
+        entry.failures = sorted(entry.failures + refused + late, key=lambda failure: failure.k)
 
     # The second exchange of a round, which Flower's strategies do not have.
 
@@ -231,6 +239,7 @@ class MethodStrategy(Run, Strategy):
             gains, refused = self.messenger.open(
                 t, replies, method.second_reply_type, self.clients, what=method.second_reply_name
             )
+            self.clock.add_second(gains, self.messenger.moved)
             method.aggregate_second(gains, entry)
             costs.of_clients(entry, self.config.run, gains)
         entry.failures = entry.failures + refused
@@ -267,6 +276,7 @@ class MethodStrategy(Run, Strategy):
             good, refused = self.messenger.open(t, replies, kind, self.clients, check, "score")
         entry.failures = entry.failures + refused
         self.scorer.add_scores([score for _, score in good], entry)
+        self.clock.add_scores([client for client, _ in good], self.messenger.moved)
         self._call(RunCallback.after_client_scores, good)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
@@ -285,8 +295,9 @@ class MethodStrategy(Run, Strategy):
         resume.note(entry, self.history.undone)
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)
+        self.clock.close(entry)
         self.method.selection.add(entry)
-        self.membership.after_round({failure.k for failure in entry.failures})
+        self.membership.after_round({f.k for f in entry.failures if f.kind not in ON_CLOCK})
         self._keep()
 
     def _keep(self) -> None:

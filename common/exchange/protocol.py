@@ -40,7 +40,7 @@ class Envelope(Records, kind="protocol.Envelope"):
     def unpack(cls, content: RecordDict) -> Self:
         """Return the payload as ``Records.unpack`` does; a missing field is a ``ValueError``."""
         payload = super().unpack(content)
-        if missing := cls.model_fields.keys() - payload.model_fields_set:
+        if missing := cls.model_fields.keys() - payload.model_fields_set - cls.omitted:
             raise ValueError(f"{cls.kind}: field {min(missing)!r}: Field required")
         return payload
 
@@ -78,6 +78,15 @@ class ToServer(Envelope, kind="protocol.ToServer"):
 
 class Request(ToClient, kind="protocol.Down"):
     """First request of round t to a client."""
+
+    omitted = frozenset({"steps"})
+
+    steps: Count = 0
+    """Maximum number of local optimiser steps; 0: as [train] says (``clock.partial``)."""
+
+    def limited(self, steps: int) -> Self:
+        """Return the request for at most ``steps`` local steps; 0: the request itself."""
+        return self.model_copy(update={"steps": steps}) if steps else self
 
 
 class Reply(ToServer, kind="protocol.Up"):

@@ -122,7 +122,8 @@ class Options(Averaging):
         self, task: Task, t: int, n: int, request: Request, y: Mapping[str, Tensor]
     ) -> StateDict:
         """Return Δc_k = (w − y_k) / (K η) − c of a client with n samples, on the CPU."""
-        steps = task.effective_steps(n) if self.includes_momentum else task.steps(n)
+        count = task.effective_steps if self.includes_momentum else task.steps
+        steps = count(n, request.steps)
         scale = steps * task.lr(t)
         return {name: (request.w[name] - y[name]) / scale - c for name, c in request.c.items()}
 

@@ -8,10 +8,11 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.settings.marks import Form, Mark, Names, Place
+from common.settings.marks import Form, Mark, Names, Place, Unprotected
 from common.settings.section import Fraction, NonNegative, Positive, Section
 
 DEADLINE = r"^$|^[0-9]+(\.[0-9]+)?$|^q(0?\.[0-9]+|1)$"
+ALL = "the noise is made for all selected clients"
 Network = Literal["wifi", "lan", "4g"]
 
 
@@ -74,16 +75,17 @@ class Clock(Section):
         Field(pattern=DEADLINE),
         Form("seconds, or a quantile of predicted times such as 'q.8'"),
         Mark.TEXT,
+        Unprotected(ALL, ""),
     ] = ""
     """Seconds after which a round ends: later replies are failures. ``q.8``: the quantile 0.8 of
     the selected clients' predicted times. Empty: a round waits for all."""
-    over_selection: Annotated[float, Field(ge=1, le=10)] = 1.0
+    over_selection: Annotated[float, Field(ge=1, le=10), Unprotected(ALL, 1.0)] = 1.0
     """x: ⌈x · per-round⌉ clients are selected, and the first per-round replies count."""
-    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    loss: Annotated[float, Field(ge=0, lt=1), Unprotected(ALL, 0.0)] = 0.0
     """Probability that a selected client's job is lost: it trains nothing and never replies."""
     notice: Positive = 60.0
     """Seconds after which the server notices a lost job, without a deadline."""
-    partial: bool = False
+    partial: Annotated[bool, Unprotected(ALL, False)] = False
     """A client takes the most local steps that fit the deadline, at least one."""
     interrupted: Literal["lost", "paused"] = "lost"
     """Jobs that reach the end of the interval in which a device is available: ``lost``, or

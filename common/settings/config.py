@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from common.settings.clock import Clock, Profile
+from common.settings.clock import ALL, Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
@@ -203,8 +203,9 @@ class Run(Section):
     """Allow a node with a new id to replace a client whose node is gone. Set it to false if
     SuperNodes have registered keys: a key keeps its node id, so a new id means another key."""
     flops: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
-    """Count the floating-point operations of training on clients and server (matrix products and
-    convolutions, forward and backward). Unlike seconds, they are equal in every run. Slower."""
+    """Count the floating-point operations of training on clients and server (matrix products,
+    convolutions, recurrent layers and attention, forward and backward). Unlike seconds, they are
+    equal in every run. Slower."""
     memory: Annotated[bool, Unprotected(SAMPLES_SHOWN, False)] = False
     """Measure the peak bytes of tensors while a client trains, with its message, and while the
     server works. Equal in every run; slower."""
@@ -728,9 +729,26 @@ class Config(BaseModel):
                 raise ValueError(f"{key} needs profiles: without devices a run has no clock")
             return
         self.clock.check()
+        clock, run, privacy = self.clock, self.run, self.privacy
+        if clock.over_selection > 1 and not run.per_round:
+            raise ValueError(
+                f"clock.over-selection = {clock.over_selection:g} needs per-round, the number of "
+                "replies that count"
+            )
+        if privacy.on and not self.train.steps:
+            why = f'privacy.mode = "{privacy.mode}": it would tell how many samples a client has'
+            raise ValueError(f"profiles are not allowed with {why}; allowed: train.steps above 0")
+        if privacy.sampling == "secret":
+            raise not_allowed(
+                "privacy.sampling", "secret", "profiles: times tell who is selected", "public"
+            )
         own = [node.profile or "" for node in self.nodes.values()]
         for name in filter(None, {*listed(self.run.profiles), *own, self.clock.server}):
-            if device(name, self.profiles).memory is None and self.clock.fit != "off":
+            found = device(name, self.profiles)
+            if privacy.on and found.available:
+                why = f'privacy.mode = "{privacy.mode}": {ALL}'
+                raise ValueError(f"profile.{name}.available is not allowed with {why}")
+            if found.memory is None and clock.fit != "off":
                 raise ValueError(
                     f"[profile.{name}] has no memory, which clock.fit = {self.clock.fit!r} needs"
                 )

@@ -2,7 +2,7 @@
 
 Operations are those of matrix products and convolutions, forward and backward; a multiplication and
 an addition count as two. Element-wise operations (activations, normalisation, the optimiser's step)
-are not counted. The formulas are torch's (``torch.utils.flop_counter``).
+are not counted. ``common/training/operations.py`` has the formulas.
 
 Peak memory is the largest number of bytes that tensors occupy at once, on any device. It includes
 tensors that were created in a block and still exist: weights, activations that autograd keeps,
@@ -18,7 +18,8 @@ from typing import Any, final
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+
+from common.training import operations
 
 FLOPS, MEMORY = "flops", "memory"  #: among a client's metrics, the latter in bytes
 
@@ -32,12 +33,18 @@ class Flops(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and count it if there is a formula."""
-        named, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+        """Run the operation, and count it if there is a formula.
+
+        Raises ``ValueError``, one line, for an operation that cannot be counted.
+        """
+        named, formula = kwargs or {}, operations.formula(func.overloadpacket)
         if formula is None:
             with self:  # in inference mode composite operations arrive undivided
                 result = func.decompose(*args, **named)
-            return func(*args, **named) if result is NotImplemented else result
+            if result is NotImplemented:
+                operations.check_uncounted(func.name())
+                result = func(*args, **named)
+            return result
         result = func(*args, **named)
         self.total += int(formula(*args, **named, out_val=result))
         return result

@@ -32,6 +32,7 @@ from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.settings.config import Config, MemoryFormat
 from common.training import optimise
+from common.training.costs import counting
 from common.training.device import Net, arrange
 from common.training.fit import Loss, fit
 from common.training.optimise import Moments
@@ -202,16 +203,20 @@ class Task:
         """Return the learning rate of local training in round t."""
         return self.config.train.lr_at(t, self.config.run.rounds)
 
-    def steps(self, n: int) -> int:
-        """Return how many optimiser steps local training on n samples takes in a round."""
-        train = self.config.train
-        return train.steps or train.epochs * len(lengths(n, train.batch_size, train.drop_last))
+    def steps(self, n: int, limit: int = 0) -> int:
+        """Return how many optimiser steps local training on n samples takes in a round.
 
-    def effective_steps(self, n: int) -> float:
+        ``limit``: the most that the request allows; 0: no limit.
+        """
+        train = self.config.train
+        steps = train.steps or train.epochs * len(lengths(n, train.batch_size, train.drop_last))
+        return min(limit or steps, steps)
+
+    def effective_steps(self, n: int, limit: int = 0) -> float:
         """Return the length of these steps on a constant gradient, which momentum increases."""
         train = self.config.train
         momentum = train.momentum if optimise.is_sgd(train) else 0.0
-        return optimise.effective(self.steps(n), momentum)
+        return optimise.effective(self.steps(n, limit), momentum)
 
     def batches(
         self,
@@ -386,7 +391,7 @@ def check_fleet(task: Task) -> None:
     """Raise a one-line ``ValueError`` if the fleet does not suit the task or the method.
 
     The method and its noise must take this kind of input. Every architecture must exist and accept
-    the input shape.
+    the input shape. With ``flops``, all operations of the networks must have formulas.
     """
     config = task.config
     if (why := config.method.images) and task.kind is not IMAGE:
@@ -401,3 +406,13 @@ def check_fleet(task: Task) -> None:
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)
+    for spec in {*config.brought, global_spec(task)} if config.run.flops else ():
+        _check_counted(task, spec)
+
+
+def _check_counted(task: Task, spec: str) -> None:
+    """Raise ``ValueError``, one line, if a step of this network has operations without formula."""
+    samples = torch.zeros(2, *task.shape, device=task.device)  # BatchNorm needs two
+    with seeds.scope(task.seed, "counted", spec), counting(True):
+        net = task.build(spec, name=("counted",)).train()
+        torch.autograd.grad(net(samples).sum(), [*net.parameters()], allow_unused=True)

@@ -9,7 +9,7 @@ from typing import final
 
 from common.files import write_all
 from deploy.leaderboard.board import Board, runs_of_a_row
-from deploy.leaderboard.protocol import PERSONAL, Protocol
+from deploy.leaderboard.protocol import LIMITS, PERSONAL, Protocol
 from deploy.leaderboard.ranking import GLOBAL, Section, Standing, compared
 from deploy.report.style import Card, Page, frame, render_sortable, save, series, single, style
 from deploy.report.style import Section as PageSection
@@ -78,20 +78,24 @@ def _operations(value: float | None) -> str:
     return NONE if value is None else operations(int(value))
 
 
-COLUMNS = [
-    _position(GLOBAL),
-    _score(GLOBAL),
-    _number("global at equal bytes", f"{GLOBAL} at bytes", percent),
-    _number("global at equal operations", f"{GLOBAL} at flops", percent),
-    _position(PERSONAL),
-    _score(PERSONAL),
-    _number("personal at equal bytes", f"{PERSONAL} at bytes", percent),
-    _number("personal at equal operations", f"{PERSONAL} at flops", percent),
+COSTS = (
     _number("worst client", "worst", percent),
     _number("bytes a round", "bytes a round", size),
     _number("operations", "flops", _operations),
     _number("largest client's memory", "memory", size),
-]
+)
+
+
+def columns(protocol: Protocol) -> list[Column]:
+    """Return the columns of a board: each score, also at its budget's limits, then the costs."""
+    shown = list[Column]()
+    for score, name in SCORES.items():
+        shown += [_position(score), _score(score)]
+        for key in protocol.budget.limits:
+            shown.append(
+                _number(f"{name} at equal {LIMITS[key].name}", f"{score} at {key}", percent)
+            )
+    return [*shown, *COSTS]
 
 
 def title(section: Section, one_shot: bool) -> str:
@@ -111,11 +115,11 @@ def ordered(section: Section, one_shot: bool) -> list[Standing]:
 
 def table(section: Section, one_shot: bool) -> Table:
     """Return the table of a section; ``one_shot``: of its one-shot methods, else of the others."""
-    rows = ordered(section, one_shot)
-    header = ["", *(column.name for column in COLUMNS), "leaves a client", "protocol"]
+    rows, shown = ordered(section, one_shot), columns(section.protocol)
+    header = ["", *(column.name for column in shown), "leaves a client", "protocol"]
     version = f"{section.protocol.name}, version {section.protocol.version}"
     lines: list[list[str | Cell]] = [
-        [_name(one), *(column.text(one) for column in COLUMNS), clean(one.place.sends), version]
+        [_name(one), *(column.text(one) for column in shown), clean(one.place.sends), version]
         for one in rows
     ]
     return Table(header, lines, title=title(section, one_shot), align="lr")
@@ -136,7 +140,7 @@ def _name(one: Standing) -> str:
 
 def protocol_lines(protocol: Protocol) -> list[str]:
     """Return the protocol in sentences."""
-    base, each = protocol.base, len(protocol.tuning.seeds)
+    base, each, limits = protocol.base, len(protocol.tuning.seeds), protocol.budget.limits
     number, seeds = len(protocol.partitions), f"{len(protocol.seeds)} seeds"
     runs = f"{len(protocol.runs)} runs: "
     if protocol.paired:
@@ -155,9 +159,9 @@ def protocol_lines(protocol: Protocol) -> list[str]:
         f"Numbers are means of {runs}. Beside a number is an interval: two rows of a table are "
         "told apart if theirs do not overlap. The positions are those that a row can have. In "
         "each column all positions hold together with 95 %.",
-        f"Equal bytes: {size(protocol.budget.bytes)} of all clients in all rounds. Equal "
-        f"operations: {operations(int(protocol.budget.flops))} of training. Both are what FedAvg "
-        "of the smallest mixed network needs.",
+        " ".join(f"Equal {LIMITS[key].name}: {LIMITS[key].about(x)}." for key, x in limits.items())
+        + f" {'Both' if len(limits) == 2 else 'All'} are what FedAvg of the smallest mixed network "
+        "needs.",
         "Global: the server's model on its test set. Personal: the clients' models on their own "
         "test samples. One-shot methods, with all clients in one round, have tables of their own.",
         *(f"{row.name} is not on the board: {row.omitted}." for row in protocol.row if row.omitted),
@@ -231,8 +235,9 @@ def html(board: Board, found: Sequence[Section]) -> str:
     """Return a page whose tables can be sorted, and filtered by constraints."""
     shown = tables(found)
     cards = [Card(title(*pair), table=untitled(*pair), span=12) for pair in shown]
-    numbers = [[_numbers(one) for one in ordered(*pair)] for pair in shown]
     protocol, wanted = board.protocol, len(board.places)
+    of_board = columns(protocol)
+    numbers = [[_numbers(one, of_board) for one in ordered(*pair)] for pair in shown]
     open_ = {o.place.name for section in found for o in section.standings if not o.complete}
     complete = wanted - len(open_)
     page = Page(
@@ -258,10 +263,10 @@ def _pair_section(found: Sequence[Section]) -> list[PageSection]:
     return [single(named.title, pairs_lead(found), table=shown)] if named.rows else []
 
 
-def _numbers(one: Standing) -> dict[str, object]:
+def _numbers(one: Standing, shown: Sequence[Column]) -> dict[str, object]:
     """Return the numbers of a row by which the page's script sorts and filters."""
     return {
-        "sort": [one.place.row.name, *(column.value(one) for column in COLUMNS)],
+        "sort": [one.place.row.name, *(column.value(one) for column in shown)],
         "public": one.place.public,
         "oneShot": one.place.one_shot,
         "bytes": one.values.get("bytes a round"),

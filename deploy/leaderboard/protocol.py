@@ -4,7 +4,7 @@ Each board is a file in ``deploy/experiments/leaderboard``.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, final
@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from common import methods
 from common.settings.section import Value
+from deploy.report.table import duration, operations, size
 from deploy.settings import EXPERIMENTS, checked, flatten, read_toml
 from deploy.study.paper_table import FilePart, Seeds
 from deploy.study.records import Flat
@@ -63,6 +64,36 @@ class Budget(FilePart):
     """Bytes that all clients send and receive."""
     flops: float
     """Floating-point operations of training on clients and server."""
+    time: float | None = None
+    """Seconds on the virtual clock; without it, no column is at equal time."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Return the limits that the board has, by key of ``LIMITS``."""
+        values = {key: getattr(self, key) for key in LIMITS}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@final
+@dataclass(frozen=True)
+class Limit:
+    """A limit of a budget, with a column "at equal ``name``"."""
+
+    name: str
+    cost: str
+    """The cost that it limits, one of ``records.COSTS``."""
+    about: Callable[[float], str]
+    """What a value of the limit is, in words."""
+    counted: bool = False
+    """Whether only the run that counts costs has it."""
+
+
+LIMITS: Mapping[str, Limit] = {
+    "bytes": Limit("bytes", "bytes", lambda x: f"{size(x)} of all clients in all rounds"),
+    "flops": Limit("operations", "flops", lambda x: f"{operations(int(x))} of training", True),
+    "time": Limit("time", "clock", lambda x: f"{duration(x)} on the virtual clock"),
+}
+"""The limits that a budget can have, by its field."""
 
 
 @final

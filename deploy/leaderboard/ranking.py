@@ -13,6 +13,7 @@ from deploy.leaderboard.board import Board
 from deploy.leaderboard.inference import Difference, Position, differences, positions
 from deploy.leaderboard.protocol import (
     COSTS,
+    LIMITS,
     PERSONAL,
     PROTOTYPE,
     Pair,
@@ -26,21 +27,18 @@ from deploy.study.paper_table import CellRun
 from deploy.study.records import Flat, Recorded
 from deploy.study.runner import Unfinished
 
-TRAFFIC = ("bytes.up", "bytes.down")  #: bytes of all clients
-WORK = ("flops.clients", "flops.server")  #: operations of all clients and the server
 GLOBAL = "accuracy"  #: curve of the global score
 
 
-def at_cost(record: Recorded, score: str, costs: Sequence[float], limit: float) -> float | None:
-    """Return the last score before the cumulative ``costs`` of the rounds exceed ``limit``.
+def at_cost(record: Recorded, score: str, spent: Sequence[float], limit: float) -> float | None:
+    """Return the last score of a round at whose end no more than ``limit`` is spent.
 
-    ``costs``: a number for each entry of the curve, the census first. None if no scored round is
-    within the limit.
+    ``spent``: the cost since the start of the run for each entry of the curve, the census first.
+    None if no scored round is within the limit.
     """
-    total, value = 0.0, None
-    for cost, scored_value in zip(costs, record.curve.get(score, []), strict=False):
-        total += cost
-        if total > limit:
+    value = None
+    for cost, scored_value in zip(spent, record.curve.get(score, []), strict=False):
+        if cost > limit:
             break
         value = scored_value if scored_value is not None else value
     return value
@@ -182,20 +180,19 @@ def _standing(
         if len(runs) == len(wanted) and None not in last:
             repetitions = len(protocol.runs) if protocol.paired else len(protocol.seeds)
             grid[score] = np.array(last, dtype=float).reshape(-1, repetitions).mean(axis=0)
-        by_bytes = [
-            at_cost(run, curve, _spent(run, TRAFFIC), protocol.budget.bytes) for run in runs
-        ]
-        values[f"{score} at bytes"] = _mean(by_bytes)
-        if measured is not None:
-            work = _spent(measured, WORK)
-            by_flops = [at_cost(run, curve, work, protocol.budget.flops) for run in runs]
-            values[f"{score} at flops"] = _mean(by_flops)
+        for name, most in protocol.budget.limits.items():
+            limit = LIMITS[name]
+            counters = [measured if limit.counted else run for run in runs]
+            spent = [counter.spent(limit.cost) if counter else [] for counter in counters]
+            pairs = zip(runs, spent, strict=True)
+            within = [at_cost(run, curve, costs, most) for run, costs in pairs]
+            values[f"{score} at {name}"] = _mean(within)
     if not place.row.personal and all(PROTOTYPE in run.curve for run in runs):
         values["by prototypes"] = _mean([_last(run, PROTOTYPE) for run in runs])
     worst = "fairness.prototype.wlp" if place.row.personal == PROTOTYPE else "personal.worst"
     values["worst"] = _mean([run.measured(worst) for run in runs])
     rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
-    sent = _mean([sum(_spent(run, TRAFFIC)) for run in runs])
+    sent = _mean([max(run.spent("bytes"), default=0) for run in runs])
     values["bytes a round"] = None if sent is None or not rounds else sent / rounds
     if measured is not None:
         values["flops"] = measured.measured("flops.total")
@@ -218,12 +215,6 @@ def _last(record: Recorded, curve: str) -> float | None:
     """Return the last number of a curve; None without any."""
     course = record.course(curve)
     return course[-1][1] if course else None
-
-
-def _spent(record: Recorded, curves: Sequence[str]) -> list[float]:
-    """Return the sum of the ``curves`` in each round, the census first."""
-    courses = (record.curve.get(curve, []) for curve in curves)
-    return [sum(x or 0 for x in costs) for costs in itertools.zip_longest(*courses, fillvalue=0)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

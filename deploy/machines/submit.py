@@ -7,6 +7,7 @@ from pathlib import Path
 from common.keys import places
 from common.parse import parse
 from common.settings.config import Value
+from deploy.console import plain
 from server_app.stopped import REMEDY
 
 SILENT = "No heartbeat received"
@@ -22,7 +23,8 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
 
     Raises ``ValueError`` for settings that no machine can run.
     """
-    from deploy.run.preflight import check_names, name_of  # imports torch
+    from deploy.run.fit import fitted  # imports torch
+    from deploy.run.preflight import check_names, name_of
     from server_app.storage import checkpoint
 
     flat = {**flat, "runtime": "grpc"}
@@ -36,8 +38,8 @@ def prepared(flat: Mapping[str, Value], resume: bool, if_any: bool) -> dict[str,
         resume = checkpoint.path_in(Path(str(flat["out"]))).exists()
     flat["resume"] = resume
     flat["experiment"] = flat["experiment"] or name_of(flat, alone=True)
-    check_names(parse(flat, every=True))
-    return flat
+    check_names(config := parse(flat, every=True))
+    return fitted(flat, config, plain, here=False)
 
 
 def done(flat: Mapping[str, Value]) -> bool:

@@ -7,7 +7,8 @@ import math
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -188,26 +189,49 @@ def stacked(
     return figure, axes
 
 
+@final
+@dataclass(frozen=True)
+class Cost:
+    """A cost since the start of a run, as the horizontal axis of its accuracy.
+
+    ``of``: its value in an entry, None without one; ``by_round``: whether values are of each round
+    alone, and are summed. ``label``: of the axis, with the unit; ``write`` formats a value.
+    """
+
+    name: str
+    label: str
+    write: Callable[[float], str]
+    of: Callable[[Entry], float | None]
+    by_round: bool = True
+
+    def known(self, run: Run) -> bool:
+        """Return whether an entry of the run has the cost."""
+        return any(self.of(entry) is not None for entry in run.entries)
+
+    def spent(self, entries: Iterable[Entry]) -> list[float]:
+        """Return the cost since the start of the run at the end of each entry."""
+        values = finite(self.of(entry) or 0.0 for entry in entries)
+        spent: list[float] = (np.add if self.by_round else np.maximum).accumulate(values).tolist()
+        return spent
+
+
 @style()
-def against(
-    groups: Groups, cost: Callable[[Entry], float], write: Callable[[float], str], label: str
-) -> Figure:
-    """Plot the primary accuracy against the sum of a ``cost`` so far; ``write`` formats the sum."""
+def against(groups: Groups, cost: Cost) -> Figure:
+    """Plot the primary accuracy against a cost; runs without it have no line."""
 
     def course(run: Run) -> Course:
-        spent = np.cumsum(finite(cost(e) for e in run.entries)).tolist()
-        pairs = zip(run.entries, spent, strict=True)
+        pairs = zip(run.entries, cost.spent(run.entries), strict=True) if cost.known(run) else ()
         scored = [(e.round, x, a) for e, x in pairs if (a := e.primary_accuracy) is not None]
         return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)
-    draw_groups(axes, groups, course, fine_percent, write)
+    draw_groups(axes, groups, course, fine_percent, cost.write)
     accuracy_axis(axes)
-    if write is size:
+    if cost.write is size:
         size_axis(axes.xaxis)
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: f"{s:g}"))
-    axes.set_xlabel(label)
+    axes.set_xlabel(cost.label)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Lists of methods, models, data sets, partitions, trackers, selections and settings.
+"""Lists of methods, models, data sets, partitions, trackers, selections, profiles and settings.
 
 ``listing.json`` is a built copy of the registries, so that a list imports no torch.
 ``python -m docs.tools.generate`` writes it. Installed plug-ins are added when a list is printed.
@@ -28,6 +28,9 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "partitions": ("partition", "what it does", "source", "keys"),
     "trackers": ("tracker", "what it is"),
     "selections": ("selection", "what it does"),
+    "profiles": (
+        *("profile", "FLOP/s", "e", "memory", "memory bandwidth", "network", "watts", "source"),
+    ),
 }
 """Columns of each list but that of the settings."""
 PLUGGED: Mapping[str, Callable[[str, str, str], Sequence[str]]] = {
@@ -56,7 +59,7 @@ def rows(kind: str) -> Table:
     ours = chooser.built()[kind]
     names = {row[0] for row in ours} | ({*FLEETS, "smallest"} if kind == "models" else set())
     plugged = []
-    for name, points in plugins.installed(kind).items():
+    for name, points in plugins.installed(kind).items() if kind in PLUGGED else ():
         for point in points:
             package = point.dist.name if point.dist else "?"
             shadowed = f"; {name} is built in, so write the place" if name in names else ""
@@ -118,8 +121,20 @@ def shown(table: Table) -> rich_table.Table:
         return _entries(
             (row[0], str(row[1]), [str(text) for text in row[2:]]) for row in table.rows
         )
+    if len(table.header) > 5:  # too wide for a terminal
+        return _entries(
+            (row[0], "; ".join(_named(table.header, row[1:-1])), [str(row[-1])])
+            for row in table.rows
+        )
     (whole,) = terminal(table, ruled=False)
     return whole
+
+
+def _named(header: Sequence[str], cells: Sequence[object]) -> Iterator[str]:
+    """Yield the cells after the first one that have a value, each with the name of its column."""
+    for name, cell in zip(header[1:], cells, strict=False):
+        if str(cell):
+            yield f"{name} {cell}"
 
 
 def shown_settings(settings: Sequence[Setting]) -> rich_table.Table:

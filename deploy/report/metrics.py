@@ -77,6 +77,8 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     """Yield the metrics of the last round, and the newest scores."""
     duration = total(last) if last.seconds or not run.private else None
     yield from metric("round", "Duration of the last finished round.", duration, field="seconds")
+    clock = run.over("clock")
+    yield from metric("clock", "End of the last round on the virtual clock.", clock and clock.end)
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy.", scores, "score")

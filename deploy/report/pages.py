@@ -1,11 +1,13 @@
 """report.html: one self-contained page about one run or a comparison of several."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from common.files import write_atomically
-from deploy.report import plots, sections
+from deploy.report import clock, plots, sections
+from deploy.report.charts import against
 from deploy.report.groups import Group, Groups, differences, grouped, half_width, named
 from deploy.report.read import Run, read_several
 from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabular
@@ -43,6 +45,7 @@ def one(run: Run) -> Page:
             sections.data_read(run),
             sections.data(run),
             sections.cost(run),
+            clock.section(alone),
             sections.formula_cost(alone),
             sections.normalised(alone),
             sections.incentive(run),
@@ -71,6 +74,7 @@ def several(runs: list[Run]) -> Page:
             _results(groups),
             _curves(groups),
             _client_spread(groups),
+            clock.section(groups),
             sections.formula_cost(groups),
             sections.normalised(groups),
             sections.metrics(groups),
@@ -103,13 +107,15 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     private = run.private
     no_failure = "withheld, see below" if private else "all replies were valid"
     down, up = (NONE if private else size(run.cost(way)) for way in ("down", "up"))
+    virtual = run.over("clock")
+    on_clock = f"; {duration(virtual.end)} on the clock" if virtual else ""
     return [
         ("Final accuracy", percent(headline["final"]), f"round {run.done}"),
         ("Best accuracy", percent(headline["best"]), best_at),
         ("Last rounds", percent(headline["last10"]), f"mean of last {run.last()}"),
         ("Down", down, "server to clients"),
         ("Up", up, "clients to server"),
-        ("Time", duration(run.seconds()), f"{run.done} rounds"),
+        ("Time", duration(run.seconds()), f"{run.done} rounds{on_clock}"),
         ("Failures", NONE if private else str(failed), "see below" if failed else no_failure),
     ]
 
@@ -177,7 +183,8 @@ def _curves(groups: Groups) -> Section:
     curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
     if all(e.loss is None for _, run in named(groups) for e in run.entries):
         del curves["Loss by round"]
-    curves |= {"Accuracy by bytes": plots.by_bytes, "Accuracy by time": plots.by_time}
+    costs = [cost for cost in plots.COSTS if any(cost.known(run) for _, run in named(groups))]
+    curves |= {f"Accuracy by {cost.name}": partial(against, cost=cost) for cost in costs}
     cards = [Card(title, draw(groups), f"{title} of {names}.") for title, draw in curves.items()]
     kinds = {
         kind: [g.label for g in groups if g.runs[0].primary == kind] for kind in sections.SCORE

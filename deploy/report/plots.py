@@ -25,9 +25,9 @@ from deploy.report.charts import (
     NAME,
     THIRD,
     WIDE,
+    Cost,
     accuracy_axis,
     accuracy_range,
-    against,
     curves,
     dot_rows,
     draw_groups,
@@ -64,6 +64,23 @@ CONCENTRATION = 0.3  #: of their Dirichlet distribution: each mixture has few do
 
 OTHER = {"global": "personal", "personal": "global model"}
 """Name of the score that is not primary."""
+
+BYTES = Cost(
+    "bytes",
+    f"{UNITS['bytes'].value} sent, up and down",
+    size,
+    lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0),
+)
+TIME = Cost("time", UNITS["seconds"].value, duration, total)
+CLOCK = Cost(
+    "time on the clock",
+    f"{UNITS['clock'].value} on the virtual clock",
+    duration,
+    lambda e: e.clock.end if e.clock else None,
+    by_round=False,
+)
+COSTS = (BYTES, TIME, CLOCK)
+"""Costs against which a comparison plots accuracies."""
 
 
 @style()
@@ -235,17 +252,6 @@ def seconds_by_round(run: Run) -> Figure:
     figure, axes = stacked(run, phases, duration)
     axes.set_ylabel(UNITS["seconds"].value)
     return figure
-
-
-def by_bytes(groups: Groups) -> Figure:
-    """Plot the primary accuracy against the bytes sent so far, up and down."""
-    cost = f"{UNITS['bytes'].value} sent, up and down"
-    return against(groups, lambda e: e.bytes.get("up", 0) + e.bytes.get("down", 0), size, cost)
-
-
-def by_time(groups: Groups) -> Figure:
-    """Plot the primary accuracy against the seconds elapsed so far."""
-    return against(groups, total, duration, UNITS["seconds"].value)
 
 
 @style()

@@ -52,6 +52,14 @@ class Reached(JsonObject):
 
 
 @final
+class TimeReached(JsonObject):
+    """Seconds on the virtual clock until ``target`` is reached; None: never."""
+
+    target: float
+    seconds: float | None = None
+
+
+@final
 class Summary(JsonObject):
     """Fields of summary.json that are not in the journal or replace a missing config.toml."""
 
@@ -63,6 +71,7 @@ class Summary(JsonObject):
     seed: int | None = None
     rounds: int | None = None
     rounds_to_target: Reached | None = None
+    time_to_target: TimeReached | None = None
     weights_sha256: str | None = None
     versions: dict[str, str] = {}
 

@@ -236,10 +236,15 @@ def _entitle(group: Element, texts: list[str]) -> None:
 
 
 def _declarations(element: Element) -> dict[str, str]:
-    """Return the style attribute without the typeface, in the page's colours."""
+    """Return the style attribute without the typeface, in the page's colours.
+
+    The backgrounds of hatches have their colour in an attribute of their own, which is removed.
+    """
+    background = element.attrib.pop("fill", "")
     pairs = (rule.partition(":") for rule in element.attrib.get("style", "").split(";"))
     styles = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
     styles.pop("font-family", None)
+    styles |= {"fill": background} if background else {}
     return {key: _COLOURS.get(value, value) for key, value in styles.items()}
 
 

@@ -198,6 +198,11 @@ def operations(n: int) -> str:
     return _in_units(n, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
+def joules(energy: float | None) -> str:
+    """Format an energy: ``1234.5`` -> ``1.23 kJ``."""
+    return _in_units(energy, "J", "kJ", "MJ", "GJ")
+
+
 def _in_units(value: float | None, *units: str) -> str:
     """Format a value with three digits; each unit is a thousand times the previous one."""
     if value is None or not math.isfinite(value):

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from common.data.overview import write
-from common.errors import LOG, logged_to
+from common.errors import LOG
 from common.extras import check_installed
 from common.journal import Entry
+from common.parse import parse
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
 from deploy.flower.bundle import plugin_notes
 from deploy.flower.certificates import address
 from deploy.run import data, preload
+from deploy.run.fit import fitted
 from deploy.run.preflight import fresh, preflight, resumed, unused_fleet
 from deploy.run.progress import Progress, summary_since
 from deploy.settings import app_folder
@@ -31,9 +31,6 @@ from server_app.storage import checkpoint
 from server_app.storage.journal import Journal, follow
 from server_app.storage.lock import held
 from server_app.storage.summary import check_incomplete
-
-if TYPE_CHECKING:
-    from deploy.run.loopback import Nodes
 
 GONE = 5.0  #: seconds without a lock by the ServerApp after which it counts as killed
 TRACEBACKS = "; tracebacks: "  #: before the path of a log, at the end of an error's line
@@ -69,6 +66,11 @@ def launch(
     modules, copies = UserModules.of(flat), folder / COPIES
     sent = {**flat, "plugins": str(copies)} if modules else flat
     config, runtime = preflight(sent), flat["runtime"]
+
+    def show(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    config = parse(sent := fitted(sent, config, show, here=True))
     if runtime == "ray":
         check_installed("ray")
     start, past, later = -1, list[Entry](), ""
@@ -81,7 +83,7 @@ def launch(
         *plugin_notes(flat, modules, bundled=bundled),
         *(unused_fleet(config) if notes else ()),
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        show(line)
     title = f"[bold]{config.run.method}[/] on {config.data.name}{later}: results go to {folder}"
     console.print(title, soft_wrap=True)
     try:
@@ -151,7 +153,7 @@ def _loopback(
     flat: Mapping[str, Value], config: Config, workers: int | None, learnt: Path | None
 ) -> None:
     from deploy.run.gpu import share  # here and below: import only the runtime that is used
-    from deploy.run.loopback import Loopback
+    from deploy.run.loopback import Loopback, play
 
     asked, most = workers is not None, default_workers() if workers is None else workers
     workers = min(most, config.run.per_round or config.run.clients)
@@ -159,35 +161,18 @@ def _loopback(
     clients = config.run.clients
     nodes = {k: {"learnt-dir": str(learnt)} for k in range(clients) if learnt is not None}
     grid = Loopback(clients, flat, workers=workers, shares=shares, node_configs=nodes)
-    _serve(flat, grid)
+    play(flat, grid)
 
 
 def _cluster(
     flat: Mapping[str, Value], config: Config, copies: Sequence[Path], address: str
 ) -> None:
     from deploy.run.cluster import Cluster
+    from deploy.run.loopback import play
 
     shared = {Path(str(flat["state-dir"])), *copies}
     gpu = config.run.device.startswith("cuda")
-    _serve(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
-
-
-def _serve(flat: Mapping[str, Value], nodes: Nodes) -> None:
-    """Run the ServerApp in this process."""
-    from flwr.app import Context, RecordDict
-
-    from deploy.run.loopback import RUN_ID
-    from server_app.app import app
-    from server_app.messaging.sealed import TRUST
-
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.ERROR)  # the progress display shows the same information
-    try:
-        with logged_to(str(flat["out"])), preload.environment(TRUST, ""), nodes as grid:
-            app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
-    finally:
-        log.setLevel(level)
+    play(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
 
 
 def _flower(

@@ -5,6 +5,7 @@ receives exactly the message that it would receive over a network. Results do no
 worker serves which client: client states are on disk, and every random stream has a name.
 """
 
+import logging
 import multiprocessing
 import os
 from abc import ABC, abstractmethod
@@ -218,6 +219,21 @@ class Loopback(Nodes):
         while self._lines.poll():
             progress.reporter().note = self._lines.recv_bytes().decode()
         return super().pull_messages(message_ids)
+
+
+def play(flat: Mapping[str, Value], nodes: Nodes) -> None:
+    """Run the ServerApp in this process, with ``nodes`` as its clients."""
+    from server_app.app import app
+    from server_app.messaging.sealed import TRUST
+
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the progress display shows the same information
+    try:
+        with logged_to(str(flat["out"])), preload.environment(TRUST, ""), nodes as grid:
+            app(grid, Context(RUN_ID, 0, {}, RecordDict(), dict(flat)))
+    finally:
+        log.setLevel(level)
 
 
 def _start_pool(

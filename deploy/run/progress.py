@@ -182,6 +182,8 @@ class Progress:
         texts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
         if (other := entry.other_accuracy) is not None:
             texts.append(f"{OTHER[entry.primary]} {percent(other)}")
+        if entry.clock:
+            texts.append(f"{duration(entry.clock.end)} on the clock")
         if t < self._rounds and self.left is not None:
             texts.append(f"{self.left} left")
         if self.failures:
@@ -201,6 +203,8 @@ class Progress:
             Text.assemble(("best ", "dim"), percent(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
+        if now.clock:
+            cells.append(Text.assemble(("clock ", "dim"), duration(now.clock.end)))
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
         if now.end:
@@ -233,11 +237,15 @@ def show_summary(run: Run, console: Console) -> None:
         *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
     ]
+    if clock := run.over("clock"):
+        lines.append(("clock", f"{duration(clock.end)} on the clients' devices"))
     if run.end:
         lines.append(("ended", f"round {run.reached}: {run.end}"))
     if summary and (reached := summary.rounds_to_target):
         first, mean5 = ("none" if t is None else t for t in (reached.first, reached.mean5))
         line = f"first in round {first}, mean of 5 in round {mean5}"
+        if (reached_at := summary.time_to_target) and reached_at.seconds is not None:
+            line += f", after {duration(reached_at.seconds)} on the clock"
         lines.append((f"to {percent(reached.target)}", line))
     fairness = run.newest("fairness")
     for name, spread in fairness.models.items() if fairness else ():

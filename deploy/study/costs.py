@@ -1,4 +1,4 @@
-"""Plot a table's accuracies against the cost of its runs: bytes sent, or training operations."""
+"""Plot a table's accuracies against a cost of its runs: bytes, operations, time on the clock."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -44,11 +44,12 @@ def _operations(cell: CellRun, recorded: Recorded) -> float | None:
 COSTS: Mapping[str, tuple[str, Cost]] = {
     "bytes": ("megabytes sent by a client", _megabytes),
     "flops": ("GFLOP of training, clients and server", _operations),
+    "clock": ("seconds on the virtual clock", lambda _, recorded: recorded.measured("clock.end")),
 }
 
 
 def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
-    """Write ``STEM-bytes.png`` and ``STEM-flops.png`` in ``folder``; return the paths.
+    """Write ``STEM-COST.png`` in ``folder`` for each of ``COSTS``; return the paths.
 
     A picture is omitted unless two recorded rows have both accuracies and this cost.
     """

@@ -193,6 +193,8 @@ def cells(file: TableFile) -> Iterator[CellRun]:
             flat = counted(usual | numbers(settings, method))
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
+        with _located(row.name, column.name):
+            records.target_of(measure)
         for seed in file.seeds_of(row, column):
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 

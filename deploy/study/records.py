@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
+import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -34,6 +37,31 @@ NAME, RUNS = "cells.jsonl", "cells"
 Flat = dict[str, Value]
 CURVE = {"round", "accuracy", "accuracies", "accuracy_bn", "loss", "drift", "metrics"}
 CURVE |= {"bytes", "flops", "personal"}
+AS_SUMMARY = ("fairness", "clock")
+"""Fields of the journal whose curves have the names of the summary."""
+
+
+@final
+@dataclass(frozen=True)
+class Cost:
+    """A cost of a run that grows from round to round: the sum of these ``curves`` of its record.
+
+    ``by_round``: whether the curves have each round's own cost, not that since the run's start.
+    """
+
+    curves: Sequence[str]
+    by_round: bool = True
+
+
+COSTS: Mapping[str, Cost] = {
+    "rounds": Cost(("round",), by_round=False),
+    "bytes": Cost(("bytes.up", "bytes.down")),
+    "flops": Cost(("flops.clients", "flops.server")),
+    "clock": Cost(("clock.end",), by_round=False),
+}
+"""Costs until a target (``clock.to:0.6``) and of budgets: rounds, bytes of all clients, operations
+of all clients and the server, and seconds on the virtual clock."""
+TO_TARGET = re.compile(r"(\w+)\.to:(.*)")
 
 
 @final
@@ -76,7 +104,12 @@ class Recorded(BaseModel):
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
     def measured(self, measure: str) -> float | None:
-        """Return the number at a dotted path of the summary; None if it is missing."""
+        """Return the number at a dotted path of the summary; None if it is missing.
+
+        ``clock.to:0.6``, or another of ``COSTS``: the cost until the target (``cost_to``).
+        """
+        if target := target_of(measure):
+            return self.cost_to(*target)
         value: object = self.summary
         for key in self.path(measure).split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -115,9 +148,55 @@ class Recorded(BaseModel):
             course, end = self.course(measure), other.course(goal)
             if not course or not end:
                 return None
-            hit = rounds_to([value for _, value in course], end[-1][1], window)
-            t = None if hit is None else course[hit - 1][0]
+            t = _first_round(course, end[-1][1], window)
         return math.inf if t is None else float(t)
+
+    def spent(self, cost: str) -> list[float]:
+        """Return a cost since the run's start at the end of each round, the census first.
+
+        ``cost``: one of ``COSTS``. The list is empty if the record lacks the cost.
+        """
+        curves = [self.curve[name] for name in COSTS[cost].curves if name in self.curve]
+        of_rounds = (sum(x or 0 for x in xs) for xs in itertools.zip_longest(*curves, fillvalue=0))
+        return [*itertools.accumulate(of_rounds, operator.add if COSTS[cost].by_round else max)]
+
+    def cost_to(self, cost: str, target: float) -> float | None:
+        """Return a cost until the end of the first scored round with a primary accuracy ≥ target.
+
+        Return ∞ if the target is never reached, and None if the record lacks the cost or scores.
+        """
+        course, spent = self.course("primary"), self.spent(cost)
+        if not course or not spent:
+            return None
+        t = _first_round(course, target)
+        return math.inf if t is None else spent[self.curve["round"].index(t)]
+
+
+def _first_round(course: Sequence[tuple[int, float]], goal: float, window: int = 1) -> int | None:
+    """Return the first round at which the last ``window`` numbers have a mean ≥ ``goal``."""
+    hit = rounds_to([value for _, value in course], goal, window)
+    return None if hit is None else course[hit - 1][0]
+
+
+def target_of(measure: str) -> tuple[str, float] | None:
+    """Return cost and target of a measure such as ``clock.to:0.6``; None for another measure.
+
+    Raises ``ValueError``, one line, for an unknown cost, or a target that is no accuracy.
+    """
+    if (found := TO_TARGET.fullmatch(measure)) is None:
+        return None
+    cost, text = found.groups()
+    if cost not in COSTS:
+        raise ValueError(
+            f"measure = {measure!r}: there is no cost {cost!r}; allowed: {', '.join(COSTS)}"
+        )
+    try:
+        target = float(text)
+    except ValueError:
+        target = math.nan
+    if not 0 < target <= 1:
+        raise ValueError(f"measure = {measure!r}: the target should be above 0 and at most 1")
+    return cost, target
 
 
 def fingerprint(flat: Mapping[str, Value]) -> str:
@@ -196,6 +275,6 @@ def _numbers(entry: Entry) -> dict[str, Any]:
     """Return the numbers of one journal entry that belong to curves, by dotted name."""
     fields = entry.model_dump(include=CURVE, exclude_unset=True)
     fields["primary"] = entry.primary_accuracy
-    if entry.fairness is not None:  # named as in the summary
-        fields["fairness"] = entry.fairness.as_dict()
+    known = ((name, getattr(entry, name)) for name in AS_SUMMARY)
+    fields |= {name: value.as_dict() for name, value in known if value is not None}
     return {name: value for name, value in report.dotted(fields).items() if value is not None}

@@ -19,7 +19,9 @@ from common.files import write_atomically
 from common.keys import NAMED
 from common.models import MODELS
 from common.parse import defaults, tables
+from common.settings.clock import Profile
 from common.settings.facts import Facts
+from common.settings.profiles import PRESETS
 from common.settings.section import Section, kebab
 from common.settings.version import ROOT
 from deploy.leaderboard.protocol import read
@@ -61,6 +63,8 @@ def listing_text() -> str:
         content["trackers"].append((name, f"{place}, with the package {package}"))
     for name, rule_of in RULES.items():
         content["selections"].append((name, (rule_of.__doc__ or "").partition(".")[0]))
+    for name, (preset, source) in PRESETS.items():
+        content["profiles"].append((name, *profile_cells(preset), source))
     known: dict[str, type[Section]] = {
         **tables(),
         **{name: kind for name, (_, kind) in NAMED.items()},
@@ -79,6 +83,15 @@ def listing_text() -> str:
         text = ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         lists.append(f"{json.dumps(kind)}: [\n{text}\n]")
     return "{\n" + ",\n".join(lists) + "\n}\n"
+
+
+def profile_cells(profile: Profile) -> tuple[str, ...]:
+    """Return the figures of a profile in the order of the columns of ``list profiles``."""
+    units = ((profile.memory, "GB"), (profile.memory_bandwidth, "GB/s"))
+    memory, bandwidth = (f"{value / 1e9:g} {unit}" if value else "" for value, unit in units)
+    watts = f"{profile.power:g}" if profile.power else ""
+    rate = f"{(profile.flops or 0.0) / 1e9:g}e9"
+    return rate, f"{profile.efficiency:g}", memory, bandwidth, profile.network or "", watts
 
 
 def ordered() -> list[str]:

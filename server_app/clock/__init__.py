@@ -1,1 +1,1 @@
-"""The virtual clock: times of the clients' jobs on their devices, and when a round ends."""
+"""The virtual clock: how long the rounds of a run would take on the clients' devices."""

@@ -33,6 +33,7 @@ class Channel(ABC):
         self.config, self.experiment = config, experiment
         self.store = ReplyStore(Path(config.run.out), int(config.wire.max_mb * 1e6))
         self.traffic: dict[str, int] = {}
+        self.seconds: dict[int, float] = {}  #: measured time of each reply, since the last reset
         self.waiting: Callable[[], None] = lambda: None  #: called often while replies are missing
 
     def count(self, way: str, content: RecordDict, arrays: int = 0) -> None:
@@ -68,7 +69,7 @@ class Channel(ABC):
                 show(done)
                 self.waiting()
 
-            return exchange(grid, messages, timeout, t, window, self.store, report)
+            return exchange(grid, messages, timeout, t, window, self.store, report, self.seconds)
 
 
 @final

@@ -54,6 +54,7 @@ def exchange(
     window: int = WINDOW,
     store: ReplyStore | None = None,
     report: Callable[[int], None] = lambda done: None,
+    seconds: dict[int, float] | None = None,
 ) -> tuple[dict[int, Message], list[Failure]]:
     """Send ``messages``, and return replies by client and failures, both in ascending order of k.
 
@@ -61,7 +62,8 @@ def exchange(
     ``timeout``: seconds until a missing reply counts as lost. At most ``window`` messages wait for
     a reply at once, so that memory and polling do not grow with the number of clients. Each reply
     is moved to the ``store`` immediately; ``portion`` bounds how many are fetched together.
-    ``report`` is called with the number of good replies after each fetch.
+    ``report`` is called with the number of good replies after each fetch. ``seconds`` receives the
+    time from sending to receiving each good reply, by client.
 
     Raises ``Stopped`` if the SuperLink fails while it receives the messages.
     """
@@ -77,6 +79,8 @@ def exchange(
             inbox.give_up(window)
         elif inbox.waiting:
             time.sleep(pause)
+    if seconds is not None:
+        seconds.update(inbox.seconds)
     failures = sorted(inbox.failures, key=lambda failure: failure.k)
     return dict(sorted(inbox.replies.items())), failures
 
@@ -91,6 +95,8 @@ class Inbox:
         self.grid, self.messages, self.t, self.store = grid, messages, t, store
         self.timeout, self.deadline = timeout, time.monotonic() + timeout
         self.replies: dict[int, Message] = {}  #: good replies by client
+        self.seconds: dict[int, float] = {}  #: of each good reply, since its message was sent
+        self._sent: dict[int, float] = {}  #: when each message was sent
         self.failures: list[Failure] = []
         self.waiting: dict[str, int] = {}  #: clients without a reply, by message id
         self.unsent = deque(messages)
@@ -124,6 +130,7 @@ class Inbox:
         self.messages.update((k, _without_content(self.messages[k])) for k in large)
         # An empty id: Flower did not accept the message.
         for k, id_ in zip(due, ids, strict=True):
+            self._sent[k] = time.monotonic()
             if id_:
                 self.waiting[id_] = k
             else:
@@ -161,7 +168,7 @@ class Inbox:
             size = count_bytes(reply.content)
             self._most = min(self._most, portion(size))
             self.store.keep(reply.content, size)
-            self.replies[k] = reply
+            self.replies[k], self.seconds[k] = reply, time.monotonic() - self._sent[k]
 
     def give_up(self, window: int) -> None:
         """Record a failure of every client without a reply."""

@@ -31,6 +31,9 @@ class Messenger:
     def __init__(self, channel: Channel) -> None:
         self.channel, self.config = channel, channel.config
         self.after = 0  #: last complete round of a resumed run
+        self.moved: dict[int, tuple[int, int]] = {}
+        """Bytes of the arrays in each client's payloads of the newest exchange, down and up. They
+        do not depend on seals and on the experiment's name."""
         self.kept: dict[int, int] = {}  #: round of each client's newest state, by client
 
     @property
@@ -42,6 +45,7 @@ class Messenger:
     ) -> dict[int, Message]:
         """Return messages of type ``kind`` by client; pack a payload for several clients once."""
         packed: dict[int, tuple[ToClient, int, Callable[[int], RecordDict]]] = {}
+        self.moved = {}
         messages: dict[int, Message] = {}
         for client, payload in payloads:
             if id(payload) not in packed:
@@ -49,7 +53,7 @@ class Messenger:
                 wrap = self.channel.wrap(content, t, kind)
                 packed[id(payload)] = payload, array_bytes(content), wrap
             _, arrays, wrap = packed[id(payload)]
-            content = wrap(client.k)
+            content, self.moved[client.k] = wrap(client.k), (arrays, 0)
             self.channel.count("down", content, arrays)
             messages[client.k] = Message(content, client.node, kind, group_id=str(t))
         return messages
@@ -103,6 +107,7 @@ class Messenger:
         good: list[tuple[Client, R]] = []
         failures: list[Failure] = []
         for k in progress.steps(sorted(first), f"check of {what}"):
+            self.moved[k] = self.moved.get(k, (0, 0))[0], array_bytes(first[k].content)
             try:
                 payload = open_reply(first[k], kind, self.config)
                 payload.check_envelope(self.experiment, t, k)

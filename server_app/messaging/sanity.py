@@ -56,8 +56,8 @@ def measure(
         for name, step in method.change(request, reply) if request is not None else ():
             shapes.append((name, step.shape))
             squares += float(step.double().square().sum())
-        if shapes:
-            change = squares**0.5 / method.task.steps(client.n)
+        if request is not None and shapes:
+            change = squares**0.5 / method.task.steps(client.n, request.steps)
             changes.setdefault(str(shapes), {})[client.k] = change
     ratios: dict[int, dict[str, Any]] = {}
     for group in changes.values():

@@ -20,7 +20,8 @@ class FedNova(Averaged[Options, Reply]):
         self, replies: Replies[Reply], previous: StateDict, parameters: Set[str]
     ) -> Iterable[StateDict]:
         """Return w + (Σ_j p_j a_j / a_k) (w_k − w) for each k, j over clients with the layer."""
-        a = [self.task.effective_steps(n) for n in replies.sizes]
+        limits = self.limits
+        a = [self.task.effective_steps(c.n, limits.get(c.k, 0)) for c in replies.clients]
         if min(a) == max(a):
             return super().states(replies, previous, parameters)
         p = self.config.average.shares(replies.sizes)

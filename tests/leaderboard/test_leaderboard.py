@@ -207,6 +207,29 @@ def test_a_complete_board_has_positions_and_equal_costs(tmp_path: Path, protocol
     assert text.index("FedProx") < text.index("local") and "71.5 %" in text
 
 
+def test_a_board_with_a_limit_of_time_has_columns_at_equal_time(tmp_path: Path) -> None:
+    """The others have none, and the same columns and sentences as before."""
+    plain = Protocol.model_validate(SMALL)
+    timed = Protocol.model_validate({**SMALL, "budget": {**SMALL["budget"], "time": 5.0}})
+    few, more = ([column.name for column in pages.columns(one)] for one in (plain, timed))
+    at_time = ["global at equal time", "personal at equal time"]
+    assert [name for name in more if name not in few] == at_time
+    assert "global at equal operations" in few and len(few) == 12
+    sentences = [" ".join(pages.protocol_lines(one)) for one in (plain, timed)]
+    equal = "Equal bytes: 250 B of all clients in all rounds. Equal operations: 1.00 kFLOP of "
+    assert f"{equal}training. Both are what FedAvg of" in sentences[0]
+    assert f"{equal}training. Equal time: 5.00 s on the virtual clock. All are" in sentences[1]
+    board = chosen(tmp_path, timed)
+    fill(board, paper_table.cells(board.board()), {"local": 0.5, "FedProx": 0.7})
+    [section] = ranking.sections(board)
+    _, prox = section.standings
+    assert prox.values["accuracy at time"] == pytest.approx(0.615)  # one round ends within 5 s
+    assert prox.values["personal.accuracy at time"] == pytest.approx(0.615)
+    table = pages.table(section, False)
+    at = list(table.header).index("global at equal time")
+    assert str(table.rows[0][at]) == "61.5 %" and "61.5 %" in pages.html(board, [section])
+
+
 def test_an_incomplete_row_has_no_position_and_others_have(
     tmp_path: Path, protocol: Protocol
 ) -> None:

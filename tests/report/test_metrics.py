@@ -20,7 +20,7 @@ from deploy.flower.certificates import make
 from deploy.report.metrics import Metrics
 from server_app.storage.status_file import NAME, NodeStatus, ServerStatus
 from tests.support.compose import FOLDER
-from tests.support.run_folder import census, entry, finished, write_run
+from tests.support.run_folder import census, clocked, entry, finished, write_run
 
 MONITORING = FOLDER / "monitoring"
 Values = dict[str, float]
@@ -73,6 +73,11 @@ def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
         **{"bytes_total{direction=down}": 2010, "bytes_total{direction=up}": 1020},
         **{f"failures_total{{reason={r}}}": n for r, n in reasons.items()},
     }
+
+
+def test_a_run_with_device_profiles_has_the_time_on_its_clock(tmp_path: Path) -> None:
+    assert scraped(clocked(tmp_path / "run"))["clock_seconds"] == 30
+    assert "clock_seconds" not in scraped(finished(tmp_path / "plain"))
 
 
 def test_a_run_ends_with_its_summary_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run can be watched on a terminal and in a log, from the journal alone."""
 
 import io
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from common.journal import Entry
 from common.progress import without_colours
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
 from server_app.storage.journal import follow
-from tests.support.run_folder import journal_line, write_run
+from tests.support.run_folder import clocked, journal_line, write_run
 
 
 def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> Entry:
@@ -42,6 +44,26 @@ def test_a_log_gets_one_plain_line_per_round() -> None:
     assert lines[2].startswith("round 1/2, accuracy 50.0 %, best 50.0 %, ")
     assert lines[3] == "round 2/2, accuracy 40.0 %, best 50.0 %"
     assert len(lines) == 4
+
+
+def test_a_run_with_device_profiles_shows_the_end_of_the_round_on_the_clock(tmp_path: Path) -> None:
+    run = read(clocked(tmp_path / "run"))
+    for terminal in (False, True):
+        file = io.StringIO()
+        with Progress(3, Console(file=file, force_terminal=terminal, width=200)) as progress:
+            for one in run.entries[:3]:
+                progress.on_round(one)
+        shown = Text.from_ansi(file.getvalue()).plain.splitlines()
+        text = "clock 20.0 s" if terminal else "best 60.0 %, 20.0 s on the clock, "
+        assert any(text in line for line in shown[-2:]), shown
+    console, file = log()
+    target = {"rounds_to_target": {"target": 0.5, "first": 2, "mean5": None}}
+    target["time_to_target"] = {"target": 0.5, "seconds": 20.0}
+    (run.path / "summary.json").write_text(json.dumps({"status": "completed", **target}))
+    show_summary(read(run.path), console)
+    text = " ".join(file.getvalue().split())
+    assert "clock 30.0 s on the clients' devices" in text
+    assert "mean of 5 in round none, after 20.0 s on the clock" in text
 
 
 def test_a_failure_is_named_and_cannot_steer_the_terminal() -> None:

@@ -33,6 +33,8 @@ FEDERATION = {
     **{"fleet": "mlp@0.25,cnn2@0.5,lab.nets:Shallow", "node__1__model": "lenet5"},
     **{"plugins": str(PLUGIN), "data__partition": "label_dirichlet", "data__alpha": 1.0},
     "score__primary": "personal",
+    **{"profiles": "pi5,phone-low", "clock__jitter": 0.3, "clock__bandwidth_sigma": 0.2},
+    **{"clock__deadline": "q.9", "clock__partial": True},
 }
 BEGUN = """
 import sys

@@ -33,6 +33,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def settings(out: Path, **changes: Any) -> dict[str, Value]:
     given = {"method": "fedavg", "clients": CLIENTS, "fleet": "mlp@0.25", "min_replies": 0.5}
     given |= {"data__samples": 60, "data__test_samples": 20, "train__epochs": 1}
+    given |= {"profiles": "pi5,phone-low"}  # their times are those of a plain run
     return flat(out, **{**given, **changes})
 
 

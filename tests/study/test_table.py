@@ -5,6 +5,7 @@ Parts of a table (``--row``, ``--column``, ``--seed``) fill the same record.
 
 import json
 import math
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -24,6 +25,7 @@ from deploy.study.records import Recorded
 from tests.support.board import TABLE
 from tests.support.commandline import error_of, typed
 from tests.support.recorded_calls import refusal
+from tests.support.run_folder import clocked
 from tests.support.tiny import TINY, flat, play
 
 ROWS = {
@@ -224,6 +226,56 @@ def test_a_target_that_is_not_reached_is_infinite_and_no_missing_run(tmp_path: P
     comparison = table.collect(file, tmp_path)
     assert comparison.cell("0.001", "iid").values == (1.0,)
     assert comparison.cell("1.0", "iid").values == (math.inf,)
+
+
+def test_a_measure_can_be_a_cost_until_a_target(tmp_path: Path) -> None:
+    """Rounds, bytes and operations up to the end of the round, and its end on the clock."""
+    wanted = {"rounds": 4.0, "bytes": 900.0, "flops": 42.0, "clock": 7.5}
+    rows = {cost: f'measure = "{cost}.to:0.6"' for cost in wanted} | {
+        "end": 'measure = "clock.end"'
+    }
+    file = made(tmp_path, rows, "", seeds="[1]", head='unit = "s"', method="fedavg", rounds=4)
+    (cell,) = {c.fingerprint: c for c in table.cells(file)}.values()
+    course: list[float | None] = [0.9, 0.5, None, 0.2, 0.6]  # the census and round 2 do not count
+    ends = {"clock.end": [None, 1.0, 2.0, 3.0, 7.5], "flops.server": [None, 8, 8, 8, 8]}
+    curve = {"round": [0, 1, 2, 3, 4], "primary": course, "bytes.down": [100, 0, 0, 0, 400]}
+    curve |= {"bytes.up": [0, 100, 100, 100, 100], "flops.clients": [None, 1, 2, 3, 4], **ends}
+
+    def values(**curves: Any) -> list[tuple[float, ...]]:
+        fields = {"settings": {}, "seed": 1, "summary": {"clock": {"end": 7.5}}}
+        one = Recorded(fingerprint=cell.fingerprint, curve={**curve, **curves}, **fields)
+        (tmp_path / records.NAME).write_bytes(one.line())
+        comparison = table.collect(file, tmp_path)
+        return [comparison.cell(row, "iid").values for row in comparison.rows]
+
+    assert values() == [(value,) for value in (*wanted.values(), 7.5)]
+    never = values(primary=[0.9, 0.5, 0.4, 0.2, 0.599])
+    assert never == [(math.inf,)] * 4 + [(7.5,)]
+    written = table.as_json(table.collect(file, tmp_path), file)["cells"]
+    assert isinstance(written, list) and [cell["values"] for cell in written][3] == [None]
+    assert values(**{"clock.end": []})[3] == (), "a run without a clock"
+
+
+@pytest.mark.parametrize(
+    ("measure", "reason"),
+    [
+        ("time.to:0.6", "there is no cost 'time'; allowed: rounds, bytes, flops, clock"),
+        ("clock.to:60", "the target should be above 0 and at most 1"),
+        ("clock.to:high", "the target should be above 0 and at most 1"),
+    ],
+)
+def test_a_cost_until_no_target_is_refused(measure: str, reason: str, tmp_path: Path) -> None:
+    file = made(tmp_path, {"A": f'measure = "{measure}"'}, "", method="fedavg")
+    line = f"row 'A', column 'iid': measure = '{measure}': {reason}"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        list(table.cells(file))
+
+
+def test_a_record_has_the_end_of_each_round_on_the_clock_and_no_clients(tmp_path: Path) -> None:
+    one = Recorded.of(flat(tmp_path, method="fedavg"), clocked(tmp_path / "run"))
+    assert one is not None and one.curve["clock.end"] == [None, 10.0, 20.0, 30.0]
+    assert [name for name in one.curve if "clock" in name] == ["clock.end", "clock.energy"]
+    assert one.measured("clock.to:0.6") == 20.0 and one.measured("bytes.to:0.6") == 3030
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.journal import VERSION, Entry
+from common.parse import defaults, to_toml
 
 CONFIG = """
 method = "{method}"
@@ -71,3 +72,25 @@ def finished(where: Path, **more: Any) -> Path:
     """Write the folder of a finished run of two rounds, after which both clients were scored."""
     entries = [census(), entry(1, 0.6), entry(2, 0.4, scores=SCORES)]
     return write_run(where, entries, **{"summary": {"status": "completed"}, **more})
+
+
+def clocked(where: Path, rounds: int = 3, clients: int = 6, **settings: Any) -> Path:
+    """Write the folder of a run with device profiles, whose clients have one job in each round.
+
+    Client k takes 2 (k + 1) seconds, and half of it was measured. A round ends with the last but
+    one reply: the last client is late. Client 1 has a profile of its own.
+    """
+    seconds = {k: 2.0 * (k + 1) for k in range(clients)}
+    took = seconds[clients - 2]
+    entries = [census()]
+    for t in range(1, rounds + 1):
+        clock = {"start": took * (t - 1), "end": took * t, "clients": seconds, "energy": 1500.0}
+        clock |= {"late": [clients - 1], "moved": {k: (4000, 2000) for k in seconds}}
+        more = {"measured": {k: spent / 2 for k, spent in seconds.items()}}
+        more["client_metrics"] = {k: {"flops": 1e9} for k in range(clients - 1)}
+        entries.append(entry(t, 1 - 0.8 / t, clock=clock, **more))
+    write_run(where, entries, summary={"status": "completed"})
+    chosen = {"method": "fedavg", "rounds": rounds, "clients": clients, "data.name": "digits"}
+    chosen |= {"profiles": "phone-high,phone-low", "node.1.profile": "pi4", **settings}
+    (where / "config.toml").write_text(to_toml({**defaults("fedavg"), **chosen}), encoding="utf-8")
+    return where

@@ -50,7 +50,7 @@ ROUGH = [
 """Older paths of message sizes, which may differ by the share ``MORE`` and by ``FIELD`` bytes."""
 MORE = 0.01
 FIELD = 16 * 4 * 4  #: bytes of one more field in each reply: four clients, four rounds
-TIMES = {"seconds", "seconds_by_phase", "versions", "follows", "digest", "version"}
+TIMES = {"seconds", "measured", "seconds_by_phase", "versions", "follows", "digest", "version"}
 """Keys, at any depth, whose values may differ between equal runs."""
 NOT_COMPARED = re.compile(r"(entry|config|undone|experiment|nodes|kept|t)\b|.*\.kept$")
 """Fields of a payload or a checkpoint that are not compared: rounds, texts and paths."""

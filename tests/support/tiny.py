@@ -39,7 +39,7 @@ class TinyRun:
     @property
     def timeless(self) -> list[dict[str, Any]]:
         """The journal without the keys that may differ between equal runs."""
-        times = {"seconds", "follows", "digest"}
+        times = {"seconds", "measured", "follows", "digest"}
         return [{k: v for k, v in entry.items() if k not in times} for entry in self.journal]
 
     @cached_property

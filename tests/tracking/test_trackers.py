@@ -80,6 +80,11 @@ def test_an_entry_becomes_numbers_by_path_and_settings_are_those_that_the_method
     assert found["bytes/down"] == 1000 and found["replied"] == 2 and found["failures"] == 0
     assert found["metrics/kd_loss_2"] == 0.5, "names that a tracker would refuse are made plain"
     assert numbers.scores(ENTRIES[2]) == {"clients/own": [0.25, 0.75], "clients/global": [0.5, 0.5]}
+    clock = {"start": 2.0, "end": 4.5, "clients": {0: 2.0}, "late": [0], "energy": 7.0}
+    found = numbers.scalars(entry(1, 0.6, clock=clock, measured={0: 1.0}))
+    assert (found["clock/end"], found["clock/energy"]) == (4.5, 7.0)
+    times = [name for name in found if name.startswith(("clock", "measured"))]
+    assert times == ["clock/end", "clock/energy"], "none of a single client"
     odd = entry(3, float("nan"), metrics={"a": float("inf"), "../b": 1.0})
     assert "accuracy" not in numbers.scalars(odd) and "metrics/a" not in numbers.scalars(odd)
     assert numbers.scalars(odd)["metrics/___b"] == 1.0

@@ -66,6 +66,9 @@ class Records(BaseModel):
     values: ClassVar[int] = MAX_VALUES
     """Maximum number of values other than tensors in a message of this kind."""
 
+    omitted: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a payload leaves out while they are 0 or empty."""
+
     def __init_subclass__(cls, kind: str = "") -> None:
         """Set ``kind``, the name of the payload in messages and files.
 
@@ -126,7 +129,8 @@ class Records(BaseModel):
     def _split(self) -> tuple[bytes, dict[str, Numbers]]:
         """Return the schema and the numbers by dtype."""
         leaves: list[tuple[str, Tensor]] = []
-        return dump(to_json(dict(self), "", leaves)), flatten(leaves)
+        fields = {name: value for name, value in self if name not in self.omitted or value}
+        return dump(to_json(fields, "", leaves)), flatten(leaves)
 
     @classmethod
     def _join(cls, schema: bytes, pool: dict[str, ReceivedArray], most: int, values: int) -> Self:

@@ -1,0 +1,75 @@
+"""Predicted jobs: what a client's next job moves and computes, before it runs."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from common import seeds
+from common.journal import Entry
+from common.training import costs
+from common.training.fit import fit
+from common.training.task import Task
+from server_app.clock.job import Job
+
+STEPS = "steps"  #: metric of a reply with the number of local optimiser steps
+
+
+@final
+class Predictor:
+    """Predicts jobs by each client's newest one, or by its network and samples before the first.
+
+    Before the first one, operations are those of cross-entropy on full batches, and the payloads
+    have the size of the network. A method that trains more than that takes longer in round 1.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.newest: dict[int, Job] = {}  #: newest job of each client
+        self._of_sample = cache(self._operations)
+
+    def add(self, entry: Entry) -> None:
+        """Learn the jobs of a round's valid replies from its journal entry."""
+        if entry.clock is None:
+            return
+        for k, metrics in entry.client_metrics.items():
+            if k in entry.clock.moved and costs.FLOPS in metrics:
+                steps = int(metrics.get(STEPS, 0))
+                self.newest[k] = Job(*entry.clock.moved[k], steps, int(metrics[costs.FLOPS]))
+
+    def job(self, k: int, architecture: str, n: int) -> Job:
+        """Return the predicted job of client k with n training samples and full local work."""
+        steps = self.task.steps(n)
+        if (newest := self.newest.get(k)) and newest.steps:
+            operations = newest.operations * steps // newest.steps
+            return newest._replace(steps=steps, operations=operations)
+        train = self.task.config.train
+        size = sum(w.numel() * w.element_size() for w in self.task.expected(architecture).values())
+        samples = steps * train.batch_size if train.steps else train.epochs * n
+        return Job(size, size, steps, samples * self._of_sample(architecture))
+
+    def _operations(self, architecture: str) -> int:
+        """Return the operations of one training step divided by its samples, on a full batch."""
+        task, size = self.task, max(self.task.config.train.batch_size, 2)
+        net = task.build(architecture, name=("clock",)).train()
+        x = torch.zeros(size, *task.shape, device=task.device)
+        y = torch.zeros(size, dtype=torch.int64, device=task.device)
+        # outside of the block that counts the server's own operations
+        with (
+            _disable_current_modes(),
+            seeds.scope(task.seed, "clock"),
+            costs.counting(True) as counted,
+        ):
+            step = torch.optim.SGD(net.parameters(), lr=0.0)
+            fit(step, [(x, y)], lambda x, y: F.cross_entropy(net(x), y), precision="fp32")
+        return counted.total // size
+
+
+def quantile(values: Mapping[int, int], share: float) -> int:
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values.values())
+    exact = share * len(ordered)
+    return ordered[max(int(-(-exact // 1)) - 1, 0)]
