@@ -9,7 +9,7 @@ combine.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from itertools import chain
 from operator import itemgetter
@@ -242,6 +242,10 @@ did not arrive, or the node is not connected. ``not authentic``: another sender,
 session. ``client error``: any other error of the client. ``unknown``: of an earlier release. On the
 virtual clock: ``lost``: its job was lost; ``after deadline``; ``not needed``: enough replies came
 first."""
+
+
+ON_CLOCK: Collection[FailureKind] = ("lost", "after deadline", "not needed")
+"""Kinds of failures on the virtual clock: neither the client nor the network is at fault."""
 
 
 @final

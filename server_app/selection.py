@@ -129,9 +129,7 @@ class Selection:
         candidates = [self._candidate(info, t) for info in infos if {*self.tags} <= {*info.tags}]
         if not candidates:
             return set()
-        chosen = list(
-            self.rule(candidates, min(self.size or len(infos), len(candidates)), rng)
-        )
+        chosen = list(self.rule(candidates, min(self.size or len(infos), len(candidates)), rng))
         allowed = {candidate.k for candidate in candidates}
         if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
             raise ValueError(

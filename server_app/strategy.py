@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from common import progress, seeds
 from common.data.dataset import Dataset
 from common.exchange.protocol import FineTunedScoreReply, ScoreReply
-from common.journal import Cost, Entry, Event, Failure
+from common.journal import ON_CLOCK, Cost, Entry, Event, Failure
 from common.training.task import Task
 from server_app import callbacks, costs
 from server_app.callbacks import RunCallback
@@ -22,7 +22,6 @@ from server_app.callbacks.drift import Drift
 from server_app.callbacks.ending import Ending
 from server_app.callbacks.fine_tuning import FineTuning
 from server_app.callbacks.recalibrate import Recalibrate
-from server_app.clock.rounds import ON_CLOCK
 from server_app.history import History
 from server_app.memory import free_memory
 from server_app.messaging import census, sanity

@@ -13,7 +13,7 @@ from typing import TypeVar, final
 
 from common import seeds
 from common.exchange.protocol import Reply
-from common.journal import ClockTime, Entry, Failure
+from common.journal import ON_CLOCK, ClockTime, Entry, Failure
 from common.settings.profiles import Device, device
 from common.training import costs
 from common.training.task import Task, global_spec
@@ -24,9 +24,7 @@ from server_app.method import Client
 from server_app.stopped import Stopped
 
 R = TypeVar("R", bound=Reply)
-LOST, LATE, UNNEEDED = "lost", "after deadline", "not needed"
-"""Kinds of failures on the clock: neither the client nor the network is at fault."""
-ON_CLOCK = {LOST, LATE, UNNEEDED}
+LOST, LATE, UNNEEDED = ON_CLOCK
 Moved = Mapping[int, tuple[int, int]]
 """Bytes of arrays in each client's payloads of an exchange, down and up."""
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
 from common.files import parse_toml, read_text
-from common.journal import Change, Event
+from common.journal import ON_CLOCK, Change, Event
 from server_app.storage.journal import read_lines
 
 MISSED: Final = "missed"
@@ -112,7 +112,9 @@ def _of_journal(path: Path, size: int) -> tuple[set[int], list[Planned]]:
         for event in entry.events:
             about = Planned(round=entry.round, client=event.k, kind=event.kind, cause=event.cause)
             planned.append(about)
-        for k in sorted({*entry.selected} - {*entry.replied}):
+        # the virtual clock loses and rejects the same replies again
+        on_clock = {failure.k for failure in entry.failures if failure.kind in ON_CLOCK}
+        for k in sorted({*entry.selected} - {*entry.replied} - on_clock):
             planned.append(Planned(round=entry.round, client=k, kind=MISSED))
     present = {member.k for entry in entries[:1] for member in entry.clients}
     return set(range(size)) - present, planned

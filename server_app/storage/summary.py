@@ -80,6 +80,7 @@ def summary(config: Config, entries: list[Entry], error: str) -> dict[str, objec
         "failures": [failure.model_dump() for failure in failures[:MANY]],
         "further_failures": len(failures) - MANY if len(failures) > MANY else None,
         "warnings": [note for entry in rounds for note in entry.notes] or None,
+        "clock": _clock(rounds),
         "privacy": spent and {**config.privacy.model_dump(by_alias=True), **spent.model_dump()},
         "versions": {
             "fedmosaic": VERSION,
@@ -148,6 +149,16 @@ def _time_to_target(rounds: list[Entry], target: float) -> dict[str, float | Non
     scored = ((entry, entry.primary_accuracy) for entry in rounds if entry.clock)
     ends = (e.clock.end for e, a in scored if e.clock and a is not None and a >= target)
     return {"target": target, "seconds": next(ends, None)}
+
+
+def _clock(rounds: list[Entry]) -> dict[str, object] | None:
+    """Return the end of the last round on the virtual clock, and joules of all rounds if known."""
+    times = [entry.clock for entry in rounds if entry.clock]
+    if not times:
+        return None
+    energies = [time.energy for time in times if time.energy is not None]
+    known = {"energy": round(sum(energies), 6)} if len(energies) == len(times) else {}
+    return {"end": times[-1].end, **known}
 
 
 def _clients(entries: list[Entry]) -> list[dict[str, object]]:

@@ -42,8 +42,8 @@ def test_a_round_takes_as_long_as_its_slowest_client(plain: TinyRun) -> None:
             moved = 8 * sum(clock["moved"][k]) / 100e6
             assert seconds == pytest.approx(0.01 + moved + work, abs=1e-6)
         assert clock["start"] == end and clock["late"] == []
-        end = pytest.approx(clock["start"] + max(clock["clients"].values()), abs=1e-6)
-        assert clock["end"] == end
+        longest = max(clock["clients"].values())
+        assert clock["end"] == pytest.approx(clock["start"] + longest, abs=1e-6)
         end = clock["end"]
         assert entry["measured"].keys() == clock["clients"].keys()
     assert plain.summary["clock"] == {"end": end}
@@ -121,6 +121,17 @@ def test_a_run_on_the_clock_resumes_to_the_same_bits(tmp_path: Path) -> None:
     clocked(tmp_path / "part", **more, rounds=2)
     resumed = clocked(tmp_path / "part", **more, rounds=3, resume=True)
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+def test_a_journal_replays_late_and_lost_jobs(tmp_path: Path) -> None:
+    more = {"clock__deadline": "q.6", "clock__loss": 0.3, "rounds": 3, "method": "scaffold"}
+    run = clocked(tmp_path / "first", **more)
+    again = clocked(tmp_path / "again", **more, membership=str(run.folder / "journal.jsonl"))
+    assert {kind for failures in kinds(run) for kind in failures.values()} == {
+        "lost",
+        "after deadline",
+    }
+    assert again.timeless == run.timeless and again.weights == run.weights
 
 
 def test_devices_that_are_away_are_not_selected(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def test_runs_are_compared_by_time_on_the_clock_where_one_has_it(tmp_path: Path)
     write_report([*runs, plain[0]], page)
     text = page.read_text()
     assert "Accuracy by time on the clock" in text and "round 2, 20.0 s: 60.00 %" in text
+    write_report(runs[:1], page)
+    assert "<pattern" in page.read_text() and 'fill="#' not in page.read_text(), "as the scheme"
     for some in (plain, plain[:1]):
         write_report(some, page)
         assert "clock" not in page.read_text()
