@@ -143,6 +143,8 @@ def test_what_differential_privacy_excludes() -> None:
         "from-round": (-1,),
         "min-replies": (1.0,),
         "privacy.sampling": ("public",),
+        **{"clock.deadline": ("",), "clock.over-selection": (1.0,)},
+        **{"clock.loss": (0.0,), "clock.partial": (False,)},
     }
     local = [key for key, mark in rules.items() if mark.modes != ("central", "local")]
     assert local == ["privacy.sampling"] and rules["privacy.sampling"].modes == ("local",)

@@ -22,7 +22,7 @@ from common.settings.version import ROOT
 from deploy import settings
 from deploy.leaderboard import protocol as protocols
 from deploy.leaderboard.board import Board, record
-from deploy.leaderboard.page import COLUMNS, title
+from deploy.leaderboard.page import columns, title
 from deploy.leaderboard.ranking import Section, Standing, sections
 from deploy.report.chooser import LEAVES, MODELS, NETWORKS, PUBLIC, QUESTIONS, ROUNDS
 from deploy.report.listing import Setting, described
@@ -308,9 +308,10 @@ def standing(name: str, found: Sequence[Section]) -> str:
     ]
     if not rows:
         return ""
-    header = ("row", *(column.name for column in COLUMNS))
+    shown = columns(found[0].protocol)  # the boards have budgets of the same costs
+    header = ("row", *(column.name for column in shown))
     lines: list[list[str | Cell]] = [
-        [where, *(column.text(one) for column in COLUMNS)] for where, one in rows
+        [where, *(column.text(one) for column in shown)] for where, one in rows
     ]
     about = "The [leaderboard](../leaderboard.md) explains the protocol and the columns."
     return f"{markdown(Table(header, lines))}\n{about}"
