@@ -57,7 +57,6 @@ class Run:
         self.method.roster = dict(self.membership.roster)
         self.method.begin(self.clients)
         if self.clock.on:
-            self.clock.introduce(self.membership.known)
             known = self.membership.known
             self.method.selection.predicted = lambda k: self.clock.predicted(known[k]) / SECOND
 

@@ -6,16 +6,15 @@ replies arrive. Under [privacy] a job's time is the predicted one of full batche
 depend on a client's samples.
 """
 
-import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, final
 
 from common import seeds
 from common.exchange.protocol import Reply
 from common.journal import ON_CLOCK, ClockTime, Entry, Failure
-from common.settings.profiles import Device, device, is_assumed
+from common.settings.profiles import Device, device
 from common.training import costs
 from common.training.task import Task, global_spec
 from server_app.clock.job import EXACT, SECOND, Factors, Job, Time, bytes_of_step, time_of
@@ -24,7 +23,6 @@ from server_app.clock.traces import Trace, read_traces
 from server_app.method import Client
 from server_app.stopped import Stopped
 
-log = logging.getLogger("flwr.fedmosaic")
 R = TypeVar("R", bound=Reply)
 LOST, LATE, UNNEEDED = ON_CLOCK
 Moved = Mapping[int, tuple[int, int]]
@@ -42,7 +40,6 @@ class VirtualClock:
         self.task, self.config, self.settings = task, task.config, task.config.clock
         self.on, self.private = task.config.on_clock, task.config.privacy.on
         self.predictor, self.now = Predictor(task), 0
-        self._introduced = False
         self._traces: dict[str, Mapping[int, Trace]] = {}
         self._begin((), 0)
 
@@ -63,15 +60,6 @@ class VirtualClock:
         if not (name := self.config.profile_of(k)):
             raise ValueError(f"client {k} has no profile: set profiles, or profile in [node.{k}]")
         return device(name, self.config.profiles)
-
-    def introduce(self, clients: Iterable[int]) -> None:
-        """Log which profiles of the clients have an efficiency that was not measured."""
-        used = dict.fromkeys(map(self.config.profile_of, clients))
-        names = [name for name in used if name and is_assumed(name, self.config.profiles)]
-        if names and not self._introduced:
-            line = "clock: the efficiency of %s is assumed; fedmosaic profile measures it"
-            log.info(line, ", ".join(names), extra={"released": True})
-        self._introduced = True
 
     def _trace(self, k: int) -> Trace | None:
         """Return when client k's device is available; None: always.
