@@ -197,9 +197,8 @@ def fitted(
     own = [node.profile or "" for node in config.nodes.values()]
     names = dict.fromkeys([*listed(run.profiles), *own])
     if assumed := [name for name in names if name and is_assumed(name, config.profiles)]:
-        show(
-            f"clock: the efficiency of {', '.join(assumed)} is assumed; fedmosaic profile measures it"
-        )
+        of = ", ".join(assumed)
+        show(f"clock: the efficiency of {of} is assumed; fedmosaic profile measures it")
     if clock.fit == "off" or run.resume:
         return dict(flat)
     if not run.clients:
