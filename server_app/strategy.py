@@ -221,9 +221,11 @@ class MethodStrategy(Run, Strategy):
 
     def configure_second(self, t: int) -> Iterable[Message]:
         """Return the messages of the second exchange of round t."""
+        method = self.method
         with costs.of_server(self.entry, self.config.run):
-            sent = self.method.second(t, self.replies)
-            payloads = [(self.membership.members[k], payload) for k, payload in sent.items()]
+            sent = method.second(t, self.replies)
+            members, limits = self.membership.members, method.limits
+            payloads = [(members[k], r.limited(limits.get(k, 0))) for k, r in sent.items()]
             return self.messenger.make_messages(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:

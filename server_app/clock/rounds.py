@@ -136,8 +136,9 @@ class VirtualClock:
         if not self.on:
             return list(good), [], []
         if self.private:  # also without the reply of a client, which its data may have prevented
-            ends = [self._add(c, self._predicted(c), self.start) for c in self.asked.values()]
-            self.end = max(ends, default=self.start)
+            asked = self.asked.values()
+            every = (self._add(client, self._predicted(client), self.start) for client in asked)
+            self.end = max(every, default=self.start)
             return list(good), [], []
         jobs = [(client, self._job(client, reply, moved)) for client, reply in good]
         ends = {c.k: self._add(c, job, self.start) - self.start for c, job in jobs}
@@ -241,10 +242,12 @@ class VirtualClock:
         self.spent[k] = Time(before.communication + time.communication, before.work + time.work)
         if (trace := self.devices.trace(k)) is None:
             return start + time.micros
-        begin = trace.next_on(start)  # a second exchange may have to wait
+        # A second exchange may have to wait, and the round waits for it.
+        interrupted = self.settings.interrupted if start == self.start else "paused"
+        begin = trace.next_on(start)
         done = (start, False)
         if begin is not None:
-            done = trace.finish(begin, time.micros, self.settings.interrupted)
+            done = trace.finish(begin, time.micros, interrupted)
         if not done[1]:
             self.lost[k] = done[0] - self.start
         return done[0]

@@ -166,6 +166,21 @@ def test_late_clients_have_no_second_exchange(tmp_path: Path) -> None:
     assert all(entry["measured"].keys() == {*"0123"} for entry in run.journal[1:])
 
 
+def test_partial_work_and_traces_count_for_the_second_exchange(tmp_path: Path) -> None:
+    part = {"method": "fedmd", "data__public": 0.2, "clock__deadline": "0.095"}
+    whole = clocked(tmp_path / "whole", **part)
+    less = clocked(tmp_path, **part, clock__partial=True)  # from round 2 on the job is known
+    steps = [[c["jobs"]["1"][2] for c in clocks(run)] for run in (whole, less)]
+    assert steps == [[4, 4], [4, 2]]
+    first = clocks(whole)[0]["clients"]["1"] - 0.001
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"k": k, "period": 0, "on": [[0, first], [5, 9]]} for k in range(4)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    away = {"profile__slow__available": str(trace), "method": "fedmd", "data__public": 0.2}
+    waits = clocked(tmp_path / "waits", **away, rounds=1)
+    assert clocks(waits)[0]["end"] > 5.0 and kinds(waits) == [{}]
+
+
 def test_devices_that_are_away_are_not_selected(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     on = [[[0, 0.01]], [[5, 1000]], [[0, 1000]], [[0, 1000]]]
@@ -238,12 +253,12 @@ def test_under_privacy_times_do_not_depend_on_samples(tmp_path: Path) -> None:
     of_run = task(**METHOD, **PROFILES, **private)
     ends = []
     for replies in (4, 0):  # a client's data may prevent its reply
-        clock = VirtualClock(of_run)
+        ticking = VirtualClock(of_run)
         clients = [client(k, model="mlp@0.25") for k in range(4)]
-        clock.begin(1, 0, clients)
-        clock.dispatch(clients)
-        clock.judge([(c, Reply()) for c in clients[:replies]], dict.fromkeys(range(4), (9, 9)))
-        ends.append(clock.end)
+        ticking.begin(1, 0, clients)
+        ticking.dispatch(clients)
+        ticking.judge([(c, Reply()) for c in clients[:replies]], dict.fromkeys(range(4), (9, 9)))
+        ends.append(ticking.end)
     assert ends[0] == ends[1] > 0
 
 
