@@ -17,10 +17,12 @@ from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
 from common.keys import NAMED, general_table
-from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, not_allowed
+from common.settings.clock import ALL, Clock
+from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, listed, not_allowed
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
+from common.settings.profiles import device
 from common.settings.section import Section, kebab, keys_of, value_kind
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  #: line breaks and terminal codes
@@ -88,12 +90,46 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     for name, section in config.tables.items():
         if isinstance(section, Descent):
             optimise.check(name, section)
-    config.check_clock()
+    _check_clock(config)
     if config.on_clock and not config.privacy.on:  # times follow from counted operations
         config = config.with_run(flops=True)
     options.check_privacy(config)
     options.check(config)
     return config
+
+
+def _check_clock(config: Config) -> None:
+    """Raise ``ValueError``, one line, for a clock without a device, or an unknown profile."""
+    clock, run, privacy = config.clock, config.run, config.privacy
+    if not config.on_clock:
+        usual = Clock.model_construct()
+        for name, value in clock:
+            if value != getattr(usual, name):
+                key = f"clock.{kebab(name)} = {json.dumps(value)}"
+                raise ValueError(f"{key} needs profiles: without devices a run has no clock")
+        return
+    clock.check()
+    if clock.over_selection > 1 and not run.per_round:
+        raise ValueError(
+            f"clock.over-selection = {clock.over_selection:g} needs per-round, the number of "
+            "replies that count"
+        )
+    if privacy.on and not config.train.steps:
+        why = f'privacy.mode = "{privacy.mode}": it would tell how many samples a client has'
+        raise ValueError(f"profiles are not allowed with {why}; allowed: train.steps above 0")
+    if privacy.sampling == "secret":
+        why = "profiles: times tell who is selected"
+        raise not_allowed("privacy.sampling", "secret", why, "public")
+    own = [node.profile or "" for node in config.nodes.values()]
+    for name in filter(None, dict.fromkeys([*listed(run.profiles), *own, clock.server])):
+        found = device(name, config.profiles)
+        if privacy.on and found.available:
+            why = f'privacy.mode = "{privacy.mode}": {ALL}'
+            raise ValueError(f"profile.{name}.available is not allowed with {why}")
+        if found.memory is None and clock.fit != "off":
+            raise ValueError(
+                f"[profile.{name}] has no memory, which clock.fit = {clock.fit!r} needs"
+            )
 
 
 def data_of(flat: Mapping[str, Value]) -> Data:

@@ -227,7 +227,7 @@ def test_a_candidate_has_its_times_and_the_round(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("by", ["oort", "tier"])
+@pytest.mark.parametrize("by", ["oort", pytest.param("tier", marks=pytest.mark.full)])
 def test_a_resumed_run_goes_on_with_the_same_clients(by: str, tmp_path: Path) -> None:
     settings = {"clients": 6, "per_round": 2, "profiles": "pi4,phone-low", "select__by": by}
     whole = play(flat(tmp_path / "whole", rounds=4, **settings))

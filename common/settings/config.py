@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from common.settings.clock import ALL, Clock, Profile
+from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
@@ -31,7 +31,6 @@ from common.settings.options import (
     PublicTraining,
 )
 from common.settings.plugins import table_of
-from common.settings.profiles import device
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -719,39 +718,6 @@ class Config(BaseModel):
         """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
-
-    def check_clock(self) -> None:
-        """Raise ``ValueError``, one line, for a clock without a device, or an unknown profile."""
-        if not self.on_clock:
-            usual, used = Clock.model_construct(), dict(self.clock)
-            if changed := [name for name, value in usual if used[name] != value]:
-                key = f"clock.{kebab(changed[0])} = {json.dumps(used[changed[0]])}"
-                raise ValueError(f"{key} needs profiles: without devices a run has no clock")
-            return
-        self.clock.check()
-        clock, run, privacy = self.clock, self.run, self.privacy
-        if clock.over_selection > 1 and not run.per_round:
-            raise ValueError(
-                f"clock.over-selection = {clock.over_selection:g} needs per-round, the number of "
-                "replies that count"
-            )
-        if privacy.on and not self.train.steps:
-            why = f'privacy.mode = "{privacy.mode}": it would tell how many samples a client has'
-            raise ValueError(f"profiles are not allowed with {why}; allowed: train.steps above 0")
-        if privacy.sampling == "secret":
-            raise not_allowed(
-                "privacy.sampling", "secret", "profiles: times tell who is selected", "public"
-            )
-        own = [node.profile or "" for node in self.nodes.values()]
-        for name in filter(None, {*listed(self.run.profiles), *own, self.clock.server}):
-            found = device(name, self.profiles)
-            if privacy.on and found.available:
-                why = f'privacy.mode = "{privacy.mode}": {ALL}'
-                raise ValueError(f"profile.{name}.available is not allowed with {why}")
-            if found.memory is None and clock.fit != "off":
-                raise ValueError(
-                    f"[profile.{name}] has no memory, which clock.fit = {self.clock.fit!r} needs"
-                )
 
     @property
     def on_clock(self) -> bool:

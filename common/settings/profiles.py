@@ -117,6 +117,17 @@ def device(name: str, tables: Mapping[str, Profile]) -> Device:
     return Device(name=name, shares=_shares(name, shares) if shares else None, **values)
 
 
+def is_assumed(name: str, tables: Mapping[str, Profile]) -> bool:
+    """Return whether the efficiency of a profile is a preset's, which was not measured."""
+    while own := tables.get(name):
+        if own.efficiency is not None or own.efficiency_by:
+            return False
+        if own.base in (None, name):
+            break
+        name = str(own.base)
+    return name in PRESETS and PRESETS[name][0].efficiency != 1
+
+
 def _values(name: str, tables: Mapping[str, Profile], seen: tuple[str, ...]) -> dict[str, Any]:
     """Return the set values of a profile, of its base and of the preset of its name."""
     if name in seen:

@@ -43,6 +43,7 @@ STUCK = (
     "processes do not reach it: start it with no_proxy=127.0.0.1,localhost"
 )
 FINISHED, UNREGISTERED = "finished", "unregistered"  #: Flower's final status of a run and of a node
+FLOWERS = "ServerApp failed with exception: "  #: Flower's words before the line of a ServerApp
 IN_USE = "Public key already in use"  #: Flower's error for a key that is or was registered
 
 
@@ -69,7 +70,7 @@ class RunStatus:
     @property
     def failure(self) -> str:
         """Reason why the run did not complete, in one line; empty if it did."""
-        line = first_line(self.details)
+        line = first_line(self.details.removeprefix(FLOWERS))
         return "" if self.completed else line or f"the run ended as {self.status}"
 
 

@@ -14,7 +14,8 @@ import torch
 from common.data.batches import lengths
 from common.data.shares import share
 from common.parse import parse
-from common.settings.config import Config, entries
+from common.settings.config import Config, entries, listed
+from common.settings.profiles import device, is_assumed
 from common.settings.section import Value
 from common.training.task import Task, check_fleet
 from deploy.report.table import size
@@ -192,6 +193,11 @@ def fitted(
     Raises ``ValueError``, one line, for a client that no network fits.
     """
     clock, run, seed = config.clock, config.run, config.partition_seed
+    own = [node.profile or "" for node in config.nodes.values()]
+    names = dict.fromkeys([*listed(run.profiles), *own])
+    if assumed := [name for name in names if name and is_assumed(name, config.profiles)]:
+        of = ", ".join(assumed)
+        show(f"clock: the efficiency of {of} is assumed; fedmosaic profile measures it")
     if clock.fit == "off" or run.resume:
         return dict(flat)
     if not run.clients:

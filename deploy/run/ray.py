@@ -98,6 +98,6 @@ def _keep_logs(ray: Path, kept: Path) -> None:
 def _reason(log: str) -> str:
     """Return the reason of a failure from the run's output; its status names only a thread."""
     if errors := re.findall(r"ServerApp thread raised an exception: (.*)", log):
-        return f"ServerApp failed with exception: {errors[-1]}"
+        return str(errors[-1])
     late = [line for line in log.splitlines() if LATE_START.search(line)]
     return f"Ray did not start in {ATTEMPTS} attempts: {late[-1]}" if late else ""

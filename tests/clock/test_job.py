@@ -6,7 +6,7 @@ import pytest
 
 from common.settings.clock import Clock, Profile
 from common.settings.config import Train
-from common.settings.profiles import NETWORKS, PRESETS, Device, device
+from common.settings.profiles import NETWORKS, PRESETS, Device, device, is_assumed
 from server_app.clock.job import EXACT, Factors, Job, Time, bytes_of_step, time_of
 from server_app.clock.prediction import quantile
 
@@ -68,3 +68,6 @@ def test_a_profile_takes_what_it_lacks_from_its_base() -> None:
     with pytest.raises(ValueError, match="a circle"):
         device("a", {"a": Profile(base="b"), "b": Profile(base="a")})
     assert all(device(name, {}).memory for name in PRESETS)
+    assert is_assumed("pi5", tables) and not is_assumed("mine", tables)
+    assert is_assumed("own", {"own": Profile(base="laptop"), "laptop": Profile(memory=1e9)})
+    assert not is_assumed("phone-mid", {}), "measured"

@@ -109,6 +109,7 @@ def shape_of(config: Any) -> tuple[Any, ...]:
     return form.shape, len(form.classes), config.run.stem, False, config.run.feature_dim
 
 
+@pytest.mark.full
 def test_a_network_that_does_not_fit_is_one_line_before_anything_starts(tmp_path: Path) -> None:
     small = ["profiles=pi4,tiny-phone", "profile.tiny-phone.base=phone-low", "clock.fit=refuse"]
     small += ["profile.tiny-phone.memory=400000"]
@@ -141,6 +142,7 @@ def test_the_largest_batch_above_16_is_on_the_line(tmp_path: Path) -> None:
     assert {size for _, size in gauge.measured} == {16, 64}, "two trials"
 
 
+@pytest.mark.full
 def test_every_client_gets_the_largest_network_that_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def test_every_client_gets_the_largest_network_that_fits(
     assert f"client 1 (tiny-phone) cannot train {SMALL}, the smallest of 2 choices: " in error
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
@@ -208,6 +211,7 @@ def test_the_predicted_seconds_are_those_of_the_clock(tmp_path: Path) -> None:
     assert why == f"a round is predicted to take {seconds:.6g} s, clock.fit-seconds = 1e-06"
 
 
+@pytest.mark.full
 def test_a_submitted_run_is_checked_without_the_clients_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
