@@ -15,7 +15,7 @@ from common.data.batches import lengths
 from common.data.shares import share
 from common.parse import parse
 from common.settings.config import Config, entries, listed
-from common.settings.profiles import device, is_assumed
+from common.settings.profiles import is_assumed
 from common.settings.section import Value
 from common.training.task import Task, check_fleet
 from deploy.report.table import size
