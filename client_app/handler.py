@@ -226,6 +226,7 @@ class Handler(ABC, Generic[O, D]):
         Raises ``ValueError`` under ``privacy.mode = "local"``.
         """
         self._refuse("second reply in a round")
+        self.participant.limit = request.steps
         return self._with_costs(self.second, request)
 
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:

@@ -293,7 +293,8 @@ class ClockTime(JsonObject):
     end: Annotated[float, Use.RELEASED]
     clients: dict[int, float] = {}  #: seconds of each client's job, also of late and unneeded ones
     late: list[int] = []  #: clients whose replies came after the end, or were not needed
-    moved: dict[int, tuple[int, int]] = {}  #: bytes of arrays of each client, down and up
+    #: of each client, also of late ones: bytes of arrays down and up, steps, operations
+    jobs: dict[int, tuple[int, int, int, int]] = {}
     energy: float | None = None  #: joules of all jobs, if every device has its power
 
     def as_dict(self) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from common import progress
 from common.data.dataset import Dataset
 from common.exchange.protocol import Reply, Request
 from common.flower.rpc import over_grpc
-from common.journal import Entry, Failure, Undone
+from common.journal import ON_CLOCK, Entry, Failure, Undone
 from common.training.task import Task, global_spec
 from server_app import costs
 from server_app.clock.job import SECOND
@@ -70,7 +70,8 @@ class Run:
         entry, channel, run = self.entry, self.messenger.channel, self.config.run
         ks = {client.node: client.k for client in self.clients}
         sent = {ks[message.metadata.dst_node_id]: message for message in configure(entry.round)}
-        if not sent and not self.private:  # with privacy, noise is added without any client too
+        # With privacy, noise is added without any client too. All jobs may be lost on the clock.
+        if not sent and not self.private and not self.clock.lost:
             return
         self.method.release_memory()
         with self.phase(phase), sending(over_grpc(self.grid)):
@@ -78,7 +79,8 @@ class Run:
             replies, lost = channel.exchange(self.grid, sent, run.timeout, entry.round)
         if self.clock.on and phase == "clients" and not self.private:
             took, before = channel.seconds, entry.measured
-            entry.measured = {k: round(before.get(k, 0.0) + took[k], 6) for k in sorted(took)}
+            both = sorted({*before, *took})
+            entry.measured = {k: round(before.get(k, 0.0) + took.get(k, 0.0), 6) for k in both}
         entry.failures = entry.failures + lost
         del sent  # frees the packed payloads, which are as large as the replies
         free_memory(self.traffic.get("down", 0))
@@ -94,8 +96,8 @@ class Run:
         if self.private:
             return
         fraction = self.config.run.min_replies
-        needed = math.ceil(fraction * sent - 1e-9)
-        if good < max(needed, 1):
+        needed = max(math.ceil(fraction * sent - 1e-9), 1)
+        if good < needed:
             first = failures[0]
             raise Stopped(
                 f"round {first.round}: {good} of {sent} {what} are good, min-replies = "
@@ -129,6 +131,12 @@ class Run:
     def moved(self) -> int:
         """Bytes sent and received in this round."""
         return self.traffic.get("down", 0) + self.traffic.get("up", 0)
+
+    @property
+    def waited(self) -> int:
+        """Number of selected clients whose replies the virtual clock does not lose or reject."""
+        entry = self.entry
+        return len(entry.selected) - sum(f.kind in ON_CLOCK for f in entry.failures)
 
     def trusted(self) -> list[Client]:
         """Return all clients except those excluded since an undone round."""

@@ -48,7 +48,8 @@ RULES: dict[str, Rule] = {
     **{"oort": oort, "tier": by_tier},
 }
 """Rules by name."""
-ON_CLOCK = (oort, by_tier)  #: rules that read the times of a virtual clock
+ON_CLOCK = (oort, by_tier)  #: rules that need the times of a virtual clock
+TIMELESS = (uniform, by_samples, by_loss)  #: rules that do not read them
 
 
 def _last_loss(candidate: Candidate) -> float | None:
@@ -90,7 +91,7 @@ class Selection:
     def __init__(self, config: Config) -> None:
         self.by, self.rule = config.select.by, rule_of(config)
         self.tags = listed(config.select.tags)
-        self.size = math.ceil(config.clock.over_selection * config.run.per_round)
+        self.size = math.ceil(round(config.clock.over_selection * config.run.per_round, 6))
         self.metrics: dict[int, dict[int, Mapping[str, float]]] = {}  #: by client and round
         self.durations: dict[int, dict[int, float]] = {}  #: by client and round
         self.predicted: Callable[[int], float] = lambda k: 0.0
@@ -121,12 +122,16 @@ class Selection:
                 f"select.tags: no client has the tag {missing[0]!r}; the clients' tags are {others}"
             )
 
+    def allows(self, info: ClientInfo) -> bool:
+        """Return whether a client has all tags."""
+        return {*self.tags} <= {*info.tags}
+
     def draw(self, infos: Sequence[ClientInfo], rng: np.random.Generator, t: int) -> set[int]:
         """Return the selected clients of round t; none if no client has all tags.
 
         Raises ``ValueError`` if a plug-in selects no client, a client twice or another one.
         """
-        candidates = [self._candidate(info, t) for info in infos if {*self.tags} <= {*info.tags}]
+        candidates = [self._candidate(info, t) for info in infos if self.allows(info)]
         if not candidates:
             return set()
         chosen = list(self.rule(candidates, min(self.size or len(infos), len(candidates)), rng))
@@ -142,5 +147,6 @@ class Selection:
         """Return a client as the rule sees it in round t."""
         k = info.k
         metrics, durations = self.metrics.get(k, {}), self.durations.get(k, {})
-        seconds, tags = self.predicted(k), tuple(info.tags)
+        seconds = 0.0 if self.rule in TIMELESS else self.predicted(k)
+        tags = tuple(info.tags)
         return Candidate(k, info.n, info.model, tags, metrics, durations, seconds, t)

@@ -106,7 +106,8 @@ class MethodStrategy(Run, Strategy):
             self.entry.events = events
         self.method.excluded = resume.excluded(self.history.undone, t)
         attempt = self.method.attempts.get(t, 0)
-        self.method.unavailable = self.clock.begin(t, attempt, self.clients)
+        candidates = [c for c in self.trusted() if self.method.selection.allows(c.info)]
+        self.method.unavailable = self.clock.begin(t, attempt, candidates)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
@@ -158,11 +159,11 @@ class MethodStrategy(Run, Strategy):
             selected = method.select(t)
             entry.selected = [client.k for client in selected]
             request, missed = method.requests(t), self.membership.missed
-            asked = self.clock.dispatch([c for c in selected if c.k not in missed])
+            asked = [c for c in self.clock.dispatch(selected) if c.k not in missed]
             method.limits = self.clock.limits
             requests = {c.k: request(c) if callable(request) else request for c in asked}
             self.sent = {k: r.limited(method.limits.get(k, 0)) for k, r in requests.items()}
-            if silent := sorted(missed & {*entry.selected}):
+            if silent := sorted(missed & {*entry.selected} - self.clock.lost.keys()):
                 why = "no reply, by membership"
                 entry.failures = [Failure(k=k, round=t, reason=why, kind="late") for k in silent]
             payloads = [(client, self.sent[client.k]) for client in asked]
@@ -180,8 +181,7 @@ class MethodStrategy(Run, Strategy):
         with clock(entry, "clients"):
             self._check(t, replies)
         sanity.check_before(entry, self.before, self.architectures)
-        waited = len(entry.selected) - sum(f.kind in ON_CLOCK for f in entry.failures)
-        self.check_enough(len(self.good), waited, "replies", entry.failures)
+        self.check_enough(len(self.good), self.waited, "replies", entry.failures)
         uploads = self.replies
         entry.replied = [client.k for client in uploads.clients]
         with self.phase("step"), seeds.scope(self.task.seed, "step", t):
@@ -221,9 +221,11 @@ class MethodStrategy(Run, Strategy):
 
     def configure_second(self, t: int) -> Iterable[Message]:
         """Return the messages of the second exchange of round t."""
+        method = self.method
         with costs.of_server(self.entry, self.config.run):
-            sent = self.method.second(t, self.replies)
-            payloads = [(self.membership.members[k], payload) for k, payload in sent.items()]
+            sent = method.second(t, self.replies)
+            members, limits = self.membership.members, method.limits
+            payloads = [(members[k], r.limited(limits.get(k, 0))) for k, r in sent.items()]
             return self.messenger.make_messages(t, "train.second", payloads).values()
 
     def aggregate_second(self, t: int, replies: Iterable[Message]) -> None:
@@ -244,7 +246,7 @@ class MethodStrategy(Run, Strategy):
         entry.failures = entry.failures + refused
         if method.trains_second:
             entry.replied = [client.k for client, _ in gains]
-            self.check_enough(len(gains), len(entry.selected), "replies", entry.failures)
+            self.check_enough(len(gains), self.waited, "replies", entry.failures)
 
     # Scores, by the server and by clients.
 

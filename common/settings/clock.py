@@ -9,11 +9,15 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common.settings.marks import Form, Mark, Names, Place, Unprotected
-from common.settings.section import Fraction, NonNegative, Positive, Section
+from common.settings.section import Fraction, NonNegative, Section
 
-DEADLINE = r"^$|^[0-9]+(\.[0-9]+)?$|^q(0?\.[0-9]+|1)$"
+DEADLINE = r"^$|^[0-9]{1,9}(\.[0-9]+)?$|^q(0?\.[0-9]+|1)$"
 ALL = "the noise is made for all selected clients"
 Network = Literal["wifi", "lan", "4g"]
+
+
+Amount = Annotated[float | None, Field(ge=1, le=1e18)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 @final
@@ -23,9 +27,9 @@ class Profile(Section):
 
     base: Annotated[str | None, Mark.TEXT] = None
     """Preset or profile whose values count for keys that are left out."""
-    flops: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    flops: Amount = None
     """F, peak float32 operations per second."""
-    efficiency: Annotated[float | None, Field(gt=0, le=1)] = None
+    efficiency: Annotated[float | None, Field(ge=1e-6, le=1)] = None
     """e, share of F that training reaches."""
     efficiency_by: Annotated[
         str | None,
@@ -34,20 +38,20 @@ class Profile(Section):
         Mark.TEXT,
     ] = None
     """e by architecture: ``resnet=0.32,mobilenet=0.05``; the longest matching prefix counts."""
-    step_overhead: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    step_overhead: Seconds | None = None
     """o, seconds of each optimiser step beside its operations."""
-    memory: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    memory: Amount = None
     """Memory in bytes."""
-    memory_bandwidth: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    memory_bandwidth: Amount = None
     """b_m, bytes per second between processor and memory; without it, reading and writing weights
     takes no time."""
     network: Network | None = None
     """Preset of ``down``, ``up`` and ``latency``."""
-    down: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    down: Amount = None
     """Bits per second from the server."""
-    up: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    up: Amount = None
     """Bits per second to the server."""
-    latency: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    latency: Seconds | None = None
     """λ, seconds of one way between client and server."""
     power: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
     """Watts while training."""
@@ -61,7 +65,7 @@ class Profile(Section):
 class Clock(Section):
     """Settings of the virtual clock, for runs with ``profiles``."""
 
-    jitter: NonNegative = 0.0
+    jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
     """σ of a random factor exp(σz − σ²/2), z ~ N(0, 1), on the compute time of each job."""
     bandwidth_sigma: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Standard deviation of a job's bandwidths, as a share of their mean; at least a tenth of the
@@ -83,7 +87,7 @@ class Clock(Section):
     """x: ⌈x · per-round⌉ clients are selected, and the first per-round replies count."""
     loss: Annotated[float, Field(ge=0, lt=1), Unprotected(ALL, 0.0)] = 0.0
     """Probability that a selected client's job is lost: it trains nothing and never replies."""
-    notice: Positive = 60.0
+    notice: Seconds = 60.0
     """Seconds after which the server notices a lost job, without a deadline."""
     partial: Annotated[bool, Unprotected(ALL, False)] = False
     """A client takes the most local steps that fit the deadline, at least one."""

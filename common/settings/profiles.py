@@ -156,9 +156,9 @@ def _shares(name: str, text: str) -> dict[str, float]:
             share = float(value)
         except ValueError:
             share = math.nan
-        if not 0 < share <= 1:
+        if not 1e-6 <= share <= 1:
             raise ValueError(
-                f"profile.{name}.efficiency-by = {text!r}: {value!r} is no share above 0, at most 1"
+                f"profile.{name}.efficiency-by = {text!r}: {value!r} is no share from 1e-6 to 1"
             )
         shares[prefix.strip()] = share
     return shares

@@ -155,7 +155,7 @@ def _jobs(run: Run, clock: ClockTime) -> Table:
     models, late = {member.k: member.model for member in run.members}, set(clock.late)
     rows = []
     for k in sorted(clock.clients, key=lambda k: (-clock.clients[k], k))[:MANY]:
-        moved = map(size, clock.moved.get(k, (None, None)))
+        moved = map(size, clock.jobs.get(k, (None, None))[:2])
         texts = (str(k), profile_of(run, k) or NONE, models.get(k, "?"))
         in_time = "late or not needed" if k in late else "in time"
         rows.append((*texts, in_time, duration(clock.clients[k]), *moved))

@@ -15,11 +15,12 @@ from common.data.batches import lengths
 from common.data.shares import share
 from common.parse import parse
 from common.settings.config import Config, entries, listed
-from common.settings.profiles import Device, device, is_assumed
+from common.settings.profiles import is_assumed
 from common.settings.section import Value
 from common.training.task import Task, check_fleet
 from deploy.report.table import size
 from deploy.run.trial import Cost, Form, Kind, measure
+from server_app.clock.devices import Devices
 from server_app.clock.job import Job, bytes_of_step, time_of
 
 LINEAR = 16  #: batch size from which on memory is linear, to within 1 %
@@ -86,6 +87,7 @@ class Fit:
         mean = (0.5,) * form.shape[0]
         task = (form.shape, form.classes, mean, mean, self.config, torch.device("cpu"))
         self.task, self.clock = Task(*task, form.of_bytes), self.config.clock
+        self._device = Devices(self.config).of
         self.batch = self.config.train.batch_size
         self.clients = [k for k in range(self.config.run.clients) if self.config.profile_of(k)]
         kinds = dict.fromkeys(kind for k in self.clients for kind in self.options(k))
@@ -149,9 +151,6 @@ class Fit:
     def limit(self, k: int) -> float:
         """Return the bytes that training may take on client k's device."""
         return (self._device(k).memory or 0.0) * self.clock.memory_share
-
-    def _device(self, k: int) -> Device:
-        return device(self.config.profile_of(k), self.config.profiles)
 
     def _seconds(self, k: int, cost: Cost) -> float:
         """Return the predicted seconds of client k's job in a round, without jitter."""

@@ -27,6 +27,7 @@ from common.training.task import Task, check_architectures, check_fleet, global_
 from deploy.report.read import beside
 from deploy.settings import RUNTIMES, load_run, typed
 from server_app import callbacks
+from server_app.clock.devices import Devices
 from server_app.messaging.schedule import Schedule
 from server_app.selection import rule_of
 from server_app.storage import checkpoint
@@ -132,6 +133,7 @@ def preflight(flat: Mapping[str, Value]) -> Config:
     check_trackers(config.run.track)
     callbacks.named(config.run.callbacks)
     rule_of(config)
+    Devices(config).check()
     if config.run.membership:
         Schedule(Path(config.run.membership), config.run.clients)
     if config.privacy.on:

@@ -155,7 +155,7 @@ def measure(
     for k, kind in enumerate(kinds):
         memory = max(entry.memory.clients.get(k, 0.0) for entry in rounds if entry.memory)
         operations = max(e.client_metrics.get(k, {}).get(costs.FLOPS, 0.0) for e in rounds) / STEPS
-        moved = max((e.clock.moved.get(k, (0, 0)) for e in rounds if e.clock), key=sum)
+        moved = max((e.clock.jobs.get(k, (0, 0))[:2] for e in rounds if e.clock), key=sum)
         found[kind] = Cost(memory, operations, moved, trained[k])
     return found
 

@@ -1,5 +1,6 @@
 """Predicted jobs: what a client's next job moves and computes, before it runs."""
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import final
@@ -9,13 +10,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from common import seeds
-from common.journal import Entry
 from common.training import costs
 from common.training.fit import fit
 from common.training.task import Task
 from server_app.clock.job import Job
-
-STEPS = "steps"  #: metric of a reply with the number of local optimiser steps
 
 
 @final
@@ -28,17 +26,9 @@ class Predictor:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.newest: dict[int, Job] = {}  #: newest job of each client
+        self.newest: dict[int, Job] = {}  #: newest job of each client, also of late ones
         self._of_sample = cache(self._operations)
-
-    def add(self, entry: Entry) -> None:
-        """Learn the jobs of a round's valid replies from its journal entry."""
-        if entry.clock is None:
-            return
-        for k, metrics in entry.client_metrics.items():
-            if k in entry.clock.moved and costs.FLOPS in metrics:
-                steps = int(metrics.get(STEPS, 0))
-                self.newest[k] = Job(*entry.clock.moved[k], steps, int(metrics[costs.FLOPS]))
+        self._size = cache(self._bytes)
 
     def job(self, k: int, architecture: str, n: int) -> Job:
         """Return the predicted job of client k with n training samples and full local work."""
@@ -47,9 +37,13 @@ class Predictor:
             operations = newest.operations * steps // newest.steps
             return newest._replace(steps=steps, operations=operations)
         train = self.task.config.train
-        size = sum(w.numel() * w.element_size() for w in self.task.expected(architecture).values())
+        size = self._size(architecture)
         samples = steps * train.batch_size if train.steps else train.epochs * n
         return Job(size, size, steps, samples * self._of_sample(architecture))
+
+    def _bytes(self, architecture: str) -> int:
+        """Return the bytes of a network's weights and buffers."""
+        return sum(w.numel() * w.element_size() for w in self.task.expected(architecture).values())
 
     def _operations(self, architecture: str) -> int:
         """Return the operations of one training step divided by its samples, on a full batch."""
@@ -71,5 +65,4 @@ class Predictor:
 def quantile(values: Mapping[int, int], share: float) -> int:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     ordered = sorted(values.values())
-    exact = share * len(ordered)
-    return ordered[max(int(-(-exact // 1)) - 1, 0)]
+    return ordered[max(math.ceil(round(share * len(ordered), 6)) - 1, 0)]

@@ -8,23 +8,22 @@ depend on a client's samples.
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar, final
 
 from common import seeds
 from common.exchange.protocol import Reply
 from common.journal import ON_CLOCK, ClockTime, Entry, Failure
-from common.settings.profiles import Device, device
 from common.training import costs
 from common.training.task import Task, global_spec
+from server_app.clock.devices import Devices
 from server_app.clock.job import EXACT, SECOND, Factors, Job, Time, bytes_of_step, time_of
-from server_app.clock.prediction import STEPS, Predictor, quantile
-from server_app.clock.traces import Trace, read_traces
+from server_app.clock.prediction import Predictor, quantile
 from server_app.method import Client
 from server_app.stopped import Stopped
 
 R = TypeVar("R", bound=Reply)
 LOST, LATE, UNNEEDED = ON_CLOCK
+STEPS = "steps"  #: metric of a reply with the number of local optimiser steps
 Moved = Mapping[int, tuple[int, int]]
 """Bytes of arrays in each client's payloads of an exchange, down and up."""
 
@@ -40,7 +39,7 @@ class VirtualClock:
         self.task, self.config, self.settings = task, task.config, task.config.clock
         self.on, self.private = task.config.on_clock, task.config.privacy.on
         self.predictor, self.now = Predictor(task), 0
-        self._traces: dict[str, Mapping[int, Trace]] = {}
+        self.devices = Devices(task.config)
         self._begin((), 0)
 
     def _begin(self, name: tuple[str | int, ...], start: int) -> None:
@@ -53,27 +52,6 @@ class VirtualClock:
         self.late: list[int] = []
         self.limits: dict[int, int] = {}  #: local steps of clients with partial work
 
-    # Devices.
-
-    def device(self, k: int) -> Device:
-        """Return client k's device. Raises ``ValueError``, one line, if it has no profile."""
-        if not (name := self.config.profile_of(k)):
-            raise ValueError(f"client {k} has no profile: set profiles, or profile in [node.{k}]")
-        return device(name, self.config.profiles)
-
-    def _trace(self, k: int) -> Trace | None:
-        """Return when client k's device is available; None: always.
-
-        Raises ``ValueError``, one line, for a file of traces without one of client k.
-        """
-        if not (path := self.device(k).available):
-            return None
-        if path not in self._traces:
-            self._traces[path] = read_traces(Path(path))
-        if k not in self._traces[path]:
-            raise ValueError(f"{path} has no trace of client {k}")
-        return self._traces[path][k]
-
     # A round, in the order of the calls.
 
     def begin(self, t: int, attempt: int, clients: Sequence[Client]) -> frozenset[int]:
@@ -85,7 +63,7 @@ class VirtualClock:
         if not self.on:
             return frozenset()
         free = {
-            c.k: trace.next_on(self.now) if (trace := self._trace(c.k)) else self.now
+            c.k: trace.next_on(self.now) if (trace := self.devices.trace(c.k)) else self.now
             for c in clients
         }
         times = [time for time in free.values() if time is not None]
@@ -157,7 +135,13 @@ class VirtualClock:
         """
         if not self.on:
             return list(good), [], []
-        ends = {c.k: self._add(c, reply, moved, self.start) - self.start for c, reply in good}
+        if self.private:  # also without the reply of a client, which its data may have prevented
+            asked = self.asked.values()
+            every = (self._add(client, self._predicted(client), self.start) for client in asked)
+            self.end = max(every, default=self.start)
+            return list(good), [], []
+        jobs = [(client, self._job(client, reply, moved)) for client, reply in good]
+        ends = {c.k: self._add(c, job, self.start) - self.start for c, job in jobs}
         done = {k: end for k, end in ends.items() if k not in self.lost}
         order = sorted(done, key=lambda k: (done[k], k))
         in_time = [k for k in order if self.deadline is None or done[k] <= self.deadline]
@@ -204,9 +188,10 @@ class VirtualClock:
 
     def add_second(self, replies: Sequence[tuple[Client, Reply]], moved: Moved) -> None:
         """Add the jobs of a second exchange, for which a round waits."""
-        if self.on and replies:
+        if self.on and replies and not self.private:
             start = self.end
-            self.end = max(self._add(client, reply, moved, start) for client, reply in replies)
+            jobs = [(client, self._job(client, reply, moved)) for client, reply in replies]
+            self.end = max(self._add(client, job, start) for client, job in jobs)
 
     def add_scores(self, clients: Sequence[Client], moved: Moved) -> None:
         """Add the communication of clients' scores, with ``clock.scores``."""
@@ -219,18 +204,18 @@ class VirtualClock:
         if not self.on or not entry.round:
             return
         if self.settings.server:
-            of_server = device(self.settings.server, self.config.profiles)
+            of_server = self.devices.named(self.settings.server)
             job = Job(operations=entry.flops.get("server", 0))
             rest = time_of(job, of_server, global_spec(self.task), 0.0)
             self.end += math.ceil(round(rest.work * SECOND, 3))
-        energies = [time.energy(self.device(k)) for k, time in self.spent.items()]
+        energies = [time.energy(self.devices.of(k)) for k, time in self.spent.items()]
         known = [energy for energy in energies if energy is not None]
         entry.clock = ClockTime(
             start=self.start / SECOND,
             end=self.end / SECOND,
             clients={k: time.micros / SECOND for k, time in sorted(self.spent.items())},
             late=sorted(self.late),
-            moved={k: (job.down, job.up) for k, job in sorted(self.jobs.items())},
+            jobs=dict(sorted(self.jobs.items())),
             energy=round(math.fsum(known), 6) if known and len(known) == len(energies) else None,
         )
         self.add(entry)
@@ -239,28 +224,30 @@ class VirtualClock:
         """Continue after a complete round of the journal."""
         if entry.clock is not None:
             self.now = round(entry.clock.end * SECOND)
-            self.predictor.add(entry)
+            self.predictor.newest |= {k: Job(*job) for k, job in entry.clock.jobs.items()}
 
     # Jobs.
 
-    def _add(self, client: Client, reply: Reply, moved: Moved, start: int) -> int:
+    def _job(self, client: Client, reply: Reply, moved: Moved) -> Job:
+        """Return what a client's job moved and computed, by its reply."""
+        steps, operations = (int(reply.metrics.get(name, 0)) for name in (STEPS, costs.FLOPS))
+        return Job(*moved[client.k], steps, operations)
+
+    def _add(self, client: Client, job: Job, start: int) -> int:
         """Add a client's job of an exchange that began at ``start``; return the job's end."""
-        k, metrics = client.k, reply.metrics
-        if self.private:
-            job = self._predicted(client)
-        else:
-            steps = int(metrics.get(STEPS, self.task.steps(client.n)))
-            job = Job(*moved[k], steps, int(metrics.get(costs.FLOPS, 0)))
+        k = client.k
         time = self._time(client, job, Factors.drawn(self.settings, self.task.seed, k, *self._name))
         before = self.spent.get(k, Time(0.0, 0.0))
         self.jobs[k] = self.jobs.get(k, Job()).plus(job)
         self.spent[k] = Time(before.communication + time.communication, before.work + time.work)
-        if (trace := self._trace(k)) is None:
+        if (trace := self.devices.trace(k)) is None:
             return start + time.micros
-        begin = trace.next_on(start)  # a second exchange may have to wait
+        # A second exchange may have to wait, and the round waits for it.
+        interrupted = self.settings.interrupted if start == self.start else "paused"
+        begin = trace.next_on(start)
         done = (start, False)
         if begin is not None:
-            done = trace.finish(begin, time.micros, self.settings.interrupted)
+            done = trace.finish(begin, time.micros, interrupted)
         if not done[1]:
             self.lost[k] = done[0] - self.start
         return done[0]
@@ -270,4 +257,4 @@ class VirtualClock:
 
     def _time(self, client: Client, job: Job, factors: Factors = EXACT) -> Time:
         size = bytes_of_step(self.config.train, self.task.parameters(client.architecture))
-        return time_of(job, self.device(client.k), client.architecture, size, factors)
+        return time_of(job, self.devices.of(client.k), client.architecture, size, factors)

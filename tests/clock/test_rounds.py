@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+from common.exchange.protocol import Reply
 from common.parse import parse
+from server_app.clock.devices import Devices
+from server_app.clock.prediction import quantile
+from server_app.clock.rounds import VirtualClock
+from server_app.selection import Selection
 from server_app.stopped import Stopped
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.halves import client, task
+from tests.support.tiny import TinyRun, flat, listed, play
 
 PROFILES = {"profiles": "fast,slow", "profile__fast__flops": 1e9, "profile__slow__flops": 2e7}
 PROFILES |= {f"profile__{name}__network": "lan" for name in ("fast", "slow")}
@@ -39,7 +45,7 @@ def test_a_round_takes_as_long_as_its_slowest_client(plain: TinyRun) -> None:
         for k, seconds in clock["clients"].items():
             rate = 2e7 if int(k) % 2 else 1e9
             work = metrics[k]["steps"] * 0.001 + metrics[k]["flops"] / rate
-            moved = 8 * sum(clock["moved"][k]) / 100e6
+            moved = 8 * sum(clock["jobs"][k][:2]) / 100e6
             assert seconds == pytest.approx(0.01 + moved + work, abs=1e-6)
         assert clock["start"] == end and clock["late"] == []
         longest = max(clock["clients"].values())
@@ -134,6 +140,47 @@ def test_a_journal_replays_late_and_lost_jobs(tmp_path: Path) -> None:
     assert again.timeless == run.timeless and again.weights == run.weights
 
 
+def test_a_replayed_miss_takes_as_long_as_an_unanswered_request(tmp_path: Path) -> None:
+    missed = listed(tmp_path, '[[event]]\nround = 1\nclient = 1\nkind = "missed"\n')
+    run = clocked(tmp_path / "run", membership=missed, min_replies=0.5, clock__notice=9.0)
+    assert [c["end"] - c["start"] >= 9.0 for c in clocks(run)] == [True, False]
+
+
+def test_a_round_without_any_job_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="1 needs 1; client 0: its job was lost after "):
+        clocked(tmp_path, clock__loss=0.98)
+
+
+def test_the_next_job_of_a_late_client_is_predicted_by_its_late_one(tmp_path: Path) -> None:
+    # fml trains two networks, more than the first prediction
+    run = clocked(tmp_path, method="fml", clock__deadline="0.06", clock__partial=True)
+    assert kinds(run) == [{1: "after deadline", 3: "after deadline"}, {}]
+    assert [job[2] for job in clocks(run)[1]["jobs"].values()] == [4, 2, 4, 2]
+
+
+def test_late_clients_have_no_second_exchange(tmp_path: Path) -> None:
+    run = clocked(tmp_path, method="fedmd", data__public=0.2, clock__deadline="q.5")
+    assert [entry["replied"] for entry in run.journal[1:]] == [[0, 2]] * 2
+    steps = [{k: job[2] for k, job in c["jobs"].items()} for c in clocks(run)]
+    assert steps == [{"0": 4, "1": 0, "2": 4, "3": 0}] * 2, "predictions take none"
+    assert all(entry["measured"].keys() == {*"0123"} for entry in run.journal[1:])
+
+
+def test_partial_work_and_traces_count_for_the_second_exchange(tmp_path: Path) -> None:
+    part = {"method": "fedmd", "data__public": 0.2, "clock__deadline": "0.095"}
+    whole = clocked(tmp_path / "whole", **part)
+    less = clocked(tmp_path, **part, clock__partial=True)  # from round 2 on the job is known
+    steps = [[c["jobs"]["1"][2] for c in clocks(run)] for run in (whole, less)]
+    assert steps == [[4, 4], [4, 2]]
+    first = clocks(whole)[0]["clients"]["1"] - 0.001
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"k": k, "period": 0, "on": [[0, first], [5, 9]]} for k in range(4)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    away = {"profile__slow__available": str(trace), "method": "fedmd", "data__public": 0.2}
+    waits = clocked(tmp_path / "waits", **away, rounds=1)
+    assert clocks(waits)[0]["end"] > 5.0 and kinds(waits) == [{}]
+
+
 def test_devices_that_are_away_are_not_selected(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     on = [[[0, 0.01]], [[5, 1000]], [[0, 1000]], [[0, 1000]]]
@@ -143,6 +190,11 @@ def test_devices_that_are_away_are_not_selected(tmp_path: Path) -> None:
     run = clocked(tmp_path / "run", **away, clock__notice=8.0)
     assert [entry["selected"] for entry in run.journal[1:]] == [[0, 2, 3], [1, 2, 3]]
     assert kinds(run)[0] == {0: "lost"} and run.journal[1]["replied"] == [2, 3]
+    tagged = clocked(tmp_path / "tag", **away, select__tags="a", node__1__tags="a")
+    assert [c["start"] for c in clocks(tagged)] == [5.0, clocks(tagged)[0]["end"]]
+    trace.write_text(json.dumps({**lines[0], "k": 7}) + "\n")
+    with pytest.raises(ValueError, match=r"trace.jsonl has no trace of client 0"):
+        Devices(parse(flat(tmp_path, **METHOD, **PROFILES, **away))).check()
 
 
 @pytest.mark.parametrize(
@@ -166,6 +218,9 @@ def test_a_run_that_cannot_be_timed_stops_with_one_line(
         ({"profiles": "", "clock__deadline": "3"}, 'clock.deadline = "3" needs profiles'),
         ({"clock__partial": True}, "clock.partial = true needs a clock.deadline"),
         ({"clock__over_selection": 1.5}, "clock.over-selection = 1.5 needs per-round"),
+        ({"clock__jitter": 1e4}, r"clock.jitter = 10000.0 is not allowed; .* equal to 3"),
+        ({"profile__slow__flops": 1e-320}, r"flops = 1e-320 is not allowed; .* equal to 1"),
+        ({"clock__deadline": "9" * 400}, 'clock.deadline = "9+" is not allowed'),
         ({"clock__deadline": "q1.5"}, 'clock.deadline = "q1.5" is not allowed'),
         (
             {"clock__fit": "refuse"},
@@ -195,3 +250,19 @@ def test_under_privacy_times_do_not_depend_on_samples(tmp_path: Path) -> None:
         assert 0 < clock.pop("end") > clock.pop("start") and not any(clock.values())
     sizes = [[member.get("n") for member in run.journal[0]["clients"]] for run in runs]
     assert sizes == [[0] * 4] * 2 and runs[0].weights != runs[1].weights
+    of_run = task(**METHOD, **PROFILES, **private)
+    ends = []
+    for replies in (4, 0):  # a client's data may prevent its reply
+        ticking = VirtualClock(of_run)
+        clients = [client(k, model="mlp@0.25") for k in range(4)]
+        ticking.begin(1, 0, clients)
+        ticking.dispatch(clients)
+        ticking.judge([(c, Reply()) for c in clients[:replies]], dict.fromkeys(range(4), (9, 9)))
+        ends.append(ticking.end)
+    assert ends[0] == ends[1] > 0
+
+
+def test_shares_of_clients_are_exact(tmp_path: Path) -> None:
+    more = {**METHOD, **PROFILES, "clients": 200, "per_round": 100, "clock__over_selection": 1.1}
+    assert Selection(parse(flat(tmp_path, **more))).size == 110
+    assert quantile({k: k for k in range(100)}, 0.55) == 54

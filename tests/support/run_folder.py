@@ -85,7 +85,7 @@ def clocked(where: Path, rounds: int = 3, clients: int = 6, **settings: Any) -> 
     entries = [census()]
     for t in range(1, rounds + 1):
         clock = {"start": took * (t - 1), "end": took * t, "clients": seconds, "energy": 1500.0}
-        clock |= {"late": [clients - 1], "moved": {k: (4000, 2000) for k in seconds}}
+        clock |= {"late": [clients - 1], "jobs": {k: (4000, 2000, 4, 1000) for k in seconds}}
         more = {"measured": {k: spent / 2 for k, spent in seconds.items()}}
         more["client_metrics"] = {k: {"flops": 1e9} for k in range(clients - 1)}
         entries.append(entry(t, 1 - 0.8 / t, clock=clock, **more))
