@@ -126,7 +126,7 @@ def _check_clock(config: Config) -> None:
         if privacy.on and found.available:
             why = f'privacy.mode = "{privacy.mode}": {ALL}'
             raise ValueError(f"profile.{name}.available is not allowed with {why}")
-        if found.memory is None and clock.fit != "off":
+        if found.memory is None and clock.fit != "off" and name != clock.server:
             raise ValueError(
                 f"[profile.{name}] has no memory, which clock.fit = {clock.fit!r} needs"
             )
