@@ -211,7 +211,12 @@ def test_a_private_run_notes_a_forged_reply_without_its_client(
 ) -> None:
     pytest.importorskip("dp_accounting")
     relay = partial(Once, up=FORGES["tampered"])
-    private = {"privacy__mode": "central", "privacy__clip": 0.01, "min_replies": 1.0}
+    private = {
+        "privacy__mode": "central",
+        "privacy__clip": 0.01,
+        "min_replies": 1.0,
+        "profiles": "",
+    }
     run = sealed_run(tmp_path / "out", keys, relay, **private)
     note = "a reply is not authentic; a missing reply counts as a zero update"
     assert run.journal[2]["notes"] == [note] and "failures" not in run.journal[2]
