@@ -111,6 +111,7 @@ class ClientScore(JsonObject):
 
     k: int
     n: int | None = None
+    age: int = 0  #: rounds since it was measured: a client in asynchronous rounds was busy since
     accuracy: float | None = None  #: accuracy of its own model, or else of the global one
     accuracy_global: float | None = None
     accuracies: dict[str, float] = {}  #: accuracies of further global models, by name
@@ -233,6 +234,7 @@ FailureKind = Literal[
     "lost",
     "after deadline",
     "not needed",
+    "stale",
     "unknown",
 ]
 """Kind of a failure, set where it arises. ``late``: no reply in time. ``unreachable``: the message
@@ -241,10 +243,10 @@ did not arrive, or the node is not connected. ``not authentic``: another sender,
 ``diverged``: the client's training diverged. ``no session``: the client lost the keys of its
 session. ``client error``: any other error of the client. ``unknown``: of an earlier release. On the
 virtual clock: ``lost``: its job was lost; ``after deadline``; ``not needed``: enough replies came
-first."""
+first; ``stale``: the update is older than ``buffer.max-staleness``."""
 
 
-ON_CLOCK: Collection[FailureKind] = ("lost", "after deadline", "not needed")
+ON_CLOCK: Collection[FailureKind] = ("lost", "after deadline", "not needed", "stale")
 """Kinds of failures on the virtual clock: neither the client nor the network is at fault."""
 
 
@@ -300,6 +302,25 @@ class ClockTime(JsonObject):
     def as_dict(self) -> Mapping[str, object]:
         """Return the end and the energy."""
         return self.model_dump(include={"end", "energy"}, exclude_none=True)
+
+
+@final
+class Arrivals(JsonObject):
+    """A step of asynchronous rounds: the jobs that were sent before it, and the updates in it.
+
+    A version is the number of steps before a model, so round t makes version t from version t - 1.
+    """
+
+    sent: list[tuple[int, int]] = []  #: client and version of each job sent since the step before
+    arrived: list[tuple[int, int]] = []  #: the same of each update of the step, in their order
+    times: list[float] = []  #: seconds on the clock at which these updates arrived
+    staleness: list[int] = []  #: of these updates: steps since their version
+    in_flight: int = 0  #: jobs that go on after the step
+
+    def as_dict(self) -> Mapping[str, float]:
+        """Return mean and maximum of the staleness, and the jobs in flight."""
+        of = self.staleness or [0]
+        return {"staleness": fmean(of), "oldest": max(of), "in_flight": self.in_flight}
 
 
 @final
@@ -367,6 +388,7 @@ class Entry(JsonObject):
     memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST, Unit.BYTES] = None  #: if measured
     #: the virtual clock, for runs with device profiles
     clock: Annotated[ClockTime | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.SECONDS] = None
+    buffer: Annotated[Arrivals | None, Use.TRACKED, Over.NEWEST] = None  #: of asynchronous rounds
     #: measured seconds from sending a request to its reply, by client, for runs with a clock
     measured: dict[int, float] = {}
 

@@ -17,8 +17,10 @@ from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
 from common.keys import NAMED, general_table
+from common.settings.buffer import Buffer
 from common.settings.clock import ALL, Clock
 from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, listed, not_allowed
+from common.settings.facts import WAITS
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
@@ -55,7 +57,8 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     run = _section(Run, "", by_table)
     options = _section(methods.options(run.method), table_of(run.method), by_table)
     auto = dict(options.auto)
-    if by_table["privacy"].get("mode", "off") != "off":  # all clients then have equal weights
+    # Under [privacy] all clients have equal weights, as have the updates of asynchronous rounds.
+    if by_table["privacy"].get("mode", "off") != "off" or run.mode == "buffered":
         auto["average.weights"] = "uniform"
     shared = {
         name: _resolved(_section(kind, name, by_table), name, auto)
@@ -91,6 +94,7 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
         if isinstance(section, Descent):
             optimise.check(name, section)
     _check_clock(config)
+    _check_mode(config)
     if config.on_clock and not config.privacy.on:  # times follow from counted operations
         config = config.with_run(flops=True)
     options.check_privacy(config)
@@ -130,6 +134,42 @@ def _check_clock(config: Config) -> None:
             raise ValueError(
                 f"[profile.{name}] has no memory, which clock.fit = {clock.fit!r} needs"
             )
+
+
+AT_ONCE: Mapping[str, Value] = {
+    "clock.deadline": "",
+    "clock.over-selection": 1.0,
+    "clock.partial": False,
+    "clock.scores": False,
+    "clock.server": "",
+    "oca.aggregate": "off",
+    "score.bn": "running",
+}
+"""Settings that need all clients of a round at once, with the value that asynchronous rounds allow.
+"""
+
+
+def _check_mode(config: Config) -> None:
+    """Raise ``ValueError``, one line, for settings that do not go with the run's ``mode``."""
+    run, facts = config.run, methods.facts(config.run.method)
+    if not config.buffered:
+        for name, value in config.buffer:
+            if value != Buffer.model_fields[name].default:
+                key = f"buffer.{kebab(name)} = {json.dumps(value)}"
+                raise ValueError(f'{key} needs mode = "buffered"')
+        return
+    why = 'mode = "buffered"'
+    if facts.asynchronous != "mean":
+        method = f'method = "{run.method}": {WAITS[facts.asynchronous]}'
+        raise not_allowed("mode", run.mode, method, "synchronous")
+    if not config.on_clock:
+        raise ValueError(f"{why} needs profiles: without devices no reply comes before another")
+    flat = config.flat
+    for key, value in AT_ONCE.items():
+        if flat[key] != value:
+            raise not_allowed(key, flat[key], f"{why}: its rounds have no common end", value)
+    if run.clients:
+        config.buffer.sizes(run.per_round, run.clients)
 
 
 def data_of(flat: Mapping[str, Value]) -> Data:

@@ -32,6 +32,7 @@ CLIENT = "fedavg"
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         whole="the student, and w (`teacher`)",
         infers="the same as with `fedavg`; the server also draws images from the average",
     )

@@ -66,6 +66,7 @@ class OneShot(MethodOptions):
     """Options that DENSE and Co-Boosting share, with the defaults of DENSE."""
 
     facts = OwnModels.facts.but(
+        asynchronous="together",
         up="θ_k",
         sends="a network",
         leaves="the client's own model, weights and BatchNorm statistics, whole; nothing is sent "

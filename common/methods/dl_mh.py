@@ -42,6 +42,7 @@ class Masking(Distilling):
     """Options of methods whose clients have heads for their own classes only."""
 
     facts = Distilling.facts.but(
+        asynchronous="together",
         leaves="the same as `dl-sh` for the client's own classes, and which classes these are",
         infers="the same as with `dl-sh`",
     )

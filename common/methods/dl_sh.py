@@ -77,6 +77,7 @@ class Distilling(OnPublicSet):
     """Options of methods that distil the clients' predictions for the public set."""
 
     facts = OwnModels.facts.but(
+        asynchronous="together",
         down="predictions for public images",
         up="predictions for public images",
         sends="predictions for public images",

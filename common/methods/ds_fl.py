@@ -50,6 +50,7 @@ class Agreeing(OnPublicSet):
     """Options of DS-FL and of the methods that extend it."""
 
     facts = OwnModels.facts.but(
+        asynchronous="together",
         down="predictions for public images",
         up="predictions for public images",
         sends="predictions for public images",

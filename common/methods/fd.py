@@ -34,6 +34,7 @@ __all__ = ["Options"]
 @final
 class Options(LearnerOptions):
     facts = LearnerOptions.facts.but(
+        asynchronous="tables",
         down="means of logits by class",
         up="means of logits by class",
         sends="mean logits of its classes",

@@ -73,6 +73,7 @@ class Averaging(MethodOptions):
         rounds="many",
         public="none",
         networks="equal",
+        asynchronous="mean",
     )
 
     uses: ClassVar[tuple[str, ...]] = ("average", "oca", "finetune")

@@ -59,6 +59,7 @@ CLIENT = "fedavg"
 @final
 class Options(OnPublicSet, Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         down="θ_k, within an architecture",
         up="θ_k, within an architecture",
         leaves="the same as `fedavg`, of the client's own architecture",

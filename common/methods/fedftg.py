@@ -56,6 +56,7 @@ CLIENT = "fedprox"
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         leaves="the same as `fedavg`; the census must tell class counts (`share-counts = true`)",
         infers="the same as with `fedavg`; the server's generator draws images that resemble the "
         "data",

@@ -28,6 +28,7 @@ CLIENT = "fedprox"
 
 @final
 class Options(Averaging):
+    facts = Averaging.facts.but(asynchronous="training")
     leaks = "single clients' models that the server distils"
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}

@@ -48,6 +48,7 @@ from common.settings.section import AtLeastOne, NonNegative
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         down="w; also a generator of features",
         up="w; class counts",
         sends="a network and counts of its classes",

@@ -41,6 +41,7 @@ __all__ = ["ModelRequest", "Options", "TableReply"]
 @final
 class Options(TableOptions):
     facts = TableOptions.facts.but(
+        asynchronous="tables",
         down="the head",
         up="means of features by class",
         sends="mean features of its classes",

@@ -41,6 +41,7 @@ from common.settings.section import AtLeastOne, NonNegative, Positive
 @final
 class Options(MethodOptions):
     facts = OwnModels.facts.but(
+        asynchronous="together",
         down="logits",
         up="features, logits and labels",
         kept="extractor and small classifier",

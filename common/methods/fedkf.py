@@ -54,6 +54,7 @@ from common.settings.section import AtLeastOne, NonNegative
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         down="w and ŵ",
         up="w_k",
         kept="its generator of images",

@@ -63,6 +63,7 @@ class Options(RowOptions):
     """Options of FedKTL. Request: generated images with their vectors; reply: class means."""
 
     facts = RowOptions.facts.but(
+        asynchronous="tables",
         down="an image and a latent vector for each class",
         up="normalised means of logits by class",
         sends="mean logits of its classes",

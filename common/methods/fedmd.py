@@ -67,6 +67,7 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
     """Options of methods whose clients send predictions for A_t and learn aggregated targets."""
 
     facts = OwnModels.facts.but(
+        asynchronous="together",
         down="predictions for public images",
         up="predictions for public images",
         sends="predictions for public images",

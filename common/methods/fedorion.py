@@ -63,6 +63,7 @@ from common.methods.fedavg import Averaging, Request
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
+        asynchronous="training",
         up="w; also θ_k",
         kept="θ_k, whole",
         sends="a network and a small one",

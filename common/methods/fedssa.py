@@ -62,6 +62,7 @@ class Options(SharedHead):
     """Options of FedSSA. Request: all rows; reply: the trained rows of the client's classes."""
 
     facts = SharedHead.facts.but(
+        asynchronous="tables",
         down="the head's rows",
         up="those of held classes",
         sends="rows of a head",

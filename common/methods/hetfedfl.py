@@ -38,6 +38,7 @@ from common.settings.config import MethodOptions, OwnModels
 @final
 class Options(MethodOptions):
     facts = OwnModels.facts.but(
+        asynchronous="training",
         down="w",
         up="θ_k",
         sends="a network",

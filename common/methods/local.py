@@ -25,6 +25,7 @@ class Options(OwnModels):
     """Options of local training."""
 
     facts = OwnModels.facts.but(
+        asynchronous="nothing",
         infers="how well the client learns; with `local.whole-test`, also on the whole test set",
     )
 

@@ -40,6 +40,7 @@ class Options(Averaging):
     """Options of LWN. Request: the small network w; reply: the trained copy s_i."""
 
     facts = Averaging.facts.but(
+        asynchronous="training",
         down="the small network w",
         up="the small network w",
         kept="θ_k, whole",

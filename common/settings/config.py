@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
+from common.settings.buffer import Buffer
 from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
@@ -49,7 +50,7 @@ WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
 
-ALWAYS = ("data", "train", "score", "select", "wire", "clock")
+ALWAYS = ("data", "train", "score", "select", "wire", "clock", "buffer")
 """Tables that every method reads, beside the top level and the method's own."""
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
@@ -136,6 +137,9 @@ class Run(Section):
         Unprotected("a missing reply counts as a zero update and stops nothing", 1.0),
     ] = 1.0
     """Minimum share of the selected clients that must send a valid reply for a round to count."""
+    mode: Literal["synchronous", "buffered"] = "synchronous"
+    """``synchronous``: a round waits for the replies of its clients. ``buffered``: asynchronous
+    rounds, in which the server takes a step whenever ``buffer.size`` updates have arrived."""
     sanity: Annotated[NonNegative, Mark.FREE] = 720.0
     """Limit s for refusing a reply; 0: none. Refused: a parameter change per local step above s
     times the median of three or more clients of one architecture, or a number above 10^4 · s."""
@@ -651,6 +655,7 @@ class Config(BaseModel):
     public: PublicTraining
     privacy: Privacy
     clock: Clock
+    buffer: Buffer
     method: SerializeAsAny[MethodOptions]
     """Table of the chosen method."""
     nodes: dict[int, Node] = {}
@@ -667,11 +672,14 @@ class Config(BaseModel):
 
     @property
     def read(self) -> dict[str, Section]:
-        """The tables that decide this run, by name: without a clock not ``[clock]``."""
+        """The tables that decide this run, by name: without a clock not ``[clock]``, and
+        ``[buffer]`` only for asynchronous rounds."""
         own = table_of(self.run.method)
         names = {"run", *ALWAYS, own, *self.method.uses}
         if not self.on_clock:
             names.remove("clock")
+        if not self.buffered:
+            names.remove("buffer")
         return {name: section for name, section in self.tables.items() if name in names}
 
     @property
@@ -718,6 +726,11 @@ class Config(BaseModel):
         """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the run has asynchronous rounds (``mode``)."""
+        return self.run.mode == "buffered"
 
     @property
     def on_clock(self) -> bool:

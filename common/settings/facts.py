@@ -8,6 +8,15 @@ from typing import Any, Final, Literal, final
 
 NOT_STATED: Final = "not stated"
 
+WAITS = {
+    "training": "the server trains its model after every mean",
+    "tables": "the server combines the tables of all clients",
+    "together": "all clients of a round work on the same samples, or there is one round",
+    "nothing": "the clients send nothing that is combined",
+    NOT_STATED: "its author does not say that updates of different versions can be combined",
+}
+"""Why a method has no asynchronous rounds, by ``Facts.asynchronous``."""
+
 
 @final
 @dataclass(frozen=True)
@@ -34,6 +43,11 @@ class Facts:
     """Who has the public set."""
     networks: Literal["own", "parts", "equal", "not stated"] = NOT_STATED
     """Which networks clients train: of their own choice, parts or sizes of one, or one for all."""
+    asynchronous: Literal["mean", "training", "tables", "together", "nothing", "not stated"] = (
+        NOT_STATED
+    )
+    """What a step combines: a mean of updates, which may be of several versions (``buffered``);
+    the same and then trains on the server; the tables of all clients; answers of one round."""
 
     @property
     def answers(self) -> dict[str, list[str]]:

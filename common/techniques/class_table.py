@@ -77,6 +77,7 @@ class PrototypeOptions(LearnerOptions):
     """Options of methods whose table has prototypes, which also classify."""
 
     facts = LearnerOptions.facts.but(
+        asynchronous="tables",
         down="means of features by class (prototypes)",
         up="means of features by class (prototypes)",
         sends="mean features of its classes",

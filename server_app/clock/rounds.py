@@ -22,7 +22,7 @@ from server_app.method import Client
 from server_app.stopped import Stopped
 
 R = TypeVar("R", bound=Reply)
-LOST, LATE, UNNEEDED = ON_CLOCK
+LOST, LATE, UNNEEDED, STALE = ON_CLOCK
 STEPS = "steps"  #: metric of a reply with the number of local optimiser steps
 Moved = Mapping[int, tuple[int, int]]
 """Bytes of arrays in each client's payloads of an exchange, down and up."""
