@@ -12,7 +12,7 @@ from common import progress
 from common.exchange.records import array_bytes, count_bytes
 from common.journal import Failure
 from common.settings.config import Config
-from server_app.messaging.exchange import exchange
+from server_app.messaging.exchange import Inbox, exchange
 from server_app.messaging.reply_files import ReplyStore
 
 CENSUS = "query.hello"  #: message type of a census request
@@ -61,6 +61,19 @@ class Channel(ABC):
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         """Send messages and return packed replies; for the arguments see ``exchange.exchange``."""
 
+    def inbox(self, grid: Grid) -> Inbox:
+        """Return an inbox for the jobs of asynchronous rounds."""
+        return Inbox(grid, self.config.run.timeout, self.config.run.window, self.store)
+
+    def post(self, inbox: Inbox, messages: Messages, t: int) -> None:
+        """Add messages of round t to an inbox, for clients without a job in flight."""
+        inbox.post(messages, t)
+
+    @abstractmethod
+    def arrived(self, inbox: Inbox) -> Exchanged:
+        """Poll an inbox once; return packed replies and failures. A failure of a client that still
+        has a job in the inbox does not end the job."""
+
     def _exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
         window = self.config.run.window
         with progress.block("replies", len(messages)) as show:
@@ -88,10 +101,16 @@ class PlainChannel(Channel):
         return lambda k: content
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        replies, failures = self._exchange(grid, messages, timeout, t)
-        for reply in replies.values():
+        return self._counted(self._exchange(grid, messages, timeout, t))
+
+    def arrived(self, inbox: Inbox) -> Exchanged:
+        inbox.poll()
+        return self._counted(inbox.take())
+
+    def _counted(self, arrived: Exchanged) -> Exchanged:
+        for reply in arrived[0].values():
             self.count("up", reply.content, array_bytes(reply.content))
-        return replies, failures
+        return arrived
 
 
 def check_size(size: int, config: Config) -> None:

@@ -9,6 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import final
 
 import grpc
@@ -67,118 +68,164 @@ def exchange(
 
     Raises ``Stopped`` if the SuperLink fails while it receives the messages.
     """
-    inbox, pause = Inbox(grid, messages, t, timeout, store or ReplyStore()), FIRST_POLL
-    while inbox.open:
-        inbox.send(window)
-        over = time.monotonic() >= inbox.deadline  # then poll once more, see ``receive``
-        inbox.receive()
+    inbox = Inbox(grid, timeout, window, store)
+    inbox.post(messages, t)
+    while inbox.jobs:
+        inbox.poll()
         report(len(inbox.replies))
-        # Poll often while replies arrive, and less and less often while none does.
-        pause = FIRST_POLL if inbox.any_reply else min(1.5 * pause, LAST_POLL)
-        if over:
-            inbox.give_up(window)
-        elif inbox.waiting:
-            time.sleep(pause)
+        inbox.pause()
     if seconds is not None:
         seconds.update(inbox.seconds)
-    failures = sorted(inbox.failures, key=lambda failure: failure.k)
-    return dict(sorted(inbox.replies.items())), failures
+    return inbox.take()
+
+
+@final
+@dataclass
+class _Job:
+    """A message that has neither a reply nor a failure.
+
+    ``messages``: the caller's, with this one; ``t``: its round; ``deadline``: for its reply;
+    ``size``: bytes of its content; ``sent``: when it was sent, None before.
+    """
+
+    messages: dict[int, Message]
+    t: int
+    deadline: float
+    size: int
+    sent: float | None = None
 
 
 @final
 class Inbox:
-    """Messages of round t in flight, by client, and the replies that have arrived."""
+    """Jobs in flight, of one round or of several, and what has arrived since it was taken.
+
+    A client has one job at a time. A synchronous round posts all of them, and polls until none is
+    left; an asynchronous one goes on posting while others are in flight.
+    """
 
     def __init__(
-        self, grid: Grid, messages: dict[int, Message], t: int, timeout: float, store: ReplyStore
+        self, grid: Grid, timeout: float, window: int = WINDOW, store: ReplyStore | None = None
     ) -> None:
-        self.grid, self.messages, self.t, self.store = grid, messages, t, store
-        self.timeout, self.deadline = timeout, time.monotonic() + timeout
+        self.grid, self.timeout, self.store = grid, timeout, store or ReplyStore()
+        self.window = window
+        self.jobs: dict[int, _Job] = {}  #: by client
         self.replies: dict[int, Message] = {}  #: good replies by client
-        self.seconds: dict[int, float] = {}  #: of each good reply, since its message was sent
-        self._sent: dict[int, float] = {}  #: when each message was sent
         self.failures: list[Failure] = []
-        self.waiting: dict[str, int] = {}  #: clients without a reply, by message id
-        self.unsent = deque(messages)
+        self.seconds: dict[int, float] = {}  #: of each good reply, since its message was sent
+        self._waiting: dict[str, int] = {}  #: clients without a reply, by message id
+        self._unsent: deque[int] = deque()
+        self._pause, self._most = FIRST_POLL, 0  #: seconds; how many replies are fetched together
         self.any_reply = False  #: whether the last poll brought a reply
-        self._sizes = {id(content): count_bytes(content) for content in _contents(messages)}
-        # how many replies are fetched together; replies are seldom larger than requests
-        self._most = portion(next(iter(self._sizes.values()), 0))
 
-    @property
-    def open(self) -> bool:
-        """Whether a message has neither a reply nor a failure."""
-        return bool(self.waiting or self.unsent)
+    def post(self, messages: dict[int, Message], t: int) -> None:
+        """Add messages of round t by client, to be sent by the next ``poll``."""
+        sizes = {id(content): count_bytes(content) for content in _contents(messages)}
+        deadline = time.monotonic() + self.timeout
+        for k, message in messages.items():
+            self.jobs[k] = _Job(messages, t, deadline, sizes[id(message.content)])
+        self._unsent.extend(messages)
+        # replies are seldom larger than requests
+        self._most = self._most or portion(next(iter(sizes.values()), 0))
 
-    def lose(self, k: int, reason: str, kind: FailureKind, released: str = "") -> None:
+    def poll(self) -> None:
+        """Send messages, fetch the replies that have arrived, and give up on those that are late.
+
+        A late reply has one more chance: an incomplete one may have delayed others.
+        """
+        now = time.monotonic()
+        late = [k for k, job in self.jobs.items() if now >= job.deadline]
+        self._send()
+        self._receive()
+        for k in [k for k in late if k in self.jobs]:
+            self._give_up(k)
+        if late:
+            self._unsent = deque(k for k in self._unsent if k in self.jobs)
+            self._waiting = {id_: k for id_, k in self._waiting.items() if k in self.jobs}
+
+    def pause(self) -> None:
+        """Wait until the next poll: short while replies arrive, longer and longer while none does.
+
+        It does not wait if no job is in flight.
+        """
+        self._pause = FIRST_POLL if self.any_reply else min(1.5 * self._pause, LAST_POLL)
+        if self._waiting:
+            time.sleep(self._pause)
+
+    def take(self) -> tuple[dict[int, Message], list[Failure]]:
+        """Return and forget what has arrived: replies by client and failures, ascending in k."""
+        replies = dict(sorted(self.replies.items()))
+        failures = sorted(self.failures, key=lambda failure: failure.k)
+        self.replies, self.failures = {}, []
+        return replies, failures
+
+    def _lose(self, k: int, reason: str, kind: FailureKind, released: str = "") -> None:
         """Record the failure of client k; for ``released`` see ``Failure``."""
-        failure = Failure(k=k, round=self.t, reason=reason, kind=kind, released=released)
-        self.failures.append(failure)
+        t = self.jobs.pop(k).t
+        self.failures.append(Failure(k=k, round=t, reason=reason, kind=kind, released=released))
 
-    def send(self, window: int) -> None:
+    def _send(self) -> None:
         """Send messages until ``window`` of them wait, several together, which takes less time."""
         # Wait until a tenth of the window is free, unless no replies come: a call to the SuperLink
         # for a single message costs as much as one for many.
-        free = min(window - len(self.waiting), len(self.unsent))
-        enough = free >= min(window // 10, len(self.unsent)) or not self.any_reply
-        due = [self.unsent.popleft() for _ in range(free if enough else 0)]
-        for k in due:
-            self.messages[k].metadata.ttl = self.timeout + LATE
-        ids = push(self.grid, [self.messages[k] for k in due], self.t) if due else []
-        # The metadata of a sent message is needed until its reply, the content is not.
-        large = [k for k in due if self._sizes[id(self.messages[k].content)] > LEAST]
-        self.messages.update((k, _without_content(self.messages[k])) for k in large)
+        free = min(self.window - len(self._waiting), len(self._unsent))
+        enough = free >= min(self.window // 10, len(self._unsent)) or not self.any_reply
+        due = [self._unsent.popleft() for _ in range(free if enough else 0)]
+        messages = {k: self.jobs[k].messages[k] for k in due}
+        for message in messages.values():
+            message.metadata.ttl = self.timeout + LATE
+        ids = push(self.grid, messages.values(), self.jobs[due[0]].t) if due else []
         # An empty id: Flower did not accept the message.
-        for k, id_ in zip(due, ids, strict=True):
-            self._sent[k] = time.monotonic()
+        for (k, message), id_ in zip(messages.items(), ids, strict=True):
+            job = self.jobs[k]
+            job.sent = time.monotonic()
+            # The metadata of a sent message is needed until its reply, the content is not.
+            if job.size > LEAST:
+                job.messages[k] = _without_content(message)
             if id_:
-                self.waiting[id_] = k
+                self._waiting[id_] = k
             else:
-                self.lose(k, UNDELIVERED, "unreachable", UNDELIVERED)
+                self._lose(k, UNDELIVERED, "unreachable", UNDELIVERED)
 
-    def receive(self) -> None:
-        """Fetch the replies that have arrived, in portions of ``_most``.
-
-        Call it once more after the deadline: an incomplete reply may have delayed others.
-        """
-        ids, self.any_reply = list(self.waiting), False
+    def _receive(self) -> None:
+        """Fetch the replies that have arrived, in portions of ``_most``."""
+        ids, self.any_reply = list(self._waiting), False
         while ids:
             some, ids = ids[: self._most], ids[self._most :]
-            arrived, unreadable = pull(self.grid, some, self.deadline, self.store)
+            deadline = min(self.jobs[self._waiting[id_]].deadline for id_ in some)
+            arrived, unreadable = pull(self.grid, some, deadline, self.store)
             self.any_reply = self.any_reply or bool(arrived)
             for id_, reason in unreadable.items():
-                self.lose(self.waiting.pop(id_), reason, "refused")
+                self._lose(self._waiting.pop(id_), reason, "refused")
             for reply in arrived:
-                k = self.waiting.pop(reply.metadata.reply_to_message_id, -1)
+                k = self._waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if k >= 0:  # not a second reply to one message, nor one to an unknown message
                     self._keep(k, reply)
 
     def _keep(self, k: int, reply: Message) -> None:
         """Store client k's reply, or record the failure that it reports or is."""
         if reply.has_error() and _late(reply):
-            self.lose(k, self._no_reply, "late", self._no_reply)
+            self._lose(k, self._no_reply, "late", self._no_reply)
         elif reply.has_error():
             why = _reason(reply)
-            self.lose(k, why, *kind_of(why))
-        elif reply.metadata.src_node_id != self.messages[k].metadata.dst_node_id:
+            self._lose(k, why, *kind_of(why))
+        elif reply.metadata.src_node_id != self.jobs[k].messages[k].metadata.dst_node_id:
             why = "another node answered in its place"
-            self.lose(k, why, "not authentic", why.replace("its", "a client's"))
+            self._lose(k, why, "not authentic", why.replace("its", "a client's"))
         else:
             # Larger replies than expected: fetch fewer together from now on.
             size = count_bytes(reply.content)
             self._most = min(self._most, portion(size))
             self.store.keep(reply.content, size)
-            self.replies[k], self.seconds[k] = reply, time.monotonic() - self._sent[k]
+            self.replies[k], sent = reply, self.jobs.pop(k).sent
+            self.seconds[k] = time.monotonic() - (sent or 0.0)
 
-    def give_up(self, window: int) -> None:
-        """Record a failure of every client without a reply."""
-        late = f"not asked within {self.timeout:g} s"
-        for k in self.unsent:
-            self.lose(k, f"{late}, window = {window} others were waited for", "late", late)
-        for k in self.waiting.values():
-            self.lose(k, self._no_reply, "late", self._no_reply)
-        self.unsent.clear()
-        self.waiting.clear()
+    def _give_up(self, k: int) -> None:
+        """Record that client k has not replied in time, or was not asked."""
+        if self.jobs[k].sent is not None:
+            self._lose(k, self._no_reply, "late", self._no_reply)
+        else:
+            late = f"not asked within {self.timeout:g} s"
+            self._lose(k, f"{late}, window = {self.window} others were waited for", "late", late)
 
     @property
     def _no_reply(self) -> str:

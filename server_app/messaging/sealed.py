@@ -28,7 +28,7 @@ from common.journal import Failure, FailureKind
 from common.settings.config import Config
 from common.settings.section import Value
 from server_app.messaging.channel import CENSUS, Channel, Exchanged, Messages, check_size
-from server_app.messaging.exchange import kind_of
+from server_app.messaging.exchange import Inbox, kind_of
 from server_app.stopped import Stopped
 
 TRUST = "FEDMOSAIC_TRUST"
@@ -122,6 +122,8 @@ class SealedChannel(Channel):
         self._clients: dict[int, int] = {}  # the client that replied to the census, by node
         self._sessions: dict[int, _Session] = {}  # by client
         self._requests: dict[int, tuple[Body, Place, Keys]] = {}  # the newest request, by client
+        self._posted: Messages = {}  # messages of jobs in flight, by client
+        self._repeated: set[int] = set()  # clients whose job was sent once more
 
     @cached_property
     def _app(self) -> str:
@@ -229,9 +231,42 @@ class SealedChannel(Channel):
             # an unsigned error reply counts only if the second exchange does not contradict it
             lost = [f for f in lost if f.k not in doubtful or f.k in second[0]]
             failures += [failure for group in second[1:] for failure in group]
-        self._requests.clear()  # they hold keys, and take as much memory as the payloads
+        for k in messages:  # they hold keys, and take as much memory as the payloads
+            self._requests.pop(k, None)
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
+
+    def post(self, inbox: Inbox, messages: Messages, t: int) -> None:
+        self._posted |= messages
+        super().post(inbox, messages, t)
+
+    def arrived(self, inbox: Inbox) -> Exchanged:
+        """Poll an inbox once, and return packed replies; a job is repeated as in ``exchange``.
+
+        Opened failures are of round 0: the caller knows the round of each job.
+        """
+        inbox.poll()
+        replies, lost = inbox.take()
+        ended = [*replies, *(failure.k for failure in lost)]
+        posted = {k: self._posted.pop(k) for k in ended}
+        good, failures, forged = self._open(replies, posted, 0)
+        doubtful = [f for f in (*forged, *lost) if f.kind != "late" and f.k not in self._repeated]
+        for failure in doubtful:
+            k, message = failure.k, posted[failure.k]
+            t = int(message.metadata.group_id)
+            if failure.kind == "no session":
+                hello = {k: self._hello(message.metadata.dst_node_id)}
+                refused = self._exchange_once(inbox.grid, hello, inbox.timeout, t)
+                failures += [bad for group in refused[1:] for bad in group]
+            self._repeated.add(k)
+            self.post(inbox, {k: self._repeat(k, message)}, t)
+        # an unsigned error reply counts only if the repeated message does not contradict it
+        failures += forged + [failure for failure in lost if failure not in doubtful]
+        for k in ended:
+            if k not in self._posted:
+                self._requests.pop(k, None)
+                self._repeated.discard(k)
+        return good, failures
 
     def _hello(self, node: int) -> Message:
         return Message(self.census_requests(self._census, [node])[node], node, CENSUS)
@@ -252,6 +287,15 @@ class SealedChannel(Channel):
         are not authentic or too large to check; missing replies.
         """
         replies, lost = self._exchange(grid, messages, timeout, t)
+        return *self._open(replies, messages, t), lost
+
+    def _open(
+        self, replies: Messages, messages: Messages, t: int
+    ) -> tuple[Messages, list[Failure], list[Failure]]:
+        """Return authentic replies to ``messages``, and the first two lists of ``_exchange_once``.
+
+        ``replies`` is emptied, so that only the opened ones stay in memory.
+        """
         good: Messages = {}
         failed, forged = list[Failure](), list[Failure]()
         for k in list(replies):
@@ -282,7 +326,7 @@ class SealedChannel(Channel):
                 good[k] = reply
             else:
                 failed.append(_failure(k, t, kind_of(reason)[0], reason))
-        return good, failed, forged, lost
+        return good, failed, forged
 
 
 def _failure(k: int, t: int, kind: FailureKind, reason: str, released: str = "") -> Failure:
