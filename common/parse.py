@@ -136,17 +136,17 @@ def _check_clock(config: Config) -> None:
             )
 
 
-AT_ONCE: Mapping[str, Value] = {
-    "clock.deadline": "",
-    "clock.over-selection": 1.0,
-    "clock.partial": False,
-    "clock.scores": False,
-    "clock.server": "",
-    "oca.aggregate": "off",
-    "score.bn": "running",
+AT_ONCE: Mapping[str, tuple[Value, ...]] = {
+    "clock.deadline": ("",),
+    "clock.over-selection": (1.0,),
+    "clock.partial": (False,),
+    "clock.scores": (False,),
+    "clock.server": ("",),
+    "oca.aggregate": ("off",),
+    "score.bn": ("running", "batch"),
 }
-"""Settings that need all clients of a round at once, with the value that asynchronous rounds allow.
-"""
+"""Settings that need all clients of a round at once, with the values that asynchronous rounds
+allow."""
 
 
 def _check_mode(config: Config) -> None:
@@ -165,9 +165,9 @@ def _check_mode(config: Config) -> None:
     if not config.on_clock:
         raise ValueError(f"{why} needs profiles: without devices no reply comes before another")
     flat = config.flat
-    for key, value in AT_ONCE.items():
-        if flat[key] != value:
-            raise not_allowed(key, flat[key], f"{why}: its rounds have no common end", value)
+    for key, values in AT_ONCE.items():
+        if flat[key] not in values:
+            raise not_allowed(key, flat[key], f"{why}: its rounds have no common end", *values)
     if run.clients:
         config.buffer.sizes(run.per_round, run.clients)
 

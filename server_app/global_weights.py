@@ -168,7 +168,7 @@ class GlobalModels(GlobalModel[O, T], ABC):
         run, average = self.config.run, self.config.average
         if average.robust not in KRUM:
             return
-        selected = min(run.per_round or len(clients), len(clients))
+        selected = min(self.config.replies(len(clients)), len(clients))
         absent = len(clients) - math.ceil(run.min_replies * selected - 1e-9)
         most = selected if self.uploads is None else len(clients)
         for spec, n in sorted(Counter(self.trains(client) for client in clients).items()):
@@ -307,6 +307,11 @@ class GlobalModels(GlobalModel[O, T], ABC):
         """Return the weights from which a client starts its training."""
         spec = self.global_spec if self.matching is None else client.architecture
         return self.by_architecture(models)[spec]
+
+    def current(self, client: Client, t: int) -> StateDict:
+        if self.matching is None:
+            return self.start(self.models, client)
+        return self.matching.entries(self.models, self.matching.submodel(client, t))
 
     # What is scored.
 

@@ -53,6 +53,9 @@ class HeadMean(Method[O, ModelReply], ABC):
         assert isinstance(sent, ModelRequest)
         yield from tree.steps(tree.cut(sent.w, reply.w), reply.w)
 
+    def current(self, client: Client, t: int) -> StateDict:
+        return self.head
+
     def step(self, t: int, replies: Replies[ModelReply]) -> Metrics:
         self.combine([(client, reply.w) for client, reply in replies])
         return {}

@@ -49,12 +49,14 @@ class History:
         for entry in entries[1:]:
             run.method.selection.add(entry)
             run.clock.add(entry)
+            run.scorer.remember(entry)
         self.by_user = callbacks.make(run.config.run.callbacks, saved.callbacks)
         self.begin(entries)
         # Requests then name the experiment and the last complete round, by which clients load the
         # right state (``kept``: the round of each client's newest state).
         run.messenger.channel.experiment = saved.experiment
         run.messenger.kept, run.messenger.after = dict(saved.kept), saved.t
+        run.restore(saved)
 
     def go_back(self, diverged: DivergedRound) -> None:
         """Undo rounds and restore the state before them; raise ``diverged`` if that fails."""
@@ -64,6 +66,7 @@ class History:
         except ValueError as error:
             log.warning("round %d cannot be undone: %s", undone.round, error)
             raise diverged from error
+        run.settle()
         # Start from a new method, as a resumed process does.
         run.make()
         self.restore(saved)

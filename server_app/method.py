@@ -28,6 +28,7 @@ from common.journal import Entry
 from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
 from common.training.task import Task
+from server_app.aggregation.staleness import Discount
 from server_app.selection import Selection
 from server_app.stopped import Stopped
 
@@ -122,6 +123,8 @@ class Method(ABC, Generic[O, U]):
         self.unavailable: frozenset[int] = frozenset()  #: clients whose devices are away, by traces
         self.limits: Mapping[int, int] = {}  #: local steps of clients with partial work
         self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
+        self.sent: Mapping[int, Request] = {}  #: requests of this round or step, by client
+        self.discounts: Mapping[int, float] = {}  #: weights of the updates, in asynchronous rounds
         self.selection = Selection(self.config)
         self.prepare()
 
@@ -218,6 +221,20 @@ class Method(ABC, Generic[O, U]):
         """Yield name and change of each parameter that was sent and came back trained."""
         if isinstance(sent, ModelRequest) and isinstance(reply, ModelReply):
             yield from tree.steps(sent.w, reply.w)
+
+    def current(self, client: Client, t: int) -> StateDict:
+        """Return the newest weights of what a client was sent in round t, in asynchronous rounds.
+
+        It may have further entries. For methods whose ``Facts.asynchronous`` is ``mean``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.current")
+
+    def rebased(self, client: Client, reply: U, discount: Discount) -> U:
+        """Return a reply to a request of an older version as one of the newest version."""
+        sent = self.sent[client.k]
+        assert isinstance(sent, ModelRequest) and isinstance(reply, ModelReply)
+        w = discount(self.current(client, reply.t), sent.w, reply.w)
+        return reply.model_copy(update={"w": w})
 
     @abstractmethod
     def step(self, t: int, replies: Replies[U]) -> Metrics:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from common import progress
 from common.data.dataset import Dataset
-from common.exchange.protocol import Reply, Request
+from common.exchange.protocol import Reply
 from common.flower.rpc import over_grpc
 from common.journal import ON_CLOCK, Entry, Failure, Undone
 from common.training.task import Task, global_spec
@@ -23,6 +23,7 @@ from server_app.method import Client, Replies
 from server_app.methods import make
 from server_app.scoring.score import Scorer
 from server_app.stopped import DivergedRound, Stopped
+from server_app.storage.checkpoint import Checkpoint
 from server_app.storage.journal import clock
 from server_app.storage.run_record import Record
 from server_app.storage.status_file import StatusFile
@@ -42,7 +43,6 @@ class Run:
         self.config, self.traffic = task.config, messenger.channel.traffic
         self.private = self.config.privacy.on  #: no numbers of single clients in the journal
         self.entry = self.before = Entry(round=0)  #: journal entry of this round, and the previous
-        self.sent: dict[int, Request] = {}  #: requests of this round, by client
         self.good: list[tuple[Client, Reply]] = []  #: valid replies of this round
         self.make()
 
@@ -51,6 +51,12 @@ class Run:
         self.method = make(self.task, global_spec(self.task))
         self.scorer = Scorer(self.method, self.dataset)
         self.clock = VirtualClock(self.task)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Restore what a checkpoint has beside method and membership."""
+
+    def settle(self) -> None:
+        """Wait until no client works, before a round is undone."""
 
     def introduce(self) -> None:
         """Hand roster and members to the method."""

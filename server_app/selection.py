@@ -126,15 +126,20 @@ class Selection:
         """Return whether a client has all tags."""
         return {*self.tags} <= {*info.tags}
 
-    def draw(self, infos: Sequence[ClientInfo], rng: np.random.Generator, t: int) -> set[int]:
+    def draw(
+        self, infos: Sequence[ClientInfo], rng: np.random.Generator, t: int, size: int = 0
+    ) -> set[int]:
         """Return the selected clients of round t; none if no client has all tags.
+
+        ``size``: their number; 0: as [select] and the run's settings say.
 
         Raises ``ValueError`` if a plug-in selects no client, a client twice or another one.
         """
         candidates = [self._candidate(info, t) for info in infos if self.allows(info)]
         if not candidates:
             return set()
-        chosen = list(self.rule(candidates, min(self.size or len(infos), len(candidates)), rng))
+        size = min(size or self.size or len(infos), len(candidates))
+        chosen = list(self.rule(candidates, size, rng))
         allowed = {candidate.k for candidate in candidates}
         if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
             raise ValueError(

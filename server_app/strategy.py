@@ -3,7 +3,7 @@ record.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import final
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -12,10 +12,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common import progress, seeds
 from common.data.dataset import Dataset
-from common.exchange.protocol import FineTunedScoreReply, ScoreReply
-from common.journal import ON_CLOCK, Cost, Entry, Event, Failure
+from common.exchange.protocol import FineTunedScoreReply, Reply, ScoreReply
+from common.journal import ON_CLOCK, Cost, Entry, Failure
 from common.training.task import Task
 from server_app import callbacks, costs
+from server_app.buffered.rounds import Buffered
 from server_app.callbacks import RunCallback
 from server_app.callbacks.collapse import Collapse
 from server_app.callbacks.drift import Drift
@@ -28,7 +29,7 @@ from server_app.messaging import census, sanity
 from server_app.messaging.membership import Membership
 from server_app.messaging.messenger import Messenger
 from server_app.messaging.readmission import check_bound
-from server_app.method import mean_metrics
+from server_app.method import Metrics, Replies, mean_metrics
 from server_app.release import RELEASED, Pace, withhold
 from server_app.run import Run
 from server_app.scoring.score import score_check, score_requests
@@ -59,7 +60,21 @@ class MethodStrategy(Run, Strategy):
         self.built_in: Sequence[RunCallback] = [kind(self) for kind in BUILT_IN]
         self.history = History(self, self.built_in)
         self.plan = self.history.plan
+        self.refused_nodes: list[Failure] = []  #: failures before a round, for its entry
         self.pace = Pace(self.config.privacy.round_seconds if self.private else 0.0)
+
+    def make(self) -> None:
+        super().make()
+        self.buffered = Buffered(self, self._renew) if self.config.buffered else None
+
+    def restore(self, saved: Checkpoint) -> None:
+        if self.buffered is not None:
+            excluded = resume.excluded(self.history.undone, saved.t + 1)
+            self.buffered.restore(saved.jobs, excluded)
+
+    def settle(self) -> None:
+        if self.buffered is not None:
+            self.buffered.settle()
 
     # The run.
 
@@ -100,18 +115,21 @@ class MethodStrategy(Run, Strategy):
         the replies, ``aggregate_…`` checks and uses the replies.
         """
         self.pace.begin()
-        events, refused_nodes = self._renew(t)
-        self.before, self.entry = self.entry, self.scorer.begin(Entry(round=t))
-        if events:
-            self.entry.events = events
+        self.before, self.entry = self.entry, Entry(round=t)
+        self._renew(t)
+        self.scorer.begin(self.entry)
         self.method.excluded = resume.excluded(self.history.undone, t)
         attempt = self.method.attempts.get(t, 0)
-        candidates = [c for c in self.trusted() if self.method.selection.allows(c.info)]
-        self.method.unavailable = self.clock.begin(t, attempt, candidates)
+        if self.buffered is None:
+            candidates = [c for c in self.trusted() if self.method.selection.allows(c.info)]
+            self.method.unavailable = self.clock.begin(t, attempt, candidates)
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
-                self.exchange(self.configure_train, self.aggregate_train, "clients")
+                if self.buffered is None:
+                    self.exchange(self.configure_train, self.aggregate_train, "clients")
+                else:
+                    self._collect(t, self.buffered)
                 if self.method.second_reply_type is not None:
                     self.exchange(self.configure_second, self.aggregate_second, "clients")
                 if (numbers := self.method.numbers(self.replies)) is not None:
@@ -119,8 +137,7 @@ class MethodStrategy(Run, Strategy):
                 self._call(RunCallback.before_score)
                 self._score()
                 self._call(RunCallback.after_score)
-                if self.asks_for_scores():
-                    self.exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
+                self._score_clients()
                 if self.entry.end and not self.due(self.config.score.every):
                     self._score()  # the clients' scores end the run
         except DivergedRound as diverged:
@@ -128,15 +145,15 @@ class MethodStrategy(Run, Strategy):
             self.history.go_back(diverged)
         else:
             self.pace.wait(t, self.status.renew)
-            self._record(refused_nodes)
+            self._record()
 
     def _call(self, hook: Callable[..., None], *args: object) -> None:
         """Call a hook of the built-in callbacks, in their order."""
         for callback in self.built_in:
             getattr(callback, hook.__name__)(*args)
 
-    def _renew(self, t: int) -> tuple[list[Event], list[Failure]]:
-        """Update the members before round t; return the events, and failures for the journal."""
+    def _renew(self, t: int) -> None:
+        """Update the members before round t; write the events and failures to its entry."""
         method, membership = self.method, self.membership
         self.status.enter(t, "exchange" if self.config.privacy.hides_times else "membership")
         events, refused_nodes = membership.renew(t, method.admit)
@@ -146,9 +163,12 @@ class MethodStrategy(Run, Strategy):
                 method.left(event.k)
             else:
                 method.joined(membership.known[event.k], lost=event.kind == "replaced")
+            if self.buffered is not None:
+                self.buffered.drop(event.k)
         if events:
             method.check_enough(self.clients)
-        return events, refused_nodes
+            self.entry.events = [*self.entry.events, *events]
+        self.refused_nodes += refused_nodes
 
     # Training.
 
@@ -162,11 +182,11 @@ class MethodStrategy(Run, Strategy):
             asked = [c for c in self.clock.dispatch(selected) if c.k not in missed]
             method.limits = self.clock.limits
             requests = {c.k: request(c) if callable(request) else request for c in asked}
-            self.sent = {k: r.limited(method.limits.get(k, 0)) for k, r in requests.items()}
+            method.sent = {k: r.limited(method.limits.get(k, 0)) for k, r in requests.items()}
             if silent := sorted(missed & {*entry.selected} - self.clock.lost.keys()):
                 why = "no reply, by membership"
                 entry.failures = [Failure(k=k, round=t, reason=why, kind="late") for k in silent]
-            payloads = [(client, self.sent[client.k]) for client in asked]
+            payloads = [(client, method.sent[client.k]) for client in asked]
             return self.messenger.make_messages(t, "train", payloads).values()
 
     def aggregate_train(
@@ -177,23 +197,42 @@ class MethodStrategy(Run, Strategy):
         Raises ``Stopped`` if fewer are valid than ``min-replies`` requires, and ``DivergedRound``
         if this round or the one before diverged.
         """
-        t, entry, method = server_round, self.entry, self.method
-        with clock(entry, "clients"):
-            self._check(t, replies)
-        sanity.check_before(entry, self.before, self.architectures)
-        self.check_enough(len(self.good), self.waited, "replies", entry.failures)
-        uploads = self.replies
-        entry.replied = [client.k for client in uploads.clients]
+        with clock(self.entry, "clients"):
+            self._check(server_round, replies)
+        sanity.check_before(self.entry, self.before, self.architectures)
+        self.check_enough(len(self.good), self.waited, "replies", self.entry.failures)
+        return None, MetricRecord({**self._step(self.replies)})
+
+    def _collect(self, t: int, buffered: Buffered) -> None:
+        """Take the updates of an asynchronous step, and the step; raise as ``aggregate_train``."""
+        self.method.release_memory()
+        with self.phase("clients"):
+            buffered.collect(t)
+            self._call(RunCallback.after_replies)
+        sanity.check_before(self.entry, self.before, self.architectures)
+        with costs.of_server(self.entry, self.config.run):
+            self._step(buffered.replies())
+        free_memory(self.traffic.get("up", 0))
+
+    def _step(self, uploads: Replies[Reply]) -> Metrics:
+        """Take the method's step with the replies, and return its metrics for the journal.
+
+        Raises ``DivergedRound`` if the server's training diverges.
+        """
+        entry, method, good = self.entry, self.method, self.replies
+        t = entry.round
+        entry.replied = [client.k for client in good.clients]
         with self.phase("step"), seeds.scope(self.task.seed, "step", t):
             try:
                 metrics = method.step(t, uploads)
             except FloatingPointError as error:
                 released = f"round {t}: the server's training diverged"
                 raise DivergedRound(f"round {t}: {error}", t, released) from error
-        entry.metrics = metrics if self.private else {**mean_metrics(uploads), **metrics}
-        entry.client_metrics = {client.k: reply.metrics for client, reply in uploads}
-        costs.of_clients(entry, self.config.run, uploads)
-        return None, MetricRecord(dict(entry.metrics))
+        entry.metrics = metrics if self.private else {**mean_metrics(good), **metrics}
+        entry.client_metrics = {client.k: reply.metrics for client, reply in good}
+        costs.of_clients(entry, self.config.run, good)
+        method.sent = {}
+        return entry.metrics
 
     def _check(self, t: int, replies: Iterable[Message]) -> None:
         """Set ``good`` to the valid replies, and add a failure for each other reply."""
@@ -203,19 +242,12 @@ class MethodStrategy(Run, Strategy):
         )
         good, unused, late = self.clock.judge(opened, self.messenger.moved)
         costs.of_clients(entry, config.run, unused)
-        # Under [privacy] no reply is compared with another, and sizes are not kept: a client would
-        # change by more than the noise is made for.
-        magnitudes = sanity.measure(method, {} if self.private else self.sent, good)
-        entry.magnitudes = {} if self.private else magnitudes
-        beyond = sanity.beyond(magnitudes, config.run.sanity)
-        refused += [
-            Failure(k=k, round=t, reason=f"reply refused: {beyond[k]}", kind="refused")
-            for k in beyond
-        ]
+        unusual = sanity.refused(entry, method, good)
+        beyond = {failure.k for failure in unusual}
         self.good = [(client, reply) for client, reply in good if client.k not in beyond]
         self._call(RunCallback.after_replies)
-        self.sent = {}
-        entry.failures = sorted(entry.failures + refused + late, key=lambda failure: failure.k)
+        failures = entry.failures + refused + unusual + late
+        entry.failures = sorted(failures, key=lambda failure: failure.k)
 
     # The second exchange of a round, which Flower's strategies do not have.
 
@@ -260,10 +292,21 @@ class MethodStrategy(Run, Strategy):
         self.method.release_memory()
         free_memory(self.traffic.get("up", 0))
 
+    def _score_clients(self) -> None:
+        """Let clients score if that is due: idle ones, and all after the last round."""
+        last = self.due(0) or self.entry.end != ""
+        if last and self.buffered is not None:
+            self.buffered.finish()
+        if self.asks_for_scores():
+            self.exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
+        if self.entry.end and not last and self.busy:  # the clients' scores end the run
+            self._score_clients()
+
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            requests = score_requests(self.scorer.scored, self.clients, self.scorer.counts)
+            idle = [client for client in self.clients if client.k not in self.busy]
+            requests = score_requests(self.scorer.scored, idle, self.scorer.counts)
             return self.messenger.make_messages(server_round, "evaluate", requests).values()
 
     def aggregate_evaluate(
@@ -276,23 +319,28 @@ class MethodStrategy(Run, Strategy):
         with clock(entry, "client scores"):
             good, refused = self.messenger.open(t, replies, kind, self.clients, check, "score")
         entry.failures = entry.failures + refused
-        self.scorer.add_scores([score for _, score in good], entry)
+        self.scorer.add_scores([score for _, score in good], entry, self.busy)
         self.clock.add_scores([client for client, _ in good], self.messenger.moved)
         self._call(RunCallback.after_client_scores, good)
         values = [score.accuracy for _, score in good if score.accuracy is not None]
         return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
+
+    @property
+    def busy(self) -> Set[int]:
+        """Clients that train, in asynchronous rounds, and get no message meanwhile."""
+        return self.buffered.jobs.keys() if self.buffered is not None else frozenset()
 
     def summary(self) -> None:
         """Log nothing, because the journal has all settings."""
 
     # The record.
 
-    def _record(self, refused_nodes: list[Failure]) -> None:
+    def _record(self) -> None:
         """Complete the round's entry, and store it with the state after the round."""
         entry = self.entry
         entry.bytes, self.good = dict(self.traffic), []  # closes the replies' files
         free_memory(self.moved)
-        entry.failures = refused_nodes + entry.failures
+        entry.failures, self.refused_nodes = self.refused_nodes + entry.failures, []
         resume.note(entry, self.history.undone)
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)
@@ -315,6 +363,7 @@ class MethodStrategy(Run, Strategy):
             experiment=self.messenger.experiment,
             kept=self.messenger.kept,
             callbacks=callbacks.states(self.history.by_user),
+            jobs="" if self.buffered is None else self.buffered.state(),
             **self.membership.fields(),
         )
 

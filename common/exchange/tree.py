@@ -20,6 +20,7 @@ from common import progress
 from common.exchange.records import StateDict
 
 PIECE = 1 << 20  #: numbers of an entry that are processed at once
+STATISTICS = ("running_mean", "running_var")  #: ends of the names of BatchNorm's statistics
 
 
 def snapshot(module: nn.Module) -> StateDict:
@@ -170,6 +171,6 @@ def steps(sent: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Iterator[tuple
     if sent.keys() != w.keys() or any(w[name].shape != x.shape for name, x in sent.items()):
         return
     for name, x in sent.items():
-        if x.is_floating_point() and not name.endswith(("running_mean", "running_var")):
+        if x.is_floating_point() and not name.endswith(STATISTICS):
             both = zip(pieces(w[name]), pieces(x), strict=True)
             yield from ((name, new.double() - old.double()) for new, old in both)

@@ -732,6 +732,12 @@ class Config(BaseModel):
         """Whether the run has asynchronous rounds (``mode``)."""
         return self.run.mode == "buffered"
 
+    def replies(self, clients: int) -> int:
+        """Return how many replies a round waits for, of a roster of ``clients``: m, or K."""
+        if self.buffered:
+            return self.buffer.sizes(self.run.per_round, clients)[0]
+        return self.run.per_round or clients
+
     @property
     def on_clock(self) -> bool:
         """Whether the run has a virtual clock: ``profiles``, or a client's ``profile``."""

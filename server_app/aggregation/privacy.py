@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, final
@@ -89,8 +89,12 @@ class NoisyMean:
         previous: StateDict,
         parameters: Set[str],
         clients: int,
+        weights: Sequence[float],
     ) -> StateDict:
-        """Return w + (Σ_k Δ_k + noise) / m for m expected clients; without states noise alone.
+        """Return w + (Σ_k s_k Δ_k + noise) / m for m expected clients; without states noise alone.
+
+        ``weights``: s_k in [0, 1] of each state, 1 in synchronous rounds, which multiplies an
+        update after it is clipped, so that its norm is at most C.
 
         Integer counters, and buffers that are not averaged, stay unchanged.
         """
@@ -98,9 +102,10 @@ class NoisyMean:
         names = averaged(previous, parameters, buffers=self.config.average.bn_buffers)
         start = flattened(previous, names)
         total = torch.zeros_like(start)
-        for state in progress.steps(states, "reply"):
+        for s, state in zip(weights, progress.steps(states, "reply"), strict=True):
             update = flattened(state, names) - start
-            total += clipped(update, o.clip) if o.mode == "central" else update
+            update = clipped(update, o.clip) if o.mode == "central" else update
+            total += update if s == 1 else s * update
         digest = hashlib.sha256(total.numpy().tobytes()).digest()
         self.sums.add(t, self.secret.derived("sum", t, digest))
         if o.mode == "central":
@@ -117,8 +122,9 @@ class NoisyMean:
 
 
 def expected(config: Config, clients: int) -> int:
-    """Return m, the number of selected clients of a round, or its mean if selection is random."""
-    return config.run.per_round or clients
+    """Return m, the number of selected clients of a round, or its mean if selection is random; in
+    asynchronous rounds K, the number of updates."""
+    return config.replies(clients)
 
 
 def usual_delta(clients: int) -> float:

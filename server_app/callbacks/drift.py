@@ -70,4 +70,4 @@ class Drift(RunCallback):
         """Write the drift of the valid replies to the entry."""
         run = self.run
         if run.config.score.drift:
-            run.entry.drift = measure(run.method, run.sent, run.good)
+            run.entry.drift = measure(run.method, run.method.sent, run.good)

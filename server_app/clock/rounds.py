@@ -18,6 +18,7 @@ from common.training.task import Task, global_spec
 from server_app.clock.devices import Devices
 from server_app.clock.job import EXACT, SECOND, Factors, Job, Time, bytes_of_step, time_of
 from server_app.clock.prediction import Predictor, quantile
+from server_app.clock.traces import Interrupted
 from server_app.method import Client
 from server_app.stopped import Stopped
 
@@ -40,10 +41,10 @@ class VirtualClock:
         self.on, self.private = task.config.on_clock, task.config.privacy.on
         self.predictor, self.now = Predictor(task), 0
         self.devices = Devices(task.config)
-        self._begin((), 0)
+        self.restart((), 0)
 
-    def _begin(self, name: tuple[str | int, ...], start: int) -> None:
-        """Start a round at ``start``; ``name``: of its jobs' random streams."""
+    def restart(self, name: tuple[str | int, ...], start: int) -> None:
+        """Start a round at ``start``; ``name``: of the random streams of its jobs."""
         self._name, self.start, self.end = name, start, start
         self.asked: dict[int, Client] = {}
         self.jobs: dict[int, Job] = {}
@@ -69,12 +70,12 @@ class VirtualClock:
         times = [time for time in free.values() if time is not None]
         if clients and not times:
             raise Stopped(f"round {t}: no client's device is available again, by its trace")
-        self._begin((t, attempt) if attempt else (t,), min(times, default=self.now))
+        self.restart((t, attempt) if attempt else (t,), min(times, default=self.now))
         return frozenset(k for k, time in free.items() if time != self.start)
 
     def predicted(self, client: Client) -> int:
         """Return the predicted microseconds of a client's job with full work, without jitter."""
-        return self._time(client, self._predicted(client)).micros
+        return self._time(client, self.predicted_job(client)).micros
 
     def dispatch(self, asked: Sequence[Client]) -> list[Client]:
         """Return the clients whose jobs are not lost, and set deadline and partial work.
@@ -85,13 +86,22 @@ class VirtualClock:
             return list(asked)
         self.asked = {client.k: client for client in asked}
         self.deadline = self._deadline()
-        for client in asked if self.settings.loss else ():
-            rng = seeds.rng(self.task.seed, "dropout", client.k, *self._name)
-            if rng.random() < self.settings.loss:
-                self.lost[client.k] = int(rng.random() * self.predicted(client))
+        losses = {client.k: self.loss_of(client, *self._name) for client in asked}
+        self.lost = {k: after for k, after in losses.items() if after is not None}
         if self.settings.partial and self.deadline is not None:
             self._shorten(self.deadline)
         return [client for client in asked if client.k not in self.lost]
+
+    def loss_of(self, client: Client, *name: str | int) -> int | None:
+        """Return the microseconds after which a client's job is lost; None if it is not.
+
+        ``name``: of the job's random streams, after the client.
+        """
+        if not self.settings.loss:
+            return None
+        rng = seeds.rng(self.task.seed, "dropout", client.k, *name)
+        lost = rng.random() < self.settings.loss
+        return int(rng.random() * self.predicted(client)) if lost else None
 
     def _deadline(self) -> int | None:
         """Return the deadline of this round, after its start; None without one."""
@@ -111,7 +121,7 @@ class VirtualClock:
 
     def _least(self, client: Client) -> int:
         """Return the predicted microseconds of the least work that a client may do."""
-        job = self._predicted(client)
+        job = self.predicted_job(client)
         if self.settings.partial:
             job = job._replace(steps=1, operations=job.operations // job.steps)
         return self._time(client, job).micros
@@ -119,7 +129,7 @@ class VirtualClock:
     def _shorten(self, deadline: int) -> None:
         """Give each client the most steps that fit the deadline, at least one."""
         for client in self.asked.values():
-            job = self._predicted(client)
+            job = self.predicted_job(client)
             time = self._time(client, job)
             room = deadline / SECOND - time.communication
             steps = max(int(room / (time.work / job.steps)), 1)
@@ -137,10 +147,10 @@ class VirtualClock:
             return list(good), [], []
         if self.private:  # also without the reply of a client, which its data may have prevented
             asked = self.asked.values()
-            every = (self._add(client, self._predicted(client), self.start) for client in asked)
+            every = (self._add(client, self.predicted_job(client), self.start) for client in asked)
             self.end = max(every, default=self.start)
             return list(good), [], []
-        jobs = [(client, self._job(client, reply, moved)) for client, reply in good]
+        jobs = [(client, self.job_of(client, reply, moved)) for client, reply in good]
         ends = {c.k: self._add(c, job, self.start) - self.start for c, job in jobs}
         done = {k: end for k, end in ends.items() if k not in self.lost}
         order = sorted(done, key=lambda k: (done[k], k))
@@ -190,7 +200,7 @@ class VirtualClock:
         """Add the jobs of a second exchange, for which a round waits."""
         if self.on and replies and not self.private:
             start = self.end
-            jobs = [(client, self._job(client, reply, moved)) for client, reply in replies]
+            jobs = [(client, self.job_of(client, reply, moved)) for client, reply in replies]
             self.end = max(self._add(client, job, start) for client, job in jobs)
 
     def add_scores(self, clients: Sequence[Client], moved: Moved) -> None:
@@ -228,31 +238,55 @@ class VirtualClock:
 
     # Jobs.
 
-    def _job(self, client: Client, reply: Reply, moved: Moved) -> Job:
+    def job_of(self, client: Client, reply: Reply, moved: Moved) -> Job:
         """Return what a client's job moved and computed, by its reply."""
         steps, operations = (int(reply.metrics.get(name, 0)) for name in (STEPS, costs.FLOPS))
         return Job(*moved[client.k], steps, operations)
 
     def _add(self, client: Client, job: Job, start: int) -> int:
         """Add a client's job of an exchange that began at ``start``; return the job's end."""
-        k = client.k
-        time = self._time(client, job, Factors.drawn(self.settings, self.task.seed, k, *self._name))
+        # A second exchange may have to wait, and the round waits for it.
+        interrupted: Interrupted | None = None if start == self.start else "paused"
+        end, done = self.end_of(client, job, start, *self._name, interrupted=interrupted)
+        self.spend(client, job, *self._name)
+        if not done:
+            self.lost[client.k] = end - self.start
+        return end
+
+    def spend(self, client: Client, job: Job, *name: str | int) -> None:
+        """Count what a client's job moved and computed, and its time, in this round."""
+        k, time = client.k, self._drawn(client, job, *name)
         before = self.spent.get(k, Time(0.0, 0.0))
         self.jobs[k] = self.jobs.get(k, Job()).plus(job)
         self.spent[k] = Time(before.communication + time.communication, before.work + time.work)
-        if (trace := self.devices.trace(k)) is None:
-            return start + time.micros
-        # A second exchange may have to wait, and the round waits for it.
-        interrupted = self.settings.interrupted if start == self.start else "paused"
-        begin = trace.next_on(start)
-        done = (start, False)
-        if begin is not None:
-            done = trace.finish(begin, time.micros, interrupted)
-        if not done[1]:
-            self.lost[k] = done[0] - self.start
-        return done[0]
 
-    def _predicted(self, client: Client) -> Job:
+    def end_of(
+        self,
+        client: Client,
+        job: Job,
+        start: int,
+        *name: str | int,
+        interrupted: Interrupted | None = None,
+    ) -> tuple[int, bool]:
+        """Return when a job of ``start`` ends, and whether it is complete then.
+
+        ``name``: of its random streams, after the client; ``interrupted``: as in [clock].
+        """
+        micros = self._drawn(client, job, *name).micros
+        if (trace := self.devices.trace(client.k)) is None:
+            return start + micros, True
+        begin = trace.next_on(start)
+        if begin is None:
+            return start, False
+        return trace.finish(begin, micros, interrupted or self.settings.interrupted)
+
+    def _drawn(self, client: Client, job: Job, *name: str | int) -> Time:
+        """Return the time of a job with its random factors."""
+        factors = Factors.drawn(self.settings, self.task.seed, client.k, *name)
+        return self._time(client, job, factors)
+
+    def predicted_job(self, client: Client) -> Job:
+        """Return the predicted job of a client with full work."""
         return self.predictor.job(client.k, client.architecture, client.n)
 
     def _time(self, client: Client, job: Job, factors: Factors = EXACT) -> Time:

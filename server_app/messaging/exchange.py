@@ -151,6 +151,12 @@ class Inbox:
         if self._waiting:
             time.sleep(self._pause)
 
+    def forget(self, k: int) -> None:
+        """Drop client k's job: nothing waits for its reply any more."""
+        self.jobs.pop(k, None)
+        self._unsent = deque(k for k in self._unsent if k in self.jobs)
+        self._waiting = {id_: k for id_, k in self._waiting.items() if k in self.jobs}
+
     def take(self) -> tuple[dict[int, Message], list[Failure]]:
         """Return and forget what has arrived: replies by client and failures, ascending in k."""
         replies = dict(sorted(self.replies.items()))

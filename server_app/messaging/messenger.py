@@ -32,7 +32,7 @@ class Messenger:
         self.channel, self.config = channel, channel.config
         self.after = 0  #: last complete round of a resumed run
         self.moved: dict[int, tuple[int, int]] = {}
-        """Bytes of the arrays in each client's payloads of the newest exchange, down and up. They
+        """Bytes of the arrays in the payloads of each client's newest exchange, down and up. They
         do not depend on seals and on the experiment's name."""
         self.kept: dict[int, int] = {}  #: round of each client's newest state, by client
 
@@ -45,7 +45,6 @@ class Messenger:
     ) -> dict[int, Message]:
         """Return messages of type ``kind`` by client; pack a payload for several clients once."""
         packed: dict[int, tuple[ToClient, int, Callable[[int], RecordDict]]] = {}
-        self.moved = {}
         messages: dict[int, Message] = {}
         for client, payload in payloads:
             if id(payload) not in packed:

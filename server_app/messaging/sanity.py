@@ -25,7 +25,7 @@ from common import progress
 from common.exchange.protocol import Reply, Request
 from common.exchange.records import tensors
 from common.exchange.tree import pieces
-from common.journal import Entry, Magnitude
+from common.journal import Entry, Failure, Magnitude
 from common.settings.config import MethodOptions
 from server_app.method import Client, Method
 from server_app.stopped import DivergedRound
@@ -66,6 +66,25 @@ def measure(
             among = len(group)
             ratios |= {k: {"change": c / middle, "among": among} for k, c in group.items()}
     return {k: Magnitude(largest=size, **ratios.get(k, {})) for k, size in largest.items()}
+
+
+def refused(
+    entry: Entry,
+    method: Method[MethodOptions, Reply],
+    good: Sequence[tuple[Client, Reply]],
+) -> list[Failure]:
+    """Return a failure for each reply that exceeds the limits, and write the measures to the entry.
+
+    Under [privacy] no reply is compared with another, and sizes are not kept: a client would change
+    by more than the noise is made for.
+    """
+    private = method.config.privacy.on
+    magnitudes = measure(method, {} if private else method.sent, good)
+    entry.magnitudes = {} if private else magnitudes
+    return [
+        Failure(k=k, round=entry.round, reason=f"reply refused: {why}", kind="refused")
+        for k, why in beyond(magnitudes, method.config.run.sanity).items()
+    ]
 
 
 def beyond(magnitudes: Magnitudes, sanity: float) -> dict[int, str]:

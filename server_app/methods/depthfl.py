@@ -86,7 +86,7 @@ class DepthFL(Averaged[Options, Reply]):
                     if n in reply.w
                 }
                 self.h = {**self.h, **changed}
-            self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
+            self.accepted = {**self.accepted, **{client.k: reply.t for client, reply in replies}}
         return super().step(t, replies)
 
     def aggregate(self, replies: Replies[Reply], previous: Models) -> Models:

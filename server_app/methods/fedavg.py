@@ -71,7 +71,8 @@ class Averaged(GlobalModels[O, T], ABC):
         options, names = self.config.average, self.trained_names
         states = self.states(replies, previous, names)
         if self.private is not None:
-            return self.private.mean(self.t, states, previous, names, self.roster_size)
+            s = [self.discounts.get(client.k, 1.0) for client in replies.clients]
+            return self.private.mean(self.t, states, previous, names, self.roster_size, s)
         p = options.shares(replies.sizes)
         trusted = self.trusted(self.trains(replies.clients[0]), previous, replies.sizes)
         return average(states, p, previous, options, names, trusted)

@@ -11,6 +11,7 @@ from common.methods.fedkd import Options, Reply, Request
 from common.techniques import low_rank
 from common.techniques.low_rank import Compressed
 from server_app.aggregation.mean import average
+from server_app.aggregation.staleness import Discount
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
 
@@ -42,7 +43,7 @@ class FedKD(GlobalModel[Options, Reply]):
 
     def request(self, t: int) -> Callable[[Client], Request]:
         whole = Request(w=self.w, update=None, since=0)
-        if not self.holders:
+        if self.config.buffered or not self.holders:
             return lambda client: whole
         change = Request(w=None, update=self.update, since=self.since)
         return lambda client: change if client.k in self.holders else whole
@@ -55,6 +56,13 @@ class FedKD(GlobalModel[Options, Reply]):
     def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, Tensor]]:
         trained = low_rank.apply(self.w, reply.update)
         yield from ((n, x) for n, x in tree.steps(self.w, trained) if n in self.parameter_names)
+
+    def rebased(self, client: Client, reply: Reply, discount: Discount) -> Reply:
+        sent = self.sent[client.k]
+        assert isinstance(sent, Request) and sent.w is not None
+        w = discount(self.w, sent.w, low_rank.apply(sent.w, reply.update))
+        update = {name: [value - self.w[name]] for name, value in w.items()}
+        return reply.model_copy(update={"update": update})
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         states = [low_rank.apply(self.w, reply.update) for _, reply in replies]

@@ -13,6 +13,7 @@ from common.models.batchnorm import statistics
 from common.models.classifier import Classifier
 from common.techniques import importance
 from common.techniques.importance import Masks
+from server_app.aggregation.staleness import Discount
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
 
@@ -27,7 +28,6 @@ class FIARSE(GlobalModel[Options, Reply]):
         self.groups = importance.groups(self.entries, self.options.scope)
         unused = set() if self.options.running else set(statistics(self.net))
         self.complete = [name for name in self.w if name not in {*self.entries, *unused}]
-        self.masks: dict[float, Masks] = {}  #: masks of the current round, by size
 
     def admit(self, client: Client) -> None:
         super().admit(client)
@@ -40,12 +40,10 @@ class FIARSE(GlobalModel[Options, Reply]):
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return a function of the client; equal payloads are one object, to pack them once."""
-        self.masks = {}
 
         @cache
         def payload(size: float) -> Request:
             theta, masks = self._extract(size)
-            self.masks[size] = masks
             kept, bits = importance.kept(self.w, masks), importance.bitmap(masks)
             rest = tree.cut(self.w, self.complete)
             return Request(theta=theta, kept=kept, bitmap=bits, rest=rest)
@@ -58,13 +56,31 @@ class FIARSE(GlobalModel[Options, Reply]):
         return theta, importance.masks(self.w, importance.by_name(theta, self.groups))
 
     def check(self, client: Client, reply: Reply) -> None:
-        size = client.info.size
-        expected = sum(int(mask.sum()) for mask in self.masks[size].values())
-        if len(reply.delta) != expected:
+        kept = len(self._request(client).kept)
+        if len(reply.delta) != kept:
             raise ValueError(
-                f"delta has {len(reply.delta)} numbers, the mask of size {size:g} keeps {expected}"
+                f"delta has {len(reply.delta)} numbers, the mask of size {client.info.size:g} "
+                f"keeps {kept}"
             )
         tree.check_like(reply.rest, tree.cut(self.w, self.complete), "rest")
+
+    def _request(self, client: Client) -> Request:
+        sent = self.sent[client.k]
+        assert isinstance(sent, Request)
+        return sent
+
+    def _masks(self, client: Client) -> Masks:
+        """Return the masks of the client's sub-model, of the version that it was sent."""
+        like = tree.cut(self.w, self.entries)
+        return importance.from_bitmap(self._request(client).bitmap, like)
+
+    def rebased(self, client: Client, reply: Reply, discount: Discount) -> Reply:
+        sent, masks = self._request(client), self._masks(client)
+        old, change = (importance.spread(x, masks) for x in (sent.kept, reply.delta))
+        trained = {name: old[name] - change[name] for name in masks}
+        moved = discount(self.w, {**old, **sent.rest}, {**trained, **reply.rest})
+        delta = importance.kept({name: self.w[name] - moved[name] for name in masks}, masks)
+        return reply.model_copy(update={"delta": delta, "rest": tree.cut(moved, reply.rest)})
 
     def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, torch.Tensor]]:
         yield "delta", reply.delta
@@ -78,7 +94,7 @@ class FIARSE(GlobalModel[Options, Reply]):
         }
         total, count = zeros, {name: torch.zeros_like(x) for name, x in zeros.items()}
         for client, reply in replies:
-            masks = self.masks[client.info.size]
+            masks = self._masks(client)
             for name, delta in importance.spread(reply.delta, masks).items():
                 total[name] += delta
                 count[name] += delta != 0 if self.options.count == "nonzero" else masks[name]

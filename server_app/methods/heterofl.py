@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from common import models
+from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.heterofl import Partial, Reply, Request
 from common.techniques.widths import Submodel
@@ -58,6 +59,10 @@ class HeteroFL(Averaged[Partial, Reply]):
 
     def trains(self, client: Client) -> str:
         return self.submodel(client, self.t).spec
+
+    def check(self, client: Client, reply: Reply) -> None:
+        spec = self.submodel(client, reply.t).spec
+        tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return requests without weights; ``aggregation/width.py`` adds each client's block."""

@@ -32,14 +32,14 @@ class QFFL(Averaged[Options, Reply]):
     def combine(self, replies: Replies[Reply], previous: StateDict) -> StateDict:
         q, parameters = self.options.q, self.parameter_names
         weights, r = [], 0.0
-        for _, reply in replies:
-            f = reply.loss + EPSILON
+        for client, reply in replies:
+            f, s = reply.loss + EPSILON, self.discounts.get(client.k, 1.0)
             moved = sum(
                 float((previous[name].double() - reply.w[name].double()).square().sum())
                 for name in sorted(parameters)
             )
             weights.append(f**q)
-            r += q * f ** (q - 1) * moved / self.lr
+            r += q * f ** (q - 1) * moved / s**2 / self.lr  # of the client's whole change
         self.stay = r / (r + sum(weights))
         mean = tree.mean([previous, *(reply.w for _, reply in replies)], [r, *weights])
         kept = self.config.average.bn_buffers

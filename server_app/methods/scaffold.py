@@ -56,8 +56,6 @@ class Scaffold(Averaged[Options, Reply]):
 
     def request(self, t: int) -> Callable[[Client], Request]:
         """Return a function of the client; equal payloads are one object, to pack them once."""
-        self.t = t
-        self.sent = {self.global_spec: Request(w=self.w, c=self.c, accepted=0)}
 
         @cache
         def payload(accepted: int) -> Request:
@@ -67,16 +65,14 @@ class Scaffold(Averaged[Options, Reply]):
 
     def own_request(self, client: Client, sent: protocol.Request, w: StateDict) -> protocol.Request:
         c = {name: self.c[key] for name, key in self.keys[client.architecture].items()}
-        request = sent.model_copy(update={"w": w, "c": c})
-        assert isinstance(request, Request)
-        self.sent[client.architecture] = request
-        return request
+        return sent.model_copy(update={"w": w, "c": c})
 
     def check(self, client: Client, reply: Reply) -> None:
         super().check(client, reply)
-        sent = self.sent[self.trains(client)]
+        sent = self.sent[client.k]
+        assert isinstance(sent, Request)
         tree.check_like(reply.dc, sent.c, "dc")
-        expected = self.options.change(self.task, self.t, client.n, sent, reply.w)
+        expected = self.options.change(self.task, reply.t, client.n, sent, reply.w)
         for name, value in expected.items():
             error = (reply.dc[name] - value).abs()
             rounding = 1e-5 * (value.abs() + sent.c[name].abs())
@@ -100,7 +96,7 @@ class Scaffold(Averaged[Options, Reply]):
         trained = [spec if across else self.global_spec for spec in self.roster.values()]
         owners = Counter(key for spec in trained for key in self.keys[spec].values())
         self.c = {key: c + moved[key] / owners[key] * mean[key] for key, c in self.c.items()}
-        self.accepted = {**self.accepted, **{client.k: t for client in replies.clients}}
+        self.accepted = {**self.accepted, **{client.k: reply.t for client, reply in replies}}
         return {}
 
     def cached(self, reply: Reply) -> Reply:

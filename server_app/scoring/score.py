@@ -1,7 +1,7 @@
 """Scores of models: the server's on its test set, and those of clients on their own data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from statistics import fmean
 from typing import final
@@ -35,6 +35,7 @@ class Scorer:
     def __init__(self, method: Method[MethodOptions, Reply], dataset: Dataset) -> None:
         self.method, self.task, self.scored = method, method.task, ScoredModels(method)
         self.x, self.y = dataset.x_test, dataset.y_test
+        self.newest: dict[int, tuple[int, ClientScore]] = {}  #: with its round, by client
         self.confusion: Confusion = []  #: of the run's primary score in the current round
 
     @cached_property
@@ -97,20 +98,30 @@ class Scorer:
         if named:
             entry.accuracies = named
 
-    def add_scores(self, scores: Sequence[ScoreReply], entry: Entry) -> None:
+    def remember(self, entry: Entry) -> None:
+        """Keep each client's newest score, which counts as long as the client is busy."""
+        self.newest |= {s.k: (entry.round - s.age, s) for s in entry.scores}
+
+    def add_scores(
+        self, replies: Sequence[ScoreReply], entry: Entry, busy: Set[int] = frozenset()
+    ) -> None:
         """Write clients' scores, their fairness and the personal score to the entry.
 
-        If that is the primary score, also write the metrics by class, over all the clients' samples
-        if every client has sent its confusion.
+        Of ``busy`` clients it is the newest score, with its age. If that is the primary score, also
+        write the metrics by class, over all the clients' samples if every client has sent its
+        confusion.
         """
-        entry.scores = client_scores(scores)
-        tested = [(score, score.accuracy) for score in scores if score.accuracy is not None]
+        old = [(entry.round - t, s) for t, s in (self.newest[k] for k in busy & {*self.newest})]
+        scores = client_scores(replies) + [s.model_copy(update={"age": age}) for age, s in old]
+        entry.scores = sorted(scores, key=lambda score: score.k)
+        self.remember(entry)
+        tested = [(score, score.accuracy) for score in entry.scores if score.accuracy is not None]
         if not tested:
             return
         entry.fairness = _fairness([score for score, _ in tested], self.method.name)
-        numbers = over_clients([a for _, a in tested], [score.n for score, _ in tested])
+        numbers = over_clients([a for _, a in tested], [score.n or 0 for score, _ in tested])
         entry.personal = Personal(**numbers, clients=len(tested))
-        counted = [score.confusion.tolist() for score, _ in tested if score.confusion is not None]
+        counted = [score.confusion.tolist() for score in replies if score.confusion is not None]
         if self.primary == "personal" and len(counted) == len(tested):
             self._write_classes(entry, counted)
 
@@ -268,12 +279,12 @@ def client_scores(scores: Sequence[ScoreReply]) -> list[ClientScore]:
     ]
 
 
-def _fairness(tested: Sequence[ScoreReply], name: str) -> Fairness:
+def _fairness(tested: Sequence[ClientScore], name: str) -> Fairness:
     """Return AMP, FM and WLP of the global model, else of the clients' own, and of each model.
 
     ``name``: that of the run's own model.
     """
-    sizes = [score.n for score in tested]
+    sizes = [score.n or 0 for score in tested]
     named: dict[str, list[float | None]] = {
         name: [score.accuracy_global for score in tested],
         "own": [score.accuracy for score in tested],

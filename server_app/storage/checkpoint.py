@@ -46,6 +46,8 @@ class Checkpoint(Records, kind="checkpoint.Checkpoint"):
     """Rounds in a row before which a client was not connected, by client."""
     undone: list[str] = []
     """The undone rounds, as in the journal (``Undone``, JSON)."""
+    jobs: str = ""
+    """Jobs in flight of asynchronous rounds (JSON, ``server_app/buffered/rounds.py``)."""
     callbacks: dict[str, str] = {}
     """State of each of the user's callbacks by name (JSON), where there is one."""
 

@@ -1,0 +1,50 @@
+"""Updates of older versions as updates of the newest one, for asynchronous rounds.
+
+Client k trains w_v of version v, and the server's model is w when its w_k arrives. The update then
+counts as the model
+
+    w + s (w_k − w_v)        FedBuff (Nguyen et al., AISTATS 2022)
+    (1 − s) w + s w_k        FedAsync (Xie et al., 2019), with s = α · s(τ): ``buffer.mixing``
+
+entry by entry, so that every mean of models adds the mean of the weighted changes to w. An update
+of the newest version with weight 1 is w_k itself, so that it has the bits of a synchronous round.
+
+Deviation: the papers have no BatchNorm. Its running statistics are mixed in both cases, since a
+variance plus a change of an older one can be negative. Integer counters are the client's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from common.exchange import tree
+from common.exchange.records import StateDict
+
+
+@final
+@dataclass(frozen=True)
+class Discount:
+    """Weight ``s`` of an update, and whether its model is mixed or its change is added."""
+
+    s: float
+    mixes: bool
+
+    def __call__(
+        self, newest: Mapping[str, Tensor], sent: Mapping[str, Tensor], trained: StateDict
+    ) -> StateDict:
+        """Return ``trained`` as a model of the newest version; sums run in float64.
+
+        ``newest``, ``sent``: w and w_v, with at least the entries of ``trained``.
+        """
+        moved = {}
+        for name, value in trained.items():
+            if not value.is_floating_point():
+                moved[name] = value
+                continue
+            mixes = self.mixes or name.endswith(tree.STATISTICS)
+            start, base = newest[name].double(), newest[name] if mixes else sent[name]
+            s = min(self.s, 1.0) if mixes else self.s
+            moved[name] = (start + s * (value.double() - base.double())).to(value.dtype)
+        return moved

@@ -1,0 +1,1 @@
+"""Asynchronous rounds (``mode = "buffered"``): a step whenever K updates have arrived."""

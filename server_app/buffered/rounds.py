@@ -1,0 +1,402 @@
+"""The clients' part of asynchronous rounds: send jobs, and take updates until a step has K.
+
+A client is idle only when its update has left the buffer. So no client is twice in a step, and the
+rounds of a client's requests grow. After the last event of an instant, free slots are filled with
+idle clients, which get the newest version.
+
+The order of arrival is that of the virtual clock. The time of a job follows from what the client's
+last job moved and computed, or from its own reply if it is the first. So all jobs in flight run at
+the same time, and neither their real order nor the number of workers changes a result.
+
+Deviation: FedBuff may select a client whose update is in the buffer; here it waits for the step.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from statistics import fmean
+from typing import final
+
+from flwr.app import Message
+
+from common import seeds
+from common.exchange.protocol import Reply, Request
+from common.flower.rpc import over_grpc
+from common.journal import ON_CLOCK, Arrivals, Failure
+from server_app import costs
+from server_app.aggregation.staleness import Discount
+from server_app.buffered.jobs import LOSS, REPLY, InFlight, Outcome, Requests
+from server_app.clock.job import SECOND, Job
+from server_app.memory import sending
+from server_app.messaging import sanity
+from server_app.messaging.census import POLL
+from server_app.messaging.exchange import Inbox
+from server_app.method import Client, Replies
+from server_app.run import Run
+from server_app.stopped import Stopped
+
+JOB = "job"  #: name of a job's random streams on the clock, before its number
+LOST, _, UNNEEDED, STALE = ON_CLOCK
+BACK = 3  #: kind of an event: a device is available again
+
+
+@final
+class Buffered:
+    """Jobs in flight and the buffer of updates of one run.
+
+    ``renew(t)``: updates the members, and adds their events to the entry of round t.
+    """
+
+    inbox: Inbox
+
+    def __init__(self, run: Run, renew: Callable[[int], None]) -> None:
+        self.run, self.renew, self.settings = run, renew, run.config.buffer
+        self.requests = Requests(run.record.folder)
+        self.jobs: dict[int, InFlight] = {}  #: in flight, by client
+        self.idle: dict[int, int] = {}  #: when a client became idle, in µs; 0 if it never worked
+        self.number = 0  #: of the next job
+        self.buffer: dict[int, tuple[InFlight, Reply | None, int]] = {}
+        """Job, update and time of arrival by client, in the order of arrival. Under [privacy] an
+        update that is missing or refused counts as a zero update (None)."""
+        self._outcomes: dict[int, Outcome] = {}  #: of jobs in flight, if they are known
+        self._arrived: dict[int, Message | Failure] = {}  #: not opened yet, by client
+        self._again: list[InFlight] = []  #: jobs of a checkpoint, not sent yet
+        self._kept: list[InFlight] = []  #: jobs that the end of the run has dropped
+
+    @property
+    def now(self) -> int:
+        """Time on the clock in µs."""
+        return self.run.clock.end
+
+    def collect(self, t: int) -> None:
+        """Send jobs and take arrivals until the buffer has K: the replies of round t.
+
+        Raises ``Stopped`` if too few clients are left.
+        """
+        run = self.run
+        if not hasattr(self, "inbox"):
+            self.inbox = run.messenger.channel.inbox(run.grid)
+        run.clock.restart((t,), run.clock.now)
+        self._sent = list[tuple[int, int]]()
+        self._resting = set[int]()  #: clients that failed since the last step
+        self._request: Callable[[Client], Request] | None = None
+        per_round, roster = run.config.run.per_round, run.method.roster_size
+        self.size, self.concurrency = self.settings.sizes(per_round, roster)
+        with sending(over_grpc(run.grid)):
+            self._send_again(t)
+            while len(self.buffer) < self.size:
+                self._next(t)
+                if len(self.buffer) == self.size:
+                    self._refuse()
+        self._take_step()
+
+    # Events.
+
+    def _next(self, t: int) -> None:
+        """Fill free slots if no event is due, and take the next event."""
+        if all(job.due != self.now for job in self.jobs.values()):
+            self._fill(t)
+        for job in [job for job in self.jobs.values() if job.due is None]:
+            self._time(job, self._outcome(job).counts)
+        first = min(self.jobs.values(), key=lambda job: job.event, default=None)
+        free = len(self.jobs) < self.concurrency
+        back = min((time for time, _ in self._idle(t) if free and time > self.now), default=None)
+        if back is not None and (first is None or (back, BACK) < first.event[:2]):
+            self.run.clock.end = back
+        elif first is not None:
+            self.run.clock.end = first.event[0]
+            self._arrive(t, first)
+        else:
+            self._wait(t)
+
+    def _idle(self, t: int) -> list[tuple[int, Client]]:
+        """Return the idle clients, the longest idle first, each with the time of its availability.
+
+        A client that failed is not among them before the next step.
+        """
+        run, not_idle = self.run, {*self.jobs, *self.buffer, *self._resting}
+        not_idle |= run.membership.missed
+        clients = [c for c in run.trusted() if c.k not in not_idle]
+        clients = [c for c in clients if run.method.selection.allows(c.info)]
+        clients.sort(key=lambda c: (self.idle.get(c.k, 0), c.k))
+        traces = [(run.clock.devices.trace(c.k), c) for c in clients]
+        times = [(trace.next_on(self.now) if trace else self.now, c) for trace, c in traces]
+        return [(time, client) for time, client in times if time is not None]
+
+    def _arrive(self, t: int, job: InFlight) -> None:
+        """Take a job's reply into the buffer, or record its failure."""
+        run, k, client = self.run, job.k, self.run.membership.known[job.k]
+        outcome = self._outcome(job) if job.is_sent else Outcome(None, None, Job())
+        reply, failure = outcome.reply, outcome.failure
+        del self.jobs[k]
+        self._outcomes.pop(k, None)
+        if reply is not None or run.private:
+            self._spend(client, job, outcome.counts)
+        if job.kind == LOSS:
+            lost = (self.now - job.start) / SECOND - run.config.clock.notice
+            failure = Failure(
+                k=k, round=t, kind=LOST, reason=f"its job was lost after {lost:.6g} s"
+            )
+        elif failure is None and 0 < self.settings.max_staleness < t - job.t:
+            failure = Failure(k=k, round=t, kind=STALE, reason=f"stale: {t - job.t} versions")
+        if failure is None or run.private:
+            self.buffer[k] = job, reply if failure is None else None, self.now
+        if failure is not None:
+            self._fail(failure)
+            if reply is not None:
+                costs.of_clients(run.entry, run.config.run, [(client, reply)])
+
+    def _fail(self, failure: Failure) -> None:
+        """Record a failure; its client is idle unless it is in the buffer."""
+        run, k = self.run, failure.k
+        run.entry.failures = [*run.entry.failures, failure]
+        if k not in self.buffer:
+            self.idle[k] = self.now
+            run.clock.late.append(k)
+            if failure.kind not in ON_CLOCK:
+                self._resting.add(k)
+
+    def _refuse(self) -> None:
+        """Remove updates with impossible numbers from the buffer (``sanity.py``)."""
+        run, load = self.run, self.requests.load
+        jobs = {k: job for k, (job, reply, _) in self.buffer.items() if reply is not None}
+        run.method.sent = {k: load(job.request) for k, job in jobs.items()}
+        for failure in sanity.refused(run.entry, run.method, self._good()):
+            if run.private:
+                job, _, arrival = self.buffer[failure.k]
+                self.buffer[failure.k] = job, None, arrival
+            else:
+                del self.buffer[failure.k]
+            self._fail(failure)
+
+    def _good(self) -> list[tuple[Client, Reply]]:
+        """Return the valid updates in the buffer, in order of k."""
+        known, updates = self.run.membership.known, sorted(self.buffer)
+        pairs = ((known[k], self.buffer[k][1]) for k in updates)
+        return [(client, reply) for client, reply in pairs if reply is not None]
+
+    def _wait(self, t: int) -> None:
+        """Wait for clients if fewer than K take part and no event is due.
+
+        Raises ``Stopped`` after ``buffer.wait`` seconds, or if all clients failed.
+        """
+        run, start = self.run, time.monotonic()
+        have = f"{len(self.buffer)} of buffer.size = {self.size} updates have arrived"
+        sanity.check_before(run.entry, run.before, run.architectures)
+        while not self._idle(t):
+            if len(run.clients) >= self.size:
+                first = next((f for f in run.entry.failures if f.k in self._resting), None)
+                why = f"; client {first.k}: {first.reason}" if first else ""
+                raise Stopped(f"round {t}: {have}, and no other client can train{why}")
+            if time.monotonic() - start > self.settings.wait:
+                raise Stopped(
+                    f"round {t}: {have}, {len(run.clients)} clients take part, and no other came "
+                    f"within buffer.wait = {self.settings.wait:g} s"
+                )
+            time.sleep(POLL)
+            self.renew(t)
+
+    # Jobs.
+
+    def _fill(self, t: int) -> None:
+        """Send jobs with the newest version to idle clients, as long as slots are free."""
+        run, jobs = self.run, list[InFlight]()
+        while len(self.jobs) < self.concurrency:
+            ready = [client.info for time, client in self._idle(t) if time == self.now]
+            rng = seeds.rng(run.task.seed, "select", self.number)
+            chosen = run.method.selection.draw(ready, rng, t, 1)
+            if not chosen:
+                break
+            job = InFlight(number=self.number, k=chosen.pop(), t=t, start=self.now)
+            self.jobs[job.k], self.number = job, self.number + 1
+            self._sent.append((job.k, job.version))
+            jobs.append(job)
+        self._send(t, jobs)
+
+    def _send(self, t: int, jobs: list[InFlight]) -> None:
+        """Send jobs, unless they are lost on the clock; set their times where these are known."""
+        run, clock, requests = self.run, self.run.clock, dict[int, Request]()
+        for job in jobs:
+            client = run.membership.known[job.k]
+            if (lost := clock.loss_of(client, JOB, job.number)) is not None:
+                job.due, job.kind, job.is_sent = self._noticed(job.start + lost), LOSS, False
+                continue
+            with costs.of_server(run.entry, run.config.run):
+                requests[job.k] = self._newest(t)(client)
+            experiment = run.messenger.experiment
+            job.request = self.requests.keep(t, requests[job.k], experiment)
+            if run.private or job.k in clock.predictor.newest:
+                self._time(job, clock.predicted_job(client))
+        self._post(t, requests)
+
+    def _newest(self, t: int) -> Callable[[Client], Request]:
+        """Return the requests with the newest version, as a function of the client."""
+        if self._request is None:
+            request = self.run.method.requests(t)
+            self._request = request if callable(request) else lambda client: request
+        return self._request
+
+    def _post(self, t: int, requests: dict[int, Request]) -> None:
+        """Send requests of round t by client."""
+        messenger, known = self.run.messenger, self.run.membership.known
+        payloads = [(known[k], request) for k, request in requests.items()]
+        messenger.channel.post(self.inbox, messenger.make_messages(t, "train", payloads), t)
+
+    def _time(self, job: InFlight, counts: Job) -> None:
+        """Set the time of a job's event, by what the job moves and computes."""
+        client = self.run.membership.known[job.k]
+        end, complete = self.run.clock.end_of(client, counts, job.start, JOB, job.number)
+        job.due, job.kind = (end, REPLY) if complete else (self._noticed(end), LOSS)
+
+    def _noticed(self, lost: int) -> int:
+        return lost + int(self.run.config.clock.notice * SECOND)
+
+    def _spend(self, client: Client, job: InFlight, counts: Job) -> None:
+        """Count a job's time and energy; the client's next one is predicted by it."""
+        clock = self.run.clock
+        clock.spend(client, counts, JOB, job.number)
+        clock.jobs[client.k] = clock.predictor.newest[client.k] = counts
+
+    # Replies.
+
+    def _outcome(self, job: InFlight) -> Outcome:
+        """Wait for what comes of a job."""
+        if job.k in self._outcomes:
+            return self._outcomes[job.k]
+        run, client, arrived = self.run, self.run.membership.known[job.k], self._await(job.k)
+        reply, failure = None, None
+        if isinstance(arrived, Message):
+            method = run.method
+            method.sent = {job.k: self.requests.load(job.request)}
+            good, refused = run.messenger.open(
+                job.t, [arrived], method.reply_type, [client], method.check
+            )
+            reply, failure = (good[0][1], None) if good else (None, refused[0])
+        else:
+            failure = arrived
+        counts = run.clock.predicted_job(client)
+        if reply is not None and not run.private:
+            counts = run.clock.job_of(client, reply, run.messenger.moved)
+        if failure is not None:
+            failure = failure.model_copy(update={"round": run.entry.round})
+        self._outcomes[job.k] = Outcome(reply, failure, counts)
+        return self._outcomes[job.k]
+
+    def _await(self, k: int) -> Message | Failure:
+        """Wait for client k's reply, or the failure of its job; keep what else arrives."""
+        channel, entry = self.run.messenger.channel, self.run.entry
+        while k not in self._arrived:
+            replies, failures = channel.arrived(self.inbox)
+            self._arrived.update(replies)
+            for failure in failures:
+                if failure.k in self.inbox.jobs:  # the channel has sent the message once more
+                    entry.failures = [*entry.failures, failure]
+                else:
+                    self._arrived[failure.k] = failure
+            channel.waiting()
+            self.inbox.pause()
+        if not self.run.private and k in self.inbox.seconds:
+            entry.measured = {**entry.measured, k: round(self.inbox.seconds[k], 6)}
+        return self._arrived.pop(k)
+
+    # The step.
+
+    def _take_step(self) -> None:
+        """Hand the buffer over as the replies of the round, and write it to the journal."""
+        run, entry = self.run, self.run.entry
+        jobs = {k: job for k, (job, _, _) in self.buffer.items()}
+        run.good = self._good()
+        entry.selected = sorted({k for k, _ in self._sent})
+        entry.failures = sorted(entry.failures, key=lambda failure: failure.k)
+        self._stale = {k: entry.round - job.t for k, job in jobs.items()}
+        entry.buffer = Arrivals(
+            sent=self._sent,
+            arrived=[(k, job.version) for k, job in jobs.items()],
+            times=[time / SECOND for _, _, time in self.buffer.values()],
+            staleness=list(self._stale.values()),
+            in_flight=len(self.jobs),
+        )
+        self.idle.update(dict.fromkeys(self.buffer, self.now))
+        self.buffer = {}
+
+    def replies(self) -> Replies[Reply]:
+        """Return the replies of the step as updates of the newest version, with their weights.
+
+        Under [privacy] the weights apply after an update is clipped.
+        """
+        run, method, settings = self.run, self.run.method, self.settings
+        scale = 1.0
+        if run.config.average.weights == "samples" and not settings.mixing:
+            # p_k = n_k / mean n, so that the step does not depend on who is in the buffer
+            mean = fmean(client.n for client in run.clients)
+            scale = fmean(client.n for client, _ in run.good) / mean if run.good else 1.0
+        stale = self._stale.items()
+        method.discounts = {k: scale * settings.discount(age) for k, age in stale}
+        return Replies.of([(client, self._rebased(client, reply)) for client, reply in run.good])
+
+    def _rebased(self, client: Client, reply: Reply) -> Reply:
+        method, mixes = self.run.method, self.settings.mixing > 0
+        s = 1.0 if self.run.private else method.discounts[client.k]
+        if s == 1 and (mixes or self._stale[client.k] == 0):
+            return reply
+        return method.rebased(client, reply, Discount(s, mixes=mixes))
+
+    def finish(self) -> None:
+        """Drop the jobs in flight at the end of the run; their costs count."""
+        run, entry = self.run, self.run.entry
+        self._kept = [*self.jobs.values()]
+        for job in self._kept:
+            if not job.is_sent:
+                continue
+            client, outcome = run.membership.known[job.k], self._outcome(job)
+            if outcome.reply is not None:
+                self._spend(client, job, outcome.counts)
+                costs.of_clients(entry, run.config.run, [(client, outcome.reply)])
+            why = "not needed: the run has ended"
+            run.clock.late.append(job.k)
+            failure = Failure(k=job.k, round=entry.round, kind=UNNEEDED, reason=why)
+            entry.failures = [*entry.failures, outcome.failure or failure]
+        self.jobs = {}
+
+    # Membership, checkpoints and undone rounds.
+
+    def drop(self, k: int) -> None:
+        """Drop the job of a client that has left."""
+        self.jobs.pop(k, None)
+        self._outcomes.pop(k, None)
+        self._arrived.pop(k, None)
+        if hasattr(self, "inbox"):
+            self.inbox.forget(k)
+        self.idle[k] = self.run.clock.now
+
+    def settle(self) -> None:
+        """Wait for all jobs in flight, so that no client is busy when they are sent again."""
+        for job in self.jobs.values():
+            if job.is_sent and job.k not in self._outcomes and job not in self._again:
+                self._await(job.k)
+
+    def state(self) -> str:
+        """Return what a checkpoint keeps, as JSON, and delete the requests that none needs."""
+        jobs = [*self.jobs.values()] or self._kept
+        self.requests.release([job.request for job in jobs], self.run.config.run.keep)
+        fields = {"number": self.number, "idle": self.idle}
+        return json.dumps({**fields, "jobs": [job.model_dump() for job in jobs]})
+
+    def restore(self, state: str, excluded: frozenset[int]) -> None:
+        """Go on after a checkpoint: its jobs are sent again, but for those of ``excluded``."""
+        saved = json.loads(state)
+        self.number, self.idle = saved["number"], {int(k): at for k, at in saved["idle"].items()}
+        jobs = [InFlight.model_validate(job) for job in saved["jobs"]]
+        self.jobs = {job.k: job for job in jobs if job.k not in excluded}
+        self._again = [*self.jobs.values()]
+
+    def _send_again(self, t: int) -> None:
+        """Send the jobs of a checkpoint; those of clients that take no longer part are dropped."""
+        again, self._again = self._again, []
+        members = self.run.membership.members
+        for job in again:
+            if job.k not in members:
+                self.drop(job.k)
+            elif job.is_sent:
+                self.requests.kind = type(self._newest(t)(members[job.k]))
+                self._post(job.t, {job.k: self.requests.load(job.request)})
