@@ -128,6 +128,7 @@ class Buffered:
         run, k, client = self.run, job.k, self.run.membership.known[job.k]
         outcome = self._outcome(job) if job.is_sent else Outcome(None, None, Job())
         reply, failure = outcome.reply, outcome.failure
+        run.messenger.channel.receive(k)
         del self.jobs[k]
         self._outcomes.pop(k, None)
         if reply is not None or run.private:
@@ -349,6 +350,7 @@ class Buffered:
             if not job.is_sent:
                 continue
             client, outcome = run.membership.known[job.k], self._outcome(job)
+            run.messenger.channel.receive(job.k)
             if outcome.reply is not None:
                 self._spend(client, job, outcome.counts)
                 costs.of_clients(entry, run.config.run, [(client, outcome.reply)])
@@ -393,10 +395,13 @@ class Buffered:
     def _send_again(self, t: int) -> None:
         """Send the jobs of a checkpoint; those of clients that take no longer part are dropped."""
         again, self._again = self._again, []
-        members = self.run.membership.members
+        members, traffic = self.run.membership.members, self.run.traffic
+        counted = dict(traffic)  # the journal has their bytes already
         for job in again:
             if job.k not in members:
                 self.drop(job.k)
             elif job.is_sent:
                 self.requests.kind = type(self._newest(t)(members[job.k]))
                 self._post(job.t, {job.k: self.requests.load(job.request)})
+        traffic.clear()
+        traffic.update(counted)

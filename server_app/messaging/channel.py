@@ -34,12 +34,24 @@ class Channel(ABC):
         self.store = ReplyStore(Path(config.run.out), int(config.wire.max_mb * 1e6))
         self.traffic: dict[str, int] = {}
         self.seconds: dict[int, float] = {}  #: measured time of each reply, since the last reset
+        self._up: dict[int, tuple[int, int]] = {}  #: bytes of replies that are not counted yet
         self.waiting: Callable[[], None] = lambda: None  #: called often while replies are missing
 
     def count(self, way: str, content: RecordDict, arrays: int = 0) -> None:
         """Add the bytes of a payload to ``traffic``; ``arrays`` of them belong to arrays."""
-        for name, size in ((way, count_bytes(content)), (f"arrays_{way}", arrays)):
-            self.traffic[name] = self.traffic.get(name, 0) + size
+        self._add(way, count_bytes(content), arrays)
+
+    def receive(self, k: int) -> None:
+        """Count the bytes of client k's reply, which ``arrived`` returned before, if there is one.
+
+        So they count when the reply is used, whenever it came.
+        """
+        if k in self._up:
+            self._add("up", *self._up.pop(k))
+
+    def _add(self, way: str, size: int, arrays: int) -> None:
+        for name, more in ((way, size), (f"arrays_{way}", arrays)):
+            self.traffic[name] = self.traffic.get(name, 0) + more
 
     @abstractmethod
     def census_requests(self, content: RecordDict, nodes: Iterable[int]) -> dict[int, RecordDict]:
@@ -101,16 +113,17 @@ class PlainChannel(Channel):
         return lambda k: content
 
     def exchange(self, grid: Grid, messages: Messages, timeout: float, t: int) -> Exchanged:
-        return self._counted(self._exchange(grid, messages, timeout, t))
+        replies, failures = self._exchange(grid, messages, timeout, t)
+        for reply in replies.values():
+            self.count("up", reply.content, array_bytes(reply.content))
+        return replies, failures
 
     def arrived(self, inbox: Inbox) -> Exchanged:
         inbox.poll()
-        return self._counted(inbox.take())
-
-    def _counted(self, arrived: Exchanged) -> Exchanged:
-        for reply in arrived[0].values():
-            self.count("up", reply.content, array_bytes(reply.content))
-        return arrived
+        replies, failures = inbox.take()
+        for k, reply in replies.items():
+            self._up[k] = count_bytes(reply.content), array_bytes(reply.content)
+        return replies, failures
 
 
 def check_size(size: int, config: Config) -> None:

@@ -287,7 +287,11 @@ class SealedChannel(Channel):
         are not authentic or too large to check; missing replies.
         """
         replies, lost = self._exchange(grid, messages, timeout, t)
-        return *self._open(replies, messages, t), lost
+        arrived = [*replies]
+        opened = self._open(replies, messages, t)
+        for k in arrived:
+            self.receive(k)
+        return *opened, lost
 
     def _open(
         self, replies: Messages, messages: Messages, t: int
@@ -319,7 +323,7 @@ class SealedChannel(Channel):
             except ValueError as error:
                 failed.append(_failure(k, t, "refused", f"reply refused: {error}"))
                 continue
-            self.count("up", reply.content, array_bytes(content))
+            self._up[k] = count_bytes(reply.content), array_bytes(content)
             self.store.keep(content, count_bytes(content))
             reply.content = content
             if (reason := session.failed(content)) is None:

@@ -1,0 +1,188 @@
+"""Asynchronous rounds as whole runs: limits, order, resume, methods, privacy."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from common import methods
+from deploy.run.loopback import Loopback
+from tests.support import battery
+from tests.support.tiny import TinyRun, flat, play
+
+SPEEDS = {"fast": 1e9, "middle": 1e8, "slow": 2e7}
+PROFILES: dict[str, Any] = {"profiles": ",".join(SPEEDS), "mode": "buffered"}
+PROFILES |= {f"profile__{name}__flops": flops for name, flops in SPEEDS.items()}
+PROFILES |= {f"profile__{name}__network": "lan" for name in SPEEDS}
+EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
+METHOD = {"method": "fedavg", "fleet": "mlp@0.25", "rounds": 5}
+SMALL = {"buffer__size": 2, "buffer__concurrency": 3}
+UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
+DUE = [name for name in methods.names() if methods.facts(name).asynchronous == "mean"]
+
+
+class Killed(BaseException):
+    """End of a process."""
+
+
+class Mortal(Loopback):  # type: ignore[misc]
+    """Loopback whose process ends with the message for training number ``last``."""
+
+    last = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        type(self).last -= sum(message.metadata.message_type == "train" for message in sent)
+        if self.last <= 0 and sent[0].metadata.message_type == "train":
+            raise Killed
+        return super().push_messages(sent)
+
+
+def config(out: Path, **changes: Any) -> dict[str, Any]:
+    return flat(out, **{**METHOD, **PROFILES, **SMALL, **changes})
+
+
+def buffered(out: Path, **changes: Any) -> TinyRun:
+    return play(config(out, **changes))
+
+
+def steps(run: TinyRun) -> list[dict[str, Any]]:
+    return [entry["buffer"] for entry in run.journal[1:]]
+
+
+# Limits.
+
+
+def test_a_buffer_of_all_clients_with_equal_times_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    """Also with weights by samples, whose mean over all clients is the mean of the roster."""
+    for weights in ("uniform", "samples"):
+        more = {**EQUAL, "average__weights": weights, "data__partition": "label_dirichlet"}
+        equal = {**more, "profile__fast__step-overhead": 0.0, "profile__fast__flops": 1e18}
+        sizes = {"buffer__size": 4, "buffer__concurrency": 4}
+        run = buffered(tmp_path / weights, **equal, **sizes)
+        sync = play(flat(tmp_path / f"sync-{weights}", **METHOD, **equal))
+        assert run.weights == sync.weights
+        accuracies = [[e["accuracy"] for e in r.journal] for r in (run, sync)]
+        assert accuracies[0] == accuracies[1]
+        assert all(step["staleness"] == [0] * 4 for step in steps(run))
+
+
+def test_one_job_at_a_time_is_sequential_training(tmp_path: Path) -> None:
+    rule = {"select__by": "tests.buffered.rules:in_turn"}
+    run = buffered(tmp_path / "run", buffer__size=1, buffer__concurrency=1, **rule)
+    sync = play(flat(tmp_path / "sync", **METHOD, **EQUAL, **rule, per_round=1))
+    assert run.weights == sync.weights
+    assert [step["arrived"] for step in steps(run)] == [[[t % 4, t - 1]] for t in range(1, 6)]
+
+
+def test_equal_devices_have_the_same_staleness_in_every_cycle(tmp_path: Path) -> None:
+    """Their replies arrive together, and each is one step older than the one before it."""
+    equal = {**EQUAL, "profile__fast__step-overhead": 1.0, "buffer__size": 1}
+    run = buffered(tmp_path, **equal, buffer__concurrency=4, rounds=12)
+    assert [step["staleness"] for step in steps(run)] == [[0], [1], [2], [3]] * 3
+
+
+# Order.
+
+
+class Backwards(Loopback):  # type: ignore[misc]
+    """Loopback that delivers one reply at a time, the last one first."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for name in reversed([*message_ids]):
+            if replies := list(super().pull_messages([name])):
+                return replies
+        return []
+
+
+def test_neither_workers_nor_the_order_of_replies_change_a_bit(tmp_path: Path) -> None:
+    more = {**UNSTEADY, "buffer__max-staleness": 2, "score__clients-every": 2, "method": "fedper"}
+    run = buffered(tmp_path / "run", **more)
+    lost = {failure["kind"] for entry in run.journal for failure in entry.get("failures", [])}
+    assert {"lost", "not needed"} <= lost
+    other = play(config(tmp_path / "backwards", **more), Backwards)
+    assert other.timeless == run.timeless and other.weights == run.weights
+    for workers in (2, 3):
+        flat_ = config(tmp_path / str(workers), **more)
+        several = play(flat_, Loopback(4, flat_, workers=workers))
+        assert several.timeless == run.timeless and several.weights == run.weights
+
+
+def test_an_update_that_is_too_old_is_a_failure_and_its_cost_counts(tmp_path: Path) -> None:
+    run = buffered(tmp_path, buffer__max_staleness=1, buffer__size=1, rounds=8)
+    stale = [f for entry in run.journal[1:] for f in entry["failures"] if f["kind"] == "stale"]
+    assert stale and all(f["reason"].startswith("stale: ") for f in stale)
+    assert all(age <= 1 for step in steps(run) for age in step["staleness"])
+    late = [e for e in run.journal[1:] if any(f["kind"] == "stale" for f in e["failures"])]
+    assert all(e["flops"]["clients"] > 0 and len(e["clock"]["clients"]) > 1 for e in late)
+
+
+# Resume.
+
+
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+@pytest.mark.parametrize("last", [1, 4, 6, 8, 11])
+def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
+    method: str, last: int, tmp_path: Path
+) -> None:
+    more = {**UNSTEADY, "method": method, "score__clients_every": 1}
+    whole = buffered(tmp_path / "whole", **more)
+    Mortal.last = last
+    with pytest.raises(Killed):
+        play(config(tmp_path / "part", **more), Mortal)
+    resumed = buffered(tmp_path / "part", **more, resume=True)
+    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+def test_a_run_can_be_extended_and_goes_back(tmp_path: Path) -> None:
+    """The jobs that the end of the run dropped are sent again."""
+    whole = buffered(tmp_path / "whole", keep=3)
+    buffered(tmp_path / "part", rounds=3, keep=3)
+    longer = buffered(tmp_path / "part", keep=3, resume=True)
+    assert longer.weights == whole.weights
+    again = buffered(tmp_path / "part", keep=3, resume=True, from_round=3)
+    assert again.weights == whole.weights and steps(again) == steps(whole)
+    names = {path.name for path in (tmp_path / "part" / "jobs").iterdir()}
+    assert names and max(int(name.split("-")[0]) for name in names) <= 5
+
+
+# Scores and methods.
+
+
+def test_busy_clients_do_not_score_and_their_scores_have_an_age(tmp_path: Path) -> None:
+    run = buffered(tmp_path, method="fedper", score__clients_every=1, rounds=6)
+    fresh: dict[int, tuple[int, float]] = {}
+    for entry in run.journal[1:-1]:
+        old = {score["k"]: score for score in entry["scores"] if score.get("age")}
+        assert len(old) <= entry["buffer"]["in_flight"]
+        for k, score in old.items():
+            assert fresh[k] == (entry["round"] - score["age"], score["accuracy"])
+        new = {s["k"]: (entry["round"], s["accuracy"]) for s in entry["scores"] if "age" not in s}
+        fresh |= new
+        assert entry["personal"]["clients"] == len(entry["scores"])
+    assert any(score.get("age") == 2 for entry in run.journal[1:] for score in entry["scores"])
+    assert [score.get("age") for score in run.journal[-1]["scores"]] == [None] * 4
+
+
+@pytest.mark.parametrize("method", battery.tiers(DUE, ("fedavg", "scaffold", "fedper")))
+def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
+    own = {"score__bn": "batch"} if method in ("heterofl", "fiarse") else {}
+    more = {**PROFILES, **SMALL, **own, "rounds": 4, "clock__jitter": 0.3}
+    whole = play(battery.config(method, tmp_path / "whole", **more))
+    assert any(age for step in steps(whole) for age in step["staleness"])
+    Mortal.last = 6
+    with pytest.raises(Killed):
+        play(battery.config(method, tmp_path / "part", **more), Mortal)
+    resumed = play(battery.config(method, tmp_path / "part", **more, resume=True))
+    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+    mixed = {**more, "buffer__size": 1, "buffer__mixing": 0.6}
+    play(battery.config(method, tmp_path / "mixed", **mixed))
+
+
+def test_the_group_of_every_method_is_declared() -> None:
+    assert len(DUE) == 22
+    assert {methods.facts(name).asynchronous for name in methods.names()} == {
+        *("mean", "training", "tables", "together", "nothing")
+    }
