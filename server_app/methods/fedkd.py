@@ -51,16 +51,22 @@ class FedKD(GlobalModel[Options, Reply]):
     def check(self, client: Client, reply: Reply) -> None:
         expected = self.task.expected(self.global_spec)
         low_rank.check(reply.update, expected, "update")
-        tree.check_like(low_rank.apply(self.w, reply.update), expected, "w")
+        trained = low_rank.apply(self._base(self.sent[client.k]), reply.update)
+        tree.check_like(trained, expected, "w")
+
+    def _base(self, sent: protocol.Request) -> StateDict:
+        """Return the w that the client of a request trains."""
+        assert isinstance(sent, Request)
+        return self.w if sent.w is None else sent.w
 
     def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, Tensor]]:
-        trained = low_rank.apply(self.w, reply.update)
-        yield from ((n, x) for n, x in tree.steps(self.w, trained) if n in self.parameter_names)
+        base = self._base(sent)
+        moved = tree.steps(base, low_rank.apply(base, reply.update))
+        yield from ((n, x) for n, x in moved if n in self.parameter_names)
 
     def rebased(self, client: Client, reply: Reply, discount: Discount) -> Reply:
-        sent = self.sent[client.k]
-        assert isinstance(sent, Request) and sent.w is not None
-        w = discount(self.w, sent.w, low_rank.apply(sent.w, reply.update))
+        sent = self._base(self.sent[client.k])
+        w = discount(self.w, sent, low_rank.apply(sent, reply.update))
         update = {name: [value - self.w[name]] for name, value in w.items()}
         return reply.model_copy(update={"update": update})
 
