@@ -58,6 +58,7 @@ class Unit(Enum):
     SECONDS = "seconds"
     BYTES = "bytes"
     OPERATIONS = "operations"
+    COUNT = "number"
 
 
 M = TypeVar("M", Use, Over, Unit)
@@ -388,7 +389,8 @@ class Entry(JsonObject):
     memory: Annotated[PeakMemory | None, Use.TRACKED, Over.MOST, Unit.BYTES] = None  #: if measured
     #: the virtual clock, for runs with device profiles
     clock: Annotated[ClockTime | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.SECONDS] = None
-    buffer: Annotated[Arrivals | None, Use.TRACKED, Over.NEWEST] = None  #: of asynchronous rounds
+    #: of asynchronous rounds
+    buffer: Annotated[Arrivals | None, Use.TRACKED, Over.NEWEST, Unit.COUNT] = None
     #: measured seconds from sending a request to its reply, by client, for runs with a clock
     measured: dict[int, float] = {}
 

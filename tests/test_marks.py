@@ -76,7 +76,7 @@ def test_the_tables_of_a_node() -> None:
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),
         *("profiles", "node.K.profile", "profile.NAME.base", "profile.NAME.efficiency-by"),
-        *("profile.NAME.available", "clock.server", "clock.deadline"),
+        *("profile.NAME.available", "clock.server", "clock.deadline", "buffer.staleness"),
     }
 
 
@@ -84,7 +84,7 @@ def test_what_a_resumed_run_may_change() -> None:
     assert marked(Mark.FREE) == {
         *("resume", "runtime", "out", "state-dir", "timeout", "wait", "experiment"),
         *("max-samples", "rebind", "track", "plugins", "from-round", "keep", "sanity"),
-        *("window", "name", "labels", "min-clients", "leave-after", "callbacks"),
+        *("window", "name", "labels", "min-clients", "leave-after", "callbacks", "buffer.wait"),
         "privacy.round-seconds",
         *("score.stop", "score.patience", "score.keep-best", "score.collapse", "wire.max-mb"),
         *("node.K.device", "node.K.memory-mb", "node.K.state-dir"),

@@ -22,7 +22,7 @@ from common.exchange.protocol import (
     ScoreRequest,
 )
 from common.exchange.records import StateDict
-from common.journal import Entry, Failure
+from common.journal import Entry
 from common.parse import parse
 from common.techniques import privacy
 from common.techniques.privacy import (
@@ -146,7 +146,7 @@ def test_the_mean_is_over_those_expected_not_over_those_who_came(tmp_path: Path)
         exact = sum((clipped(flattened(reply, NAMES), 1.0) for reply in sent), zero)
         assert exact.tolist() == pytest.approx(total, abs=1e-7)
         added = noised(exact, 0.01, Secret(KEY), 1) - exact
-        found = flattened(of.mean(1, sent, before, set(NAMES), 4), NAMES)
+        found = flattened(of.mean(1, sent, before, set(NAMES), 4, [1.0] * len(sent)), NAMES)
         assert (found - added / 2).tolist() == pytest.approx(expected, abs=1e-7)
         assert bool((added != 0).all())
 
@@ -456,10 +456,10 @@ def test_a_resumed_local_run_gets_the_stored_replies(
     whole = run(tmp_path / "whole", **local)
     record, folder = MethodStrategy._record, tmp_path / "part"
 
-    def stop(self: MethodStrategy, refused: list[Failure]) -> None:
+    def stop(self: MethodStrategy) -> None:
         if self.entry.round == 2:
             raise KeyboardInterrupt  # the replies are here, but no checkpoint of the round
-        record(self, refused)
+        record(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(MethodStrategy, "_record", stop)

@@ -66,7 +66,7 @@ def upload(ours: DepthFL, k: int, shared: float, deep: float = 0.0) -> tuple[Any
     own, shallow = (ours.task.expected(spec) for spec in (ours.clients[k].architecture, SPECS[0]))
     values = {n: shared if n in shallow else deep for n in own}
     w = {n: torch.full(v.shape, values[n], dtype=v.dtype) for n, v in own.items()}
-    return ours.clients[k], Reply(w=w)
+    return ours.clients[k], Reply(w=w, t=1)
 
 
 def test_the_server_by_hand_with_and_without_dynamic_regularisation() -> None:

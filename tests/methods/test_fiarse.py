@@ -80,6 +80,7 @@ def test_a_norm_is_divided_by_the_clients_that_changed_it(server_lr: float) -> N
         half = server(**TINY, fiarse__norm_count=norm_count, fiarse__server_lr=server_lr)
         members = [client(k, size=1.0) for k in range(2)]
         sent = [half.request(1)(member) for member in members]
+        half.sent = dict(enumerate(sent))
         changed = dict(sent[0].rest)
         changed[NORM] = changed[NORM].clone().fill_(0.4)
         changed[MEAN] = changed[MEAN].clone().fill_(2.0)
@@ -100,7 +101,7 @@ def aggregated(count: str, *replies: tuple[float, list[float]], **changes: Any) 
     sent, answers = half.request(1), list[tuple[Any, Reply]]()
     for k, (size, delta) in enumerate(replies):
         answers.append((client(k, size=size), Reply(delta=torch.tensor(delta), rest={})))
-        sent(answers[-1][0])
+        half.sent = {**half.sent, k: sent(answers[-1][0])}
         half.check(*answers[-1])
     half.step(1, Replies.of(answers))
     return half.w["x"].tolist()  # type: ignore[no-any-return]
