@@ -36,6 +36,12 @@ FEDERATION = {
     **{"profiles": "pi5,phone-low", "clock__jitter": 0.3, "clock__bandwidth_sigma": 0.2},
     **{"clock__deadline": "q.9", "clock__partial": True},
 }
+STEPS = {
+    **{"method": "ditto", "clients": 3, "rounds": 5, "fleet": "mlp@0.25"},
+    **{"profiles": "pi5,phone-low", "clock__jitter": 0.3, "mode": "buffered"},
+    **{"buffer__size": 1, "buffer__concurrency": 2, "score__clients_every": 2},
+}
+"""Asynchronous rounds."""
 BEGUN = """
 import sys
 from deploy import cli
@@ -105,6 +111,16 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_alike(tmp_path: Path) 
     assert len(confusions) == 1
     models = [client["model"] for client in grpc.summary["clients"]]
     assert models == ["mlp@0.25", "lenet5", "lab.nets:Shallow"], "[node.1] is heard everywhere"
+
+
+@pytest.mark.full
+def test_asynchronous_rounds_have_the_same_bits_on_three_runtimes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "FEDERATION", STEPS)
+    runs = [launch(tmp_path, name, 5) for name in ("loopback", "ray", "grpc")]
+    assert all(r.timeless == runs[0].timeless and r.weights == runs[0].weights for r in runs)
+    assert any(age for entry in runs[0].journal[1:] for age in entry["buffer"]["staleness"])
 
 
 def test_what_workers_import_ahead_is_there() -> None:

@@ -111,6 +111,54 @@ def test_sealed_messages_give_the_same_bits(
     assert more["arrays_down"] == more["arrays_up"] == 0
 
 
+class Watchful(Relay):
+    """Sees that no client gets a message while it trains; forges a reply to client 0's first job.
+
+    Its second message finds no session, because the client has lost it.
+    """
+
+    busy: set[int]
+    trained = 0
+
+    def down(self, message: Message) -> Message | None:
+        about = message.metadata
+        again = about.dst_node_id == 1 and self.trained == 1  # after the forged reply
+        assert about.dst_node_id not in self.busy or again, "a client that trains gets no message"
+        if about.message_type == "train":
+            self.busy.add(about.dst_node_id)
+        return message
+
+    def up(self, reply: Message, question: Message) -> Message | None:
+        about = question.metadata
+        if about.message_type != "train":
+            return reply
+        self.busy.discard(about.dst_node_id)
+        if about.dst_node_id == 1:
+            self.trained += 1
+            if self.trained == 1:
+                reply.content = altered(reply.content)
+            if self.trained == 3:
+                return Message(Error(0, "NoSession: none"), reply_to=question)
+        return reply
+
+
+@pytest.mark.parametrize("relay", [Relay, Watchful])
+def test_sealed_asynchronous_rounds_give_the_same_bits(
+    relay: type[Relay], tmp_path: Path, keys: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watchful, "busy", set(), raising=False)
+    more = {"mode": "buffered", "buffer__size": 1, "rounds": 6, "method": "fedper"}
+    more |= {"score__clients_every": 2, "clock__jitter": 0.3}
+    plain, sealed = (
+        play(settings(tmp_path / "a", **more)),
+        sealed_run(tmp_path / "b", keys, relay, **more),
+    )
+    assert same(sealed, plain)
+    if relay is Watchful:
+        forged = [why for k, _, why in failures(sealed) if k == 0 and "not authentic" in why]
+        assert len(forged) == 1
+
+
 class Once(Relay):
     """Forges the first training message of round 2 to client 0, or the reply to it.
 
