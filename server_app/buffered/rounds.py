@@ -242,6 +242,8 @@ class Buffered:
         messenger, known = self.run.messenger, self.run.membership.known
         payloads = [(known[k], request) for k, request in requests.items()]
         messenger.channel.post(self.inbox, messenger.make_messages(t, "train", payloads), t)
+        if payloads:
+            self._poll()  # sends them
 
     def _time(self, job: InFlight, counts: Job) -> None:
         """Set the time of a job's event, by what the job moves and computes."""
@@ -285,20 +287,26 @@ class Buffered:
 
     def _await(self, k: int) -> Message | Failure:
         """Wait for client k's reply, or the failure of its job; keep what else arrives."""
-        channel, entry = self.run.messenger.channel, self.run.entry
+        entry = self.run.entry
         while k not in self._arrived:
-            replies, failures = channel.arrived(self.inbox)
-            self._arrived.update(replies)
-            for failure in failures:
-                if failure.k in self.inbox.jobs:  # the channel has sent the message once more
-                    entry.failures = [*entry.failures, failure]
-                else:
-                    self._arrived[failure.k] = failure
-            channel.waiting()
-            self.inbox.pause()
+            self._poll()
+            if k not in self._arrived:
+                self.inbox.pause()
         if not self.run.private and k in self.inbox.seconds:
             entry.measured = {**entry.measured, k: round(self.inbox.seconds[k], 6)}
         return self._arrived.pop(k)
+
+    def _poll(self) -> None:
+        """Send messages, and take what has arrived."""
+        channel, entry = self.run.messenger.channel, self.run.entry
+        replies, failures = channel.arrived(self.inbox)
+        self._arrived.update(replies)
+        for failure in failures:
+            if failure.k in self.inbox.jobs:  # the channel has sent the message once more
+                entry.failures = [*entry.failures, failure]
+            else:
+                self._arrived[failure.k] = failure
+        channel.waiting()
 
     # The step.
 

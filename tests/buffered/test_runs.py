@@ -1,16 +1,21 @@
 """Asynchronous rounds as whole runs: limits, order, resume, methods, privacy."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from common import methods
+from common.parse import parse
+from common.techniques import privacy
 from deploy.run.loopback import Loopback
+from server_app.stopped import Stopped
+from tests.messaging.test_sanity import LIAR, SIX, Scaled
 from tests.support import battery
-from tests.support.tiny import TinyRun, flat, play
+from tests.support.tiny import TinyRun, flat, listed, play
 
 SPEEDS = {"fast": 1e9, "middle": 1e8, "slow": 2e7}
 PROFILES: dict[str, Any] = {"profiles": ",".join(SPEEDS), "mode": "buffered"}
@@ -38,6 +43,28 @@ class Mortal(Loopback):  # type: ignore[misc]
         if self.last <= 0 and sent[0].metadata.message_type == "train":
             raise Killed
         return super().push_messages(sent)
+
+
+class Worse(Scaled):
+    """Loopback on which a client ruins the model with one update."""
+
+    factor = -400.0
+
+
+class Failing(battery.Tampering):  # type: ignore[misc]
+    """Loopback on which the replies of client 1 are empty."""
+
+    tamper = staticmethod(battery.lost)
+
+
+class AllFailing(Loopback):  # type: ignore[misc]
+    """Loopback on which all replies of training are empty."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.message_type == "train":
+                reply.content = RecordDict()
+            yield reply
 
 
 def config(out: Path, **changes: Any) -> dict[str, Any]:
@@ -186,3 +213,118 @@ def test_the_group_of_every_method_is_declared() -> None:
     assert {methods.facts(name).asynchronous for name in methods.names()} == {
         *("mean", "training", "tables", "together", "nothing")
     }
+
+
+# Undone rounds, membership, privacy.
+
+
+def test_a_diverged_step_is_undone_and_the_suspects_jobs_are_dropped(tmp_path: Path) -> None:
+    more = {**SIX, **PROFILES, "rounds": 10, "buffer__size": 5, "buffer__concurrency": 6}
+    more |= {"clock__jitter": 0.3, "keep": 10}
+    run = play(flat(tmp_path / "run", **more), Worse)
+    (undone,) = [u for entry in run.journal[1:] for u in entry.get("undone", [])]
+    assert undone["suspects"] == [LIAR]
+    first = undone["round"]
+    for entry in run.journal[first:]:
+        assert LIAR not in {k for k, _ in entry["buffer"]["arrived"] + entry["buffer"]["sent"]}
+    assert run.summary["status"] == "completed"
+    assert len(run.journal) == 11
+
+
+def test_a_run_waits_for_k_clients_and_then_ends(tmp_path: Path) -> None:
+    left = [f'[[event]]\nround = 3\nclient = {k}\nkind = "left"\n' for k in (1, 2, 3)]
+    events = listed(tmp_path, "".join(left))
+    line = (
+        "round 3: 0 of buffer.size = 2 updates have arrived, 1 clients take part, and no other "
+        "came within buffer.wait = 0.1 s"
+    )
+    line = line.replace("0 of", "[01] of")
+    with pytest.raises(Stopped, match=line):
+        buffered(tmp_path / "run", membership=events, buffer__wait=0.1)
+
+
+def test_a_client_that_leaves_and_returns_works_again(tmp_path: Path) -> None:
+    events = '[[event]]\nround = 2\nclient = 1\nkind = "left"\n'
+    events += '[[event]]\nround = 4\nclient = 1\nkind = "returned"\n'
+    run = buffered(tmp_path / "run", membership=listed(tmp_path, events), rounds=8)
+    sent = [{k for k, _ in step["sent"]} for step in steps(run)]
+    arrived = [{k for k, _ in step["arrived"]} for step in steps(run)]
+    assert 1 in sent[0] and not any(
+        1 in s | a for s, a in zip(sent[1:3], arrived[1:3], strict=True)
+    )
+    assert any(1 in a for a in arrived[3:])
+
+
+def test_a_client_that_fails_rests_until_the_next_step(tmp_path: Path) -> None:
+    run = play(config(tmp_path, rounds=6), Failing)
+    failed = [{f["k"] for f in entry["failures"]} for entry in run.journal[1:]]
+    assert any(1 in ks for ks in failed)
+    for entry, ks in zip(run.journal[1:], failed, strict=True):
+        sent = [k for k, _ in entry["buffer"]["sent"]]
+        assert 1 not in [k for k, _ in entry["buffer"]["arrived"]]
+        assert sent.count(1) <= 1 + (1 in ks)
+    with pytest.raises(Stopped, match="no other client can train; client [0-3]: "):
+        play(config(tmp_path / "all"), AllFailing)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_under_privacy_a_missing_update_is_zero_and_changes_no_time(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setattr(privacy, "entropy", lambda: bytes(range(32)))
+    noise = {"privacy__mode": "central", "privacy__sampling": "public", "train__steps": 2}
+    more = {**noise, "privacy__noise_multiplier": 0.5, "clock__jitter": 0.3}
+    run = play(config(tmp_path / "run", **more), Failing if broken else Loopback)
+    usual = play(config(tmp_path / "usual", **more))
+    ends = [[entry["clock"]["end"] for entry in r.journal[1:]] for r in (run, usual)]
+    assert ends[0] == ends[1] and (run.weights == usual.weights) is not broken
+    assert all("buffer" not in entry or not entry["buffer"] for entry in run.journal)
+    epsilons = [entry["privacy"]["epsilon"] for entry in run.journal[1:]]
+    assert epsilons == sorted(epsilons) and len(epsilons) == 5
+
+
+LINES = {
+    "fedproto": "the server combines the tables of all clients",
+    "feddf": "the server trains its model after every mean",
+    "fedmd": "all clients of a round work on the same samples, or there is one round",
+    "local": "the clients send nothing that is combined",
+    battery.EXAMPLE: "its author does not say that updates of different versions can be combined",
+}
+
+
+@pytest.mark.parametrize("method", LINES)
+def test_other_methods_are_refused_with_the_reason(method: str, tmp_path: Path) -> None:
+    own = {"plugins": str(battery.PLUGIN)} if method == battery.EXAMPLE else {}
+    line = f'mode = "buffered" is not allowed with method = "{method}": {LINES[method]}; allowed: '
+    with pytest.raises(ValueError, match=re.escape(line) + '"synchronous"'):
+        parse(battery.config(method, tmp_path, **PROFILES, **own))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"profiles": ""}, 'mode = "buffered" needs profiles'),
+        ({"mode": "synchronous"}, 'buffer.size = 2 needs mode = "buffered"'),
+        ({"clock__deadline": "3"}, 'clock.deadline = "3" is not allowed with mode = "buffered"'),
+        ({"clock__server": "fast"}, 'clock.server = "fast" is not allowed with mode = "buffered"'),
+        ({"oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with mode = "buffered"'),
+        ({"buffer__size": 5}, "buffer.size = 5 is more than the 4 clients of the roster"),
+        ({"buffer__concurrency": 9}, "buffer.concurrency = 9 is more than the 4 clients of the"),
+        ({"buffer__staleness": "hinge:3"}, "constant, sqrt, poly:A or hinge:A,B"),
+        (
+            {"privacy__mode": "central", "privacy__sampling": "secret", "train__steps": 1},
+            'privacy.sampling = "secret" is not allowed with profiles',
+        ),
+        (
+            {"score__bn": "recalibrated"},
+            'score.bn = "recalibrated" is not allowed with mode = "buffered": its rounds have no '
+            'common end; allowed: "running", "batch"',
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(line)):
+        parse(config(tmp_path, **changes))

@@ -19,6 +19,7 @@ from common.journal import Arrivals, Entry
 from common.settings.buffer import Buffer
 from common.settings.options import Average
 from server_app.buffered import rounds
+from server_app.buffered.jobs import InFlight
 from server_app.buffered.rounds import Buffered
 from server_app.clock.job import SECOND, Job
 from server_app.messaging.exchange import Inbox
@@ -201,3 +202,18 @@ def test_fedasync_has_the_steps_of_the_table(
     assert course == pytest.approx(wanted, abs=1e-8)
     assert [e.times for e in entries] == [[2], [3], [4], [6], [9], [9]]
     assert [e.staleness for e in entries] == [[0], [1], [2], [0], [0], [4]]
+
+
+def test_a_restored_run_drops_the_jobs_of_suspects(tmp_path: Any) -> None:
+    run = SimpleNamespace(
+        config=SimpleNamespace(buffer=Buffer(), run=SimpleNamespace(keep=1)),
+        record=SimpleNamespace(folder=tmp_path),
+    )
+    buffered = Buffered(cast("Run", run), lambda t: None)
+    jobs = [InFlight(number=i, k=i, t=4, start=0, due=9) for i in range(3)]
+    buffered.jobs, buffered.number = {job.k: job for job in jobs}, 3
+    buffered.idle = {3: 7}
+    other = Buffered(cast("Run", run), lambda t: None)
+    other.restore(buffered.state(), frozenset({1}))
+    assert other.jobs == {0: jobs[0], 2: jobs[2]}
+    assert (other.number, other.idle) == (3, {3: 7})
