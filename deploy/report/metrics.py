@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import UNITS, Entry, FailureKind, Primary, Unit, present
+from common.journal import UNITS, Arrivals, Entry, FailureKind, Primary, Unit, present
 from deploy.report.read import JOURNAL, Run, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -79,6 +79,18 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from metric("round", "Duration of the last finished round.", duration, field="seconds")
     clock = run.over("clock")
     yield from metric("clock", "End of the last round on the virtual clock.", clock and clock.end)
+    buffer: Arrivals | None = run.over("buffer")
+    arrivals = buffer.as_dict() if buffer else {}
+    for name, key, text in (
+        (
+            "staleness",
+            "staleness",
+            "Mean staleness of the last round's updates, in steps of the server.",
+        ),
+        ("largest_staleness", "oldest", "Largest staleness of the last round's updates."),
+        ("jobs_in_flight", "in_flight", "Jobs of clients that go on after the last round."),
+    ):
+        yield from metric(name, text, arrivals.get(key))
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy.", scores, "score")

@@ -329,8 +329,9 @@ def settings(run: Run) -> Section:
     Tables that the method does not read had no effect on the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    method, on_clock = run.setting("method") or "", any(entry.clock for entry in run.entries)
-    read = {*ALWAYS, method} - (set() if on_clock else {"clock"})
+    method = run.setting("method") or ""
+    used = {"clock": any(entry.clock for entry in run.entries), "buffer": run.buffered}
+    read = {name for name in (*ALWAYS, method) if used.get(name, True)}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     versions = dict(run.summary.versions) if run.summary else {}

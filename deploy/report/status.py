@@ -5,13 +5,14 @@ A private run withholds which clients replied (``server_app/release.py``), so th
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
 from common.journal import Member, present
 from deploy.report.read import Run, total
-from deploy.report.table import NONE, Table, clean, duration, number, percent
+from deploy.report.table import NONE, Table, clean, duration, in_flight, number, percent
 from server_app.storage.lock import held
 from server_app.storage.status_file import NodeStatus, ServerStatus
 
@@ -47,7 +48,8 @@ class ClientStatus:
 class Status:
     """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds.
 
-    ``phase``: what the server does now; empty if the run is not running.
+    ``phase``: what the server does now; empty if the run is not running. ``buffer``: staleness and
+    jobs in flight of the last asynchronous round (``Arrivals.as_dict``); None: a synchronous run.
     """
 
     run: str
@@ -59,6 +61,7 @@ class Status:
     accuracy: float | None
     best: float | None
     left: float | None
+    buffer: Mapping[str, float] | None
     clients: list[ClientStatus]
 
 
@@ -73,7 +76,7 @@ def of(run: Run) -> Status:
     running, headline, server = held(run.path), run.headline(), ServerStatus.read(run.path)
     state = "running" if running else "completed" if run.finished else "interrupted"
     error = "" if running or run.summary is None else run.summary.error or ""
-    left = None
+    left, arrivals = None, run.over("buffer")
     recent = [total(entry) for entry in run.entries if entry.round and entry.seconds][-RECENT:]
     if running and recent and run.rounds is not None:
         left = fmean(recent) * (run.rounds - run.done)
@@ -87,6 +90,7 @@ def of(run: Run) -> Status:
         accuracy=headline["final"],
         best=headline["best"],
         left=left,
+        buffer=arrivals and arrivals.as_dict(),
         clients=_clients(run, server),
     )
 
@@ -123,6 +127,7 @@ def line(status: Status) -> str:
     texts += [status.phase] if status.phase else []
     if status.accuracy is not None:
         texts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
+    texts += [in_flight(status.buffer)] if status.buffer else []
     if status.left is not None:
         texts.append(f"about {duration(status.left)} left")
     members = sum(client.state == "member" for client in status.clients)
