@@ -41,7 +41,7 @@ COLUMNS = {
     "idle": "Idle: mean share of a round in which a client's device waits for its end.",
     "staleness": "Staleness: steps of the server from sending a model to its update's arrival.",
     UNUSED: "",
-    "dropped": "Dropped: updates that were too old or lost, and jobs that outlast the run.",
+    "dropped": "Dropped: updates that were lost, refused or too old, and jobs that outlast a run.",
     "energy": "The energy is for ranking only.",
 }
 """Columns of the table of runs, of which a run has some, and what they mean."""
@@ -84,6 +84,8 @@ def _cells(run: Run) -> Mapping[str, str]:
     idle, arrivals = [share for clock in rounds for share in _idle(clock)], run.arrivals()
     energies = [clock.energy for clock in rounds if clock.energy is not None]
     late, count = sum(len(clock.late) for clock in rounds), sum(map(len, jobs.values()))
+    if arrivals:  # a lost job has no time, and a client may have several jobs in one step
+        count = late + len(arrivals.staleness)
     client = NONE if slowest is None else f"{_name(run, slowest)}: {duration(means[slowest])} a job"
     energy = joules(sum(energies) if energies else None)
     cells = {"time": duration(rounds[-1].end), "slowest client": client, "energy": energy}
@@ -195,12 +197,14 @@ def jobs(run: Run, clock: ClockTime, buffer: Arrivals | None) -> Figure:
 def _ends(clock: ClockTime, buffer: Arrivals | None) -> Mapping[int, float]:
     """Return when each client's job ended, in seconds since the start of the round.
 
-    In an asynchronous round: when each client's last update arrived, in seconds on the clock.
+    In an asynchronous round: when each client's update arrived, in seconds on the clock. A client
+    with a dropped job is left out, because its time is that of both jobs.
     """
     if buffer is None:
         return clock.clients
+    known = clock.clients.keys() - clock.late
     ends = zip(buffer.arrived, buffer.times, strict=False)
-    return {k: time for (k, _), time in ends if k in clock.clients}
+    return {k: time for (k, _), time in ends if k in known}
 
 
 def _replies(clock: ClockTime, buffer: Arrivals | None) -> Mapping[int, str]:

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
 from common.journal import UNITS, Arrivals, Entry, FailureKind, Primary, Unit, present
-from deploy.report.read import JOURNAL, Run, read, total
+from deploy.report.read import JOURNAL, Run, asked, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
 
@@ -100,7 +100,7 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from metric("privacy_epsilon", "Privacy loss ε of one client.", spent and spent.epsilon)
     yield from metric("clients", "Clients that take part.", len(present(run.entries)))
     text = "Selected clients in the last finished round."
-    yield from metric("clients_selected", text, len(last.selected) or None)
+    yield from metric("clients_selected", text, asked(last) or None)
     if last.round and not run.private:
         text = "Clients with a valid reply in the last finished round."
         yield from metric("clients_replied", text, len(last.replied))

@@ -276,6 +276,12 @@ def total(entry: Entry) -> float:
     return entry.seconds.get("total", sum(phases.values()))
 
 
+def asked(entry: Entry) -> int:
+    """Return how many clients were selected; in an asynchronous round, whose jobs ended in it."""
+    ended = {*entry.replied, *(failure.k for failure in entry.failures)}
+    return len(ended if entry.buffer else entry.selected)
+
+
 def scalars(entry: Entry) -> dict[str, float]:
     """Return all named numbers beside accuracy and loss: method metrics, drift, then fairness."""
     numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})

@@ -11,7 +11,7 @@ from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
 from deploy.report.groups import Group, Groups, named
-from deploy.report.read import Run, of_clients, scalars, total
+from deploy.report.read import Run, asked, of_clients, scalars, total
 from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
@@ -389,7 +389,7 @@ def _rounds(run: Run) -> Table:
     rows = []
     for e in run.entries:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
-        replied = f"{len(e.replied)} / {len(e.selected)}" if shown else NONE
+        replied = f"{len(e.replied)} / {asked(e)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
         accuracy = percent(e.primary_accuracy, 2)
         rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))

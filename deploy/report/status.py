@@ -5,6 +5,7 @@ A private run withholds which clients replied (``server_app/release.py``), so th
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,8 +27,8 @@ class ClientStatus:
 
     ``node``: the name of its node, else the id; ``last_seen``: Unix time at which the server last
     saw the node connected, None: never. ``last_reply``: the last round with a valid reply;
-    ``answered`` and ``missed``: numbers of rounds in which the client was selected; None in a
-    private run.
+    ``answered`` and ``missed``: numbers of rounds in which the client was selected, or of its jobs
+    in asynchronous rounds; None in a private run.
     """
 
     k: int
@@ -97,12 +98,15 @@ def of(run: Run) -> Status:
 
 def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
     members, here = {member.k: member for member in run.members}, present(run.entries)
+    failed = Counter(failure.k for failure in run.over("failures"))
     clients = []
     for k in range(roster(run)):
         member = members.get(k, Member(k=k, model=""))
         node = server.nodes.get(k, NodeStatus(node=0))
         selected = [entry for entry in run.entries if k in entry.selected]
-        replied = [entry.round for entry in selected if k in entry.replied]
+        rounds = run.entries if run.buffered else selected  # a job may outlast its round
+        replied = [entry.round for entry in rounds if k in entry.replied]
+        missed = failed[k] if run.buffered else len(selected) - len(replied)
         status = ClientStatus(
             k=k,
             node=clean(node.name) or str(node.node or ""),
@@ -113,7 +117,7 @@ def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
             last_seen=node.seen or None,
             last_reply=None if run.private else max(replied, default=0),
             answered=None if run.private else len(replied),
-            missed=None if run.private else len(selected) - len(replied),
+            missed=None if run.private else missed,
             version=clean(node.version),
         )
         clients.append(status)

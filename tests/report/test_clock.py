@@ -15,7 +15,7 @@ from deploy.report.style import Section, inline
 from deploy.report.table import Table
 from deploy.study.clock import compare
 from tests.support.commandline import typed
-from tests.support.run_folder import buffered, clocked, finished
+from tests.support.run_folder import buffered, census, clocked, entry, finished, write_run
 
 
 def section_of(*folders: Path) -> Section:
@@ -122,6 +122,18 @@ def test_an_asynchronous_run_has_its_staleness_and_its_jobs_on_the_clock(tmp_pat
     assert [(row[0], row[3]) for row in jobs.behind.rows] == [
         *(("2", "staleness 2"), ("1", "staleness 1"), ("3", "dropped"), ("0", "dropped")),
     ]
+
+
+def test_a_job_without_a_time_of_its_own_has_no_bar(tmp_path: Path) -> None:
+    """Client 1 has a dropped job and an update in one step; client 2's job was lost."""
+    times = ClockTime(start=10.0, end=20.0, clients={0: 4.0, 1: 9.0}, late=[1, 2])
+    buffer = Arrivals(arrived=[(0, 0), (1, 1)], times=[15.0, 20.0], staleness=[1, 0])
+    entries = [census(), entry(2, 0.5, clock=times, buffer=buffer)]
+    section = section_of(write_run(tmp_path / "run", entries))
+    assert table_of(section).records()[0]["dropped"] == "2 of 4"
+    assert section.cards[2].figure is not None
+    (bars,) = section.cards[2].figure.axes[0].containers
+    assert (bars[0].get_x(), bars[0].get_width()) == (11.0, 4.0)
 
 
 def test_many_jobs_of_an_asynchronous_round_are_the_slowest_alone(tmp_path: Path) -> None:

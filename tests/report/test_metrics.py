@@ -84,6 +84,8 @@ def test_asynchronous_rounds_have_their_staleness_and_the_jobs_in_flight(tmp_pat
     values = scraped(buffered(tmp_path / "run"))
     names = ("staleness", "largest_staleness", "jobs_in_flight")
     assert [values[name] for name in names] == [1.5, 2, 2], "of round 3, with staleness 2 and 1"
+    clients = values["clients_selected"], values["clients_replied"]
+    assert clients == (4, 2), "two jobs are dropped; an alert compares both numbers"
     assert not set(names) & set(scraped(clocked(tmp_path / "plain")))
 
 

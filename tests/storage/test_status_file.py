@@ -138,6 +138,14 @@ def test_status_shows_the_staleness_of_the_last_asynchronous_round(tmp_path: Pat
         assert shown == (known is not None)
 
 
+def test_replies_of_asynchronous_rounds_count_also_in_a_later_round(tmp_path: Path) -> None:
+    """Client 2 was selected in round 1, and its only reply is in round 3."""
+    answer = json.loads(typed("status", buffered(tmp_path / "run"), "--json").stdout)
+    named = ("last_reply", "answered", "missed")
+    shown = [tuple(client[name] for name in named) for client in answer["clients"]]
+    assert shown == [(2, 2, 1), (3, 2, 0), (3, 1, 0), (2, 1, 1)]
+
+
 def test_the_phase_of_a_run_that_is_going_on_is_shown(folder: Path) -> None:
     (folder / NAME).write_text('{"round": 4, "phase": "clients"}')
     assert json.loads(typed("status", folder, "--json").stdout)["phase"] == ""

@@ -97,7 +97,7 @@ def buffered(where: Path, **settings: Any) -> Path:
 
     Clients 0 to 3 take 4, 6, 14 and 5 seconds. A client that is free longest gets the next job:
     0, 1 and 2 at 0 s, 3 at 4 s, 0 at 6 s, 1 at 9 s, 3 at 10 s, 0 at 14 s. The last two are in
-    flight after the last step.
+    flight after the last step, and dropped.
     """
     took, steps = {0: 4.0, 1: 6.0, 2: 14.0, 3: 5.0}, [0.0, 6.0, 10.0, 15.0]
     sent = [[(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 1), (1, 1)], [(3, 2), (0, 2)]]
@@ -110,7 +110,10 @@ def buffered(where: Path, **settings: Any) -> Path:
         clock |= {"clients": {k: took[k] for k in jobs}, "energy": 1500.0}
         buffer = {"sent": sent[t - 1], "arrived": arrived[t - 1], "times": times[t - 1]}
         buffer |= {"staleness": [t - 1 - v for _, v in arrived[t - 1]], "in_flight": 2}
-        entries.append(entry(t, 1 - 0.8 / t, clock=clock, buffer=buffer))
+        unused = [{"k": k, "round": t, "reason": "the run has ended"} for k in dropped[t - 1]]
+        more = {"selected": sorted({k for k, _ in sent[t - 1]}), "failures": unused}
+        more["replied"] = sorted(k for k, _ in arrived[t - 1])
+        entries.append(entry(t, 1 - 0.8 / t, clock=clock, buffer=buffer, **more))
     return _on_clock(where, entries, 4, {"mode": "buffered", "buffer.size": 2, **settings})
 
 
