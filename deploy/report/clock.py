@@ -119,9 +119,9 @@ def _pictures(groups: Groups) -> list[Card]:
         cards.append(Card(title, staleness_by_time(run), alt))
     last = next((e for e in reversed(run.entries) if e.clock and e.clock.clients), None)
     if last is not None and last.clock is not None:
-        longest = duration(max(last.clock.clients.values()))
-        count = len(_ends(last.clock, last.buffer))
-        alt = f"Bars: time of {count} jobs in round {last.round}, up to {longest}."
+        drawn = _ends(last.clock, last.buffer)
+        longest = duration(max((last.clock.clients[k] for k in drawn), default=0.0))
+        alt = f"Bars: time of {len(drawn)} jobs in round {last.round}, up to {longest}."
         behind = _jobs(run, last.clock, last.buffer)
         picture = jobs(run, last.clock, last.buffer)
         cards.append(Card(f"Jobs of round {last.round}", picture, alt, behind=behind))
@@ -142,7 +142,7 @@ def staleness_by_time(run: Run) -> Figure:
     axes.fill_between(xs, means, oldest, color=series(0), alpha=0.18, linewidth=0)
     draw_line(axes, points, "", 0)
     axes.set(xlabel=CLOCK.label, ylabel="steps of the server")
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     return figure
 
 

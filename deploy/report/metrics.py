@@ -80,17 +80,11 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     clock = run.over("clock")
     yield from metric("clock", "End of the last round on the virtual clock.", clock and clock.end)
     buffer: Arrivals | None = run.over("buffer")
-    arrivals = buffer.as_dict() if buffer else {}
-    for name, key, text in (
-        (
-            "staleness",
-            "staleness",
-            "Mean staleness of the last round's updates, in steps of the server.",
-        ),
-        ("largest_staleness", "oldest", "Largest staleness of the last round's updates."),
-        ("jobs_in_flight", "in_flight", "Jobs of clients that go on after the last round."),
-    ):
-        yield from metric(name, text, arrivals.get(key))
+    of = buffer.as_dict() if buffer else {}
+    text = "Mean staleness of the last round's updates, in steps of the server."
+    yield from metric("staleness", text, of.get("staleness"))
+    yield from metric("largest_staleness", "Maximum of the same.", of.get("oldest"))
+    yield from metric("jobs_in_flight", "Jobs that go on after the round.", of.get("in_flight"))
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy.", scores, "score")

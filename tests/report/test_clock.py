@@ -134,6 +134,7 @@ def test_a_job_without_a_time_of_its_own_has_no_bar(tmp_path: Path) -> None:
     assert section.cards[2].figure is not None
     (bars,) = section.cards[2].figure.axes[0].containers
     assert (bars[0].get_x(), bars[0].get_width()) == (11.0, 4.0)
+    assert section.cards[2].alt == "Bars: time of 1 jobs in round 2, up to 4.00 s."
 
 
 def test_many_jobs_of_an_asynchronous_round_are_the_slowest_alone(tmp_path: Path) -> None:
