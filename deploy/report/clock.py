@@ -1,27 +1,51 @@
-"""Section of a report about the virtual clock: accuracy by time, and the clients' jobs."""
+"""Section of a report about the virtual clock: accuracy by time, and the clients' jobs.
 
+An asynchronous round is a step of the server. Its jobs may begin before the step before, and no
+client waits for its end.
+"""
+
+from collections.abc import Mapping
 from statistics import fmean
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from common.journal import ClockTime
+from common.journal import Arrivals, ClockTime
 from common.metrics import MANY, quantiles
 from common.settings.config import listed
-from deploy.report.charts import HALF, against, hover_bars, legend_above
+from deploy.report.charts import HALF, against, draw_line, hover_bars, legend_above
 from deploy.report.groups import Groups, named
 from deploy.report.plots import CLOCK
 from deploy.report.read import Run
 from deploy.report.style import MUTED, PAPER, Card, Section, frame, series, style
-from deploy.report.table import NONE, Table, clean, duration, joules, number, percent, size
+from deploy.report.table import (
+    NONE,
+    Table,
+    clean,
+    duration,
+    joules,
+    number,
+    percent,
+    size,
+    staleness,
+)
 
 SINGLE = 50  #: most clients of a round that all have a bar
 SLOWEST = 25  #: clients with a bar in a round with more, beside quantiles
-COUNTED = (
-    "Times on the clients' devices, from counted operations and bytes. Idle: mean share of a round "
-    "in which a client's device waits for its end. The energy is for ranking only."
-)
+COUNTED = "Times on the clients' devices, from counted operations and bytes."
+UNUSED = "late or not needed"
+COLUMNS = {
+    "time": "",
+    "slowest client": "",
+    "idle": "Idle: mean share of a round in which a client's device waits for its end.",
+    "staleness": "Staleness: steps of the server from sending a model to its update's arrival.",
+    UNUSED: "",
+    "dropped": "Dropped: updates that were lost, refused or too old, and jobs that outlast a run.",
+    "energy": "The energy is for ranking only.",
+}
+"""Columns of the table of runs, of which a run has some, and what they mean."""
+FROM_START = "seconds since the start of the round; dashed: its end"
 
 
 def profile_of(run: Run, k: int) -> str:
@@ -37,34 +61,39 @@ def section(groups: Groups) -> Section | None:
 
     None if no run has a clock.
     """
-    rows = [(label, *_cells(run)) for label, run in named(groups) if CLOCK.known(run)]
-    if not rows:
+    runs = [(label, _cells(run)) for label, run in named(groups) if CLOCK.known(run)]
+    if not runs:
         return None
-    header = ("run", "time", "slowest client", "idle", "late or not needed", "energy")
-    cards = [Card("", table=Table(header, rows), span=12)]
+    columns = [name for name in COLUMNS if any(name in cells for _, cells in runs)]
+    rows = [(label, *(cells.get(name, NONE) for name in columns)) for label, cells in runs]
+    cards = [Card("", table=Table(("run", *columns), rows), span=12)]
     if len(groups) == 1 and not groups[0].several:
         cards = [*_pictures(groups), *cards]
-    return Section("Time on the virtual clock", cards, COUNTED)
+    lead = " ".join(filter(None, (COUNTED, *map(COLUMNS.get, columns))))
+    return Section("Time on the virtual clock", cards, lead)
 
 
-def _cells(run: Run) -> list[str]:
-    """Return the end, the slowest client, the idle share, late replies and energy of a run."""
+def _cells(run: Run) -> Mapping[str, str]:
+    """Return the texts of a run in the table of runs, by column."""
     rounds = [entry.clock for entry in run.entries if entry.clock]
     jobs: dict[int, list[float]] = {}
     for k, seconds in ((k, s) for clock in rounds for k, s in clock.clients.items()):
         jobs.setdefault(k, []).append(seconds)
     means = {k: fmean(of_client) for k, of_client in jobs.items()}
     slowest = max(means, key=lambda k: means[k], default=None)
-    idle = [share for clock in rounds for share in _idle(clock)]
+    idle, arrivals = [share for clock in rounds for share in _idle(clock)], run.arrivals()
     energies = [clock.energy for clock in rounds if clock.energy is not None]
     late, count = sum(len(clock.late) for clock in rounds), sum(map(len, jobs.values()))
-    return [
-        duration(rounds[-1].end),
-        NONE if slowest is None else f"{_name(run, slowest)}: {duration(means[slowest])} a job",
-        percent(fmean(idle)) if idle else NONE,
-        f"{number(late)} of {number(count)}" if jobs else NONE,
-        joules(sum(energies) if energies else None),
-    ]
+    if arrivals:  # a lost job has no time, and a client may have several jobs in one step
+        count = late + len(arrivals.staleness)
+    client = NONE if slowest is None else f"{_name(run, slowest)}: {duration(means[slowest])} a job"
+    energy = joules(sum(energies) if energies else None)
+    cells = {"time": duration(rounds[-1].end), "slowest client": client, "energy": energy}
+    unused = f"{number(late)} of {number(count)}" if jobs else NONE
+    if run.buffered:
+        old = staleness(arrivals.as_dict()) if arrivals else NONE
+        return {**cells, "staleness": old, "dropped": unused}
+    return {**cells, "idle": percent(fmean(idle)) if idle else NONE, UNUSED: unused}
 
 
 def _idle(clock: ClockTime) -> list[float]:
@@ -79,57 +108,112 @@ def _name(run: Run, k: int) -> str:
 
 
 def _pictures(groups: Groups) -> list[Card]:
-    """Return the accuracy by time and the jobs of the last round of a single run."""
+    """Return the accuracy and staleness by time and the jobs of the last round of a single run."""
     run = groups[0].runs[0]
     title = f"Accuracy by {CLOCK.name}"
     alt = f"{title}: {run.done} rounds."
     cards = [Card(title, against(groups, CLOCK), alt, behind=_rounds(run))]
+    if arrivals := run.arrivals():
+        title = f"Staleness by {CLOCK.name}"
+        alt = f"Line: mean of each round, band: up to its maximum; {staleness(arrivals.as_dict())}."
+        cards.append(Card(title, staleness_by_time(run), alt))
     last = next((e for e in reversed(run.entries) if e.clock and e.clock.clients), None)
     if last is not None and last.clock is not None:
-        longest = duration(max(last.clock.clients.values()))
-        alt = (
-            f"Bars: time of {len(last.clock.clients)} jobs in round {last.round}, up to {longest}."
-        )
-        behind = _jobs(run, last.clock)
-        cards.append(Card(f"Jobs of round {last.round}", jobs(run, last.clock), alt, behind=behind))
+        drawn = _ends(last.clock, last.buffer)
+        longest = duration(max((last.clock.clients[k] for k in drawn), default=0.0))
+        alt = f"Bars: time of {len(drawn)} jobs in round {last.round}, up to {longest}."
+        behind = _jobs(run, last.clock, last.buffer)
+        picture = jobs(run, last.clock, last.buffer)
+        cards.append(Card(f"Jobs of round {last.round}", picture, alt, behind=behind))
     return cards
 
 
 @style()
-def jobs(run: Run, clock: ClockTime) -> Figure:
+def staleness_by_time(run: Run) -> Figure:
+    """Plot the mean staleness of each asynchronous round by time; a band reaches to its maximum."""
+    rounds = [(e, e.clock.end, e.buffer.as_dict()) for e in run.entries if e.clock and e.buffer]
+    points = [
+        (x, of["staleness"], f"round {e.round}, {duration(x)}: staleness {staleness(of)}")
+        for e, x, of in rounds
+    ]
+    figure, axes = frame(HALF)
+    xs, means = [x for x, _, _ in points], [mean for _, mean, _ in points]
+    oldest = [of["oldest"] for *_, of in rounds]
+    axes.fill_between(xs, means, oldest, color=series(0), alpha=0.18, linewidth=0)
+    draw_line(axes, points, "", 0)
+    axes.set(xlabel=CLOCK.label, ylabel="steps of the server")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    return figure
+
+
+@style()
+def jobs(run: Run, clock: ClockTime, buffer: Arrivals | None) -> Figure:
     """Plot a bar for each job of a round, from its start; the round's end is a dashed line.
 
-    With more than ``SINGLE`` clients only the slowest have a bar, and quantiles stand for all.
+    With more than ``SINGLE`` clients only the slowest have a bar, and quantiles stand for all. In
+    an asynchronous round a bar ends when its update arrived. A dropped job has no bar, because the
+    journal does not have its end.
     """
-    late, count = set(clock.late), len(clock.clients)
-    slowest = sorted(clock.clients, key=lambda k: (-clock.clients[k], k))
-    slowest = slowest if count <= SINGLE else slowest[:SLOWEST]
-    bars = [
-        (_label(run, k), clock.clients[k], int(k in late), f"{_name(run, k)}: ") for k in slowest
-    ]
-    if count > SINGLE:
+    replies, ends = _replies(clock, buffer), _ends(clock, buffer)
+    slowest = sorted(ends, key=lambda k: (-clock.clients[k], k))
+    slowest = slowest if len(ends) <= SINGLE else slowest[:SLOWEST]
+    kinds = ["staleness 0", "staleness above 0"] if buffer else ["in time", UNUSED]
+    kinds.append(f"quantiles of {number(len(ends))} clients")
+    bars = []
+    for k in slowest:
+        text = f"{_name(run, k)}: {duration(clock.clients[k])}, {replies[k]}"
+        kind = int(replies[k] != kinds[0])
+        bars.append((_label(run, k), ends[k], clock.clients[k], kind, text))
+    if len(ends) > SINGLE and not buffer:
         for name, seconds in (quantiles(clock.clients.values()) or {}).items():
-            bars.append((name, seconds, 2, f"{name} of {number(count)} clients: "))
-    kinds = ("in time", "late or not needed", f"quantiles of {number(count)} clients")
+            text = f"{name} of {number(len(ends))} clients: {duration(seconds)}"
+            bars.append((name, seconds, seconds, 2, text))
     looks = ((series(0), ""), (series(1), "////"), (series(7), "...."))
     figure, axes = frame((HALF[0], max(HALF[1], 1.0 + 0.16 * len(bars))))
-    for y, (_, seconds, kind, told) in enumerate(bars):
+    for y, (_, end, seconds, kind, text) in enumerate(bars):
         colour, hatch = looks[kind]
-        bar = axes.barh(y, seconds, 0.72, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0.6)
-        hover_bars(bar, [told + duration(seconds) + (", late or not needed" if kind == 1 else "")])
-    axes.axvline(clock.end - clock.start, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.5)
+        bar = axes.barh(
+            y, seconds, 0.72, end - seconds, color=colour, hatch=hatch, edgecolor=PAPER,
+            linewidth=0.6,
+        )  # fmt: skip
+        hover_bars(bar, [text])
+    end = clock.end if buffer else clock.end - clock.start
+    axes.axvline(end, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.5)
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.set_xlabel("seconds since the start of the round; dashed: its end", color=MUTED)
+    axis = f"{CLOCK.label}; dashed: the step" if buffer else FROM_START
+    axes.set_xlabel(axis, color=MUTED)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    shown = sorted({kind for _, _, kind, _ in bars})
+    shown = sorted({kind for _, _, _, kind, _ in bars})
     handles = {
         kinds[i]: Patch(facecolor=looks[i][0], hatch=looks[i][1], edgecolor=PAPER) for i in shown
     }
     legend_above(figure, handles)
     return figure
+
+
+def _ends(clock: ClockTime, buffer: Arrivals | None) -> Mapping[int, float]:
+    """Return when each client's job ended, in seconds since the start of the round.
+
+    In an asynchronous round: when each client's update arrived, in seconds on the clock. A client
+    with a dropped job is left out, because its time is that of both jobs.
+    """
+    if buffer is None:
+        return clock.clients
+    known = clock.clients.keys() - clock.late
+    ends = zip(buffer.arrived, buffer.times, strict=False)
+    return {k: time for (k, _), time in ends if k in known}
+
+
+def _replies(clock: ClockTime, buffer: Arrivals | None) -> Mapping[int, str]:
+    """Return what became of each client's reply, or the staleness of its update, in words."""
+    if buffer is None:
+        late = set(clock.late)
+        return {k: UNUSED if k in late else "in time" for k in clock.clients}
+    ages = {k: age for (k, _), age in zip(buffer.arrived, buffer.staleness, strict=False)}
+    return {k: f"staleness {ages[k]}" if k in ages else "dropped" for k in clock.clients}
 
 
 def _label(run: Run, k: int) -> str:
@@ -138,25 +222,28 @@ def _label(run: Run, k: int) -> str:
 
 
 def _rounds(run: Run) -> Table:
-    """Return a row for each round: accuracy, times, and the slowest client."""
+    """Return a row for each round: accuracy, times, slowest client, and staleness if it has it."""
     rows = []
     for entry, clock in ((e, e.clock) for e in run.entries if e.clock):
         of_round = clock.clients
         slowest = max(of_round, key=lambda k: of_round[k], default=None)
         times = (duration(clock.start), duration(clock.end))
         texts = (NONE if slowest is None else _name(run, slowest), number(len(clock.late)))
-        rows.append((str(entry.round), percent(entry.primary_accuracy, 2), *times, *texts))
-    header = ("round", "accuracy", "start", "end", "slowest client", "late or not needed")
+        of = entry.buffer and entry.buffer.as_dict()
+        ages = (staleness(of), number(of["in_flight"])) if of else (NONE, NONE)
+        row = (str(entry.round), percent(entry.primary_accuracy, 2), *times, *texts)
+        rows.append((*row, *ages) if run.buffered else row)
+    header = ["round", "accuracy", "start", "end", "slowest client"]
+    header += ["dropped", "staleness", "in flight"] if run.buffered else [UNUSED]
     return Table(header, rows)
 
 
-def _jobs(run: Run, clock: ClockTime) -> Table:
+def _jobs(run: Run, clock: ClockTime, buffer: Arrivals | None) -> Table:
     """Return the jobs of a round, the longest first; at most ``MANY``."""
-    models, late = {member.k: member.model for member in run.members}, set(clock.late)
-    rows = []
+    models = {member.k: member.model for member in run.members}
+    rows, replies = [], _replies(clock, buffer)
     for k in sorted(clock.clients, key=lambda k: (-clock.clients[k], k))[:MANY]:
         moved = map(size, clock.jobs.get(k, (None, None))[:2])
         texts = (str(k), profile_of(run, k) or NONE, models.get(k, "?"))
-        in_time = "late or not needed" if k in late else "in time"
-        rows.append((*texts, in_time, duration(clock.clients[k]), *moved))
+        rows.append((*texts, replies[k], duration(clock.clients[k]), *moved))
     return Table(("client", "device", "model", "reply", "time", "down", "up"), rows, "llllr")

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
-from common.journal import UNITS, Entry, FailureKind, Primary, Unit, present
-from deploy.report.read import JOURNAL, Run, read, total
+from common.journal import UNITS, Arrivals, Entry, FailureKind, Primary, Unit, present
+from deploy.report.read import JOURNAL, Run, asked, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
 
@@ -79,6 +79,12 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from metric("round", "Duration of the last finished round.", duration, field="seconds")
     clock = run.over("clock")
     yield from metric("clock", "End of the last round on the virtual clock.", clock and clock.end)
+    buffer: Arrivals | None = run.over("buffer")
+    of = buffer.as_dict() if buffer else {}
+    text = "Mean staleness of the last round's updates, in steps of the server."
+    yield from metric("staleness", text, of.get("staleness"))
+    yield from metric("largest_staleness", "Maximum of the same.", of.get("oldest"))
+    yield from metric("jobs_in_flight", "Jobs that go on after the round.", of.get("in_flight"))
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
     yield from metric("accuracy", "Newest accuracy.", scores, "score")
@@ -88,7 +94,7 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from metric("privacy_epsilon", "Privacy loss ε of one client.", spent and spent.epsilon)
     yield from metric("clients", "Clients that take part.", len(present(run.entries)))
     text = "Selected clients in the last finished round."
-    yield from metric("clients_selected", text, len(last.selected) or None)
+    yield from metric("clients_selected", text, asked(last) or None)
     if last.round and not run.private:
         text = "Clients with a valid reply in the last finished round."
         yield from metric("clients_replied", text, len(last.replied))

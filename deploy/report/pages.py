@@ -109,6 +109,11 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     down, up = (NONE if private else size(run.cost(way)) for way in ("down", "up"))
     virtual = run.over("clock")
     on_clock = f"; {duration(virtual.end)} on the clock" if virtual else ""
+    staleness = []
+    if buffer := run.over("buffer"):
+        of = buffer.as_dict()
+        hint = f"at most {number(of['oldest'])}; {number(of['in_flight'])} jobs in flight"
+        staleness = [("Staleness", f"{of['staleness']:.1f}", hint)]
     return [
         ("Final accuracy", percent(headline["final"]), f"round {run.done}"),
         ("Best accuracy", percent(headline["best"]), best_at),
@@ -116,6 +121,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         ("Down", down, "server to clients"),
         ("Up", up, "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds{on_clock}"),
+        *staleness,
         ("Failures", NONE if private else str(failed), "see below" if failed else no_failure),
     ]
 

@@ -47,7 +47,7 @@ from deploy.report.charts import (
 )
 from deploy.report.groups import Groups
 from deploy.report.groups import spread as over_seeds
-from deploy.report.read import Run, scalars, total
+from deploy.report.read import Run, scalars, scored, total
 from deploy.report.style import INK, MUTED, PAPER, frame, series, set_hover_texts, style
 from deploy.report.table import clean, duration, percent, size
 
@@ -150,7 +150,7 @@ def clients(run: Run) -> Figure:
                 hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
             )  # fmt: skip
             if colour != PAPER:
-                hover_bars(patches, [f"client {score.k}, {kind} model: {percent(value)}"])
+                hover_bars(patches, [f"client {score.k}, {kind} model: {scored(value, score)}"])
     percent_axes(axes.yaxis)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
     axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
@@ -193,7 +193,7 @@ def spread(groups: Groups) -> Figure:
             prefix = f"seed {run.setting('seed')}, " if group.several else ""
             for _, s in run.scores():
                 a = or_nan(s.accuracy if run.own_models else s.accuracy_global)
-                dots += [(a, f"{prefix}client {s.k}: {percent(a)}")] * math.isfinite(a)
+                dots += [(a, f"{prefix}client {s.k}: {scored(a, s)}")] * math.isfinite(a)
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
         model = group.runs[0].mean_on_clients()[0]

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from common.errors import invalid
 from common.files import parse_json, parse_toml
 from common.journal import (
+    Arrivals,
     ClientScore,
     Entry,
     JsonObject,
@@ -195,6 +196,17 @@ class Run:
         """Return the newest value of a field that some entries leave empty; None if all do."""
         return newest(self.entries, field)
 
+    @property
+    def buffered(self) -> bool:
+        """Whether the run has asynchronous rounds (``mode``)."""
+        return self.config.get("mode") == "buffered" or self.over("buffer") is not None
+
+    def arrivals(self) -> Arrivals | None:
+        """Return the last asynchronous round with the staleness of all rounds; None without one."""
+        last: Arrivals | None = self.over("buffer")
+        ages = [age for e in self.entries if e.buffer for age in e.buffer.staleness]
+        return last and last.model_copy(update={"staleness": ages})
+
     def seconds(self) -> float:
         """Return the duration of all rounds; NaN if the journal has no times, under [privacy]."""
         timed = not self.private or any(entry.seconds for entry in self.entries)
@@ -264,6 +276,12 @@ def total(entry: Entry) -> float:
     return entry.seconds.get("total", sum(phases.values()))
 
 
+def asked(entry: Entry) -> int:
+    """Return how many clients were selected; in an asynchronous round, whose jobs ended in it."""
+    ended = {*entry.replied, *(failure.k for failure in entry.failures)}
+    return len(ended if entry.buffer else entry.selected)
+
+
 def scalars(entry: Entry) -> dict[str, float]:
     """Return all named numbers beside accuracy and loss: method metrics, drift, then fairness."""
     numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
@@ -273,6 +291,13 @@ def scalars(entry: Entry) -> dict[str, float]:
         for model, spread in {"": main, **further}.items():
             numbers |= {f"{model}{name}": v for name, v in spread.model_dump().items()}
     return numbers
+
+
+def scored(accuracy: float | None, score: ClientScore) -> Cell:
+    """Return a client's accuracy, and beside it how long before its round an older one is from."""
+    rounds = "round" if score.age == 1 else "rounds"
+    old = f"(measured {score.age} {rounds} before)" if score.age and accuracy is not None else ""
+    return Cell(percent(accuracy), old)
 
 
 def of_clients(run: Run, *, parameters: bool) -> Table:
@@ -289,7 +314,7 @@ def of_clients(run: Run, *, parameters: bool) -> Table:
     for m, s, mine, shared in scores:
         k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
         size = [number(m.parameters)] if parameters else []
-        rows.append([k, m.model, number(m.n), *size, percent(mine), percent(shared)])
+        rows.append([k, m.model, number(m.n), *size, scored(mine, s), scored(shared, s)])
     header = ("client", "model", "samples", *columns, "own model", "global model")
     return Table(header, rows, "llr" if parameters else "rlr")
 

@@ -11,7 +11,7 @@ from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
 from deploy.report.groups import Group, Groups, named
-from deploy.report.read import Run, of_clients, scalars, total
+from deploy.report.read import Run, asked, of_clients, scalars, total
 from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
@@ -329,8 +329,9 @@ def settings(run: Run) -> Section:
     Tables that the method does not read had no effect on the run and are left out.
     """
     top = {n: v for n, v in run.config.items() if not isinstance(v, dict)}
-    method, on_clock = run.setting("method") or "", any(entry.clock for entry in run.entries)
-    read = {*ALWAYS, method} - (set() if on_clock else {"clock"})
+    method = run.setting("method") or ""
+    used = {"clock": any(entry.clock for entry in run.entries), "buffer": run.buffered}
+    read = {name for name in (*ALWAYS, method) if used.get(name, True)}
     read |= set(options(method).uses if method in methods() else SECTIONS)
     tables = {n: v for n, v in run.config.items() if isinstance(v, dict) and n in read}
     versions = dict(run.summary.versions) if run.summary else {}
@@ -388,7 +389,7 @@ def _rounds(run: Run) -> Table:
     rows = []
     for e in run.entries:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
-        replied = f"{len(e.replied)} / {len(e.selected)}" if shown else NONE
+        replied = f"{len(e.replied)} / {asked(e)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
         accuracy = percent(e.primary_accuracy, 2)
         rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))

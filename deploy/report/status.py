@@ -5,13 +5,15 @@ A private run withholds which clients replied (``server_app/release.py``), so th
 """
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import final
 
 from common.journal import Member, present
 from deploy.report.read import Run, total
-from deploy.report.table import NONE, Table, clean, duration, number, percent
+from deploy.report.table import NONE, Table, clean, duration, in_flight, number, percent
 from server_app.storage.lock import held
 from server_app.storage.status_file import NodeStatus, ServerStatus
 
@@ -25,8 +27,8 @@ class ClientStatus:
 
     ``node``: the name of its node, else the id; ``last_seen``: Unix time at which the server last
     saw the node connected, None: never. ``last_reply``: the last round with a valid reply;
-    ``answered`` and ``missed``: numbers of rounds in which the client was selected; None in a
-    private run.
+    ``answered`` and ``missed``: numbers of rounds in which the client was selected, or of its jobs
+    in asynchronous rounds; None in a private run.
     """
 
     k: int
@@ -47,7 +49,8 @@ class ClientStatus:
 class Status:
     """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds.
 
-    ``phase``: what the server does now; empty if the run is not running.
+    ``phase``: what the server does now; empty if the run is not running. ``buffer``: staleness and
+    jobs in flight of the last asynchronous round (``Arrivals.as_dict``); None: a synchronous run.
     """
 
     run: str
@@ -59,6 +62,7 @@ class Status:
     accuracy: float | None
     best: float | None
     left: float | None
+    buffer: Mapping[str, float] | None
     clients: list[ClientStatus]
 
 
@@ -73,7 +77,7 @@ def of(run: Run) -> Status:
     running, headline, server = held(run.path), run.headline(), ServerStatus.read(run.path)
     state = "running" if running else "completed" if run.finished else "interrupted"
     error = "" if running or run.summary is None else run.summary.error or ""
-    left = None
+    left, arrivals = None, run.over("buffer")
     recent = [total(entry) for entry in run.entries if entry.round and entry.seconds][-RECENT:]
     if running and recent and run.rounds is not None:
         left = fmean(recent) * (run.rounds - run.done)
@@ -87,18 +91,22 @@ def of(run: Run) -> Status:
         accuracy=headline["final"],
         best=headline["best"],
         left=left,
+        buffer=arrivals and arrivals.as_dict(),
         clients=_clients(run, server),
     )
 
 
 def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
     members, here = {member.k: member for member in run.members}, present(run.entries)
+    failed = Counter(failure.k for failure in run.over("failures"))
     clients = []
     for k in range(roster(run)):
         member = members.get(k, Member(k=k, model=""))
         node = server.nodes.get(k, NodeStatus(node=0))
         selected = [entry for entry in run.entries if k in entry.selected]
-        replied = [entry.round for entry in selected if k in entry.replied]
+        rounds = run.entries if run.buffered else selected  # a job may outlast its round
+        replied = [entry.round for entry in rounds if k in entry.replied]
+        missed = failed[k] if run.buffered else len(selected) - len(replied)
         status = ClientStatus(
             k=k,
             node=clean(node.name) or str(node.node or ""),
@@ -109,7 +117,7 @@ def _clients(run: Run, server: ServerStatus) -> list[ClientStatus]:
             last_seen=node.seen or None,
             last_reply=None if run.private else max(replied, default=0),
             answered=None if run.private else len(replied),
-            missed=None if run.private else len(selected) - len(replied),
+            missed=None if run.private else missed,
             version=clean(node.version),
         )
         clients.append(status)
@@ -123,6 +131,7 @@ def line(status: Status) -> str:
     texts += [status.phase] if status.phase else []
     if status.accuracy is not None:
         texts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
+    texts += [in_flight(status.buffer)] if status.buffer else []
     if status.left is not None:
         texts.append(f"about {duration(status.left)} left")
     members = sum(client.state == "member" for client in status.clients)

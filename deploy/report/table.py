@@ -10,7 +10,7 @@ import io
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -225,6 +225,16 @@ def duration(seconds: float | None) -> str:
         return f"{rounded // 60} min {rounded % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def staleness(buffer: Mapping[str, float]) -> str:
+    """Format the staleness in an ``Arrivals.as_dict``: ``1.4 (at most 5)``."""
+    return f"{buffer['staleness']:.1f} (at most {number(buffer['oldest'])})"
+
+
+def in_flight(buffer: Mapping[str, float]) -> str:
+    """Format an ``Arrivals.as_dict`` as ``staleness 1.4 (at most 5), 8 in flight``."""
+    return f"staleness {staleness(buffer)}, {number(buffer['in_flight'])} in flight"
 
 
 def number(value: object) -> str:

@@ -26,7 +26,17 @@ from common.journal import ByClass, Entry, Personal, over, primary_course
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, read
-from deploy.report.table import NONE, clean, duration, percent, size, terminal
+from deploy.report.table import (
+    NONE,
+    clean,
+    duration,
+    in_flight,
+    number,
+    percent,
+    size,
+    staleness,
+    terminal,
+)
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
@@ -184,6 +194,8 @@ class Progress:
             texts.append(f"{OTHER[entry.primary]} {percent(other)}")
         if entry.clock:
             texts.append(f"{duration(entry.clock.end)} on the clock")
+        if entry.buffer:
+            texts.append(in_flight(entry.buffer.as_dict()))
         if t < self._rounds and self.left is not None:
             texts.append(f"{self.left} left")
         if self.failures:
@@ -205,6 +217,8 @@ class Progress:
         ]
         if now.clock:
             cells.append(Text.assemble(("clock ", "dim"), duration(now.clock.end)))
+        if now.buffer:
+            cells.append(Text(in_flight(now.buffer.as_dict())))
         if self.failures:
             cells.append(Text(f"failures {self.failures}", style="yellow"))
         if now.end:
@@ -239,6 +253,9 @@ def show_summary(run: Run, console: Console) -> None:
     ]
     if clock := run.over("clock"):
         lines.append(("clock", f"{duration(clock.end)} on the clients' devices"))
+    if arrivals := run.arrivals():
+        count = number(len(arrivals.staleness))
+        lines.append(("staleness", f"{staleness(arrivals.as_dict())} over {count} updates"))
     if run.end:
         lines.append(("ended", f"round {run.reached}: {run.end}"))
     if summary and (reached := summary.rounds_to_target):

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from common.journal import Arrivals, ClockTime
 from deploy.report import clock, plots
 from deploy.report.groups import grouped
 from deploy.report.pages import write_report
 from deploy.report.read import read
-from deploy.report.style import Section
+from deploy.report.style import Section, inline
 from deploy.report.table import Table
 from deploy.study.clock import compare
 from tests.support.commandline import typed
-from tests.support.run_folder import clocked, finished
+from tests.support.run_folder import buffered, census, clocked, entry, finished, write_run
 
 
 def section_of(*folders: Path) -> Section:
@@ -85,6 +86,93 @@ def test_runs_are_compared_by_time_on_the_clock_where_one_has_it(tmp_path: Path)
         write_report(some, page)
         assert "clock" not in page.read_text()
     assert not plots.CLOCK.known(read(plain[0]))
+
+
+def test_an_asynchronous_run_has_its_staleness_and_its_jobs_on_the_clock(tmp_path: Path) -> None:
+    """Staleness 0 and 0, 1 and 0, 2 and 1: a mean of 4/6; nobody waits for a round's end."""
+    section = section_of(buffered(tmp_path / "run"))
+    (row,) = table_of(section).records()
+    slowest = "client 2, phone-high: 14.0 s a job"
+    assert row == {
+        **{"run": "fedavg", "time": "15.0 s", "slowest client": slowest},
+        **{"staleness": "0.7 (at most 2)", "dropped": "2 of 8", "energy": "4.50 kJ"},
+    }
+    assert "Idle" not in section.lead and "Staleness: steps of the server" in section.lead
+    course, staleness, jobs, _ = section.cards
+    assert course.behind is not None and staleness.figure is not None
+    assert course.behind.header[-3:] == ["dropped", "staleness", "in flight"]
+    assert [row[-3:] for row in course.behind.rows] == [
+        *(("0", "0.0 (at most 0)", "2"), ("0", "0.5 (at most 1)", "2")),
+        ("2", "1.5 (at most 2)", "2"),
+    ]
+    (axes,) = staleness.figure.axes
+    means = [(6.0, 0.0), (10.0, 0.5), (15.0, 1.5)]
+    assert list(zip(*axes.lines[0].get_data(), strict=True)) == means
+    (band,) = axes.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {*means, (10.0, 1.0), (15.0, 2.0)}
+    assert "<title>round 3, 15.0 s: staleness 1.5 (at most 2)" in inline(staleness.figure, "s", "")
+    assert jobs.figure is not None and jobs.behind is not None
+    (axes,) = jobs.figure.axes
+    bars = [(bar[0].get_x(), bar[0].get_width()) for bar in axes.containers]
+    assert bars == [(0.0, 14.0), (9.0, 6.0)], "from 0 s to 14 s, and from 9 s to 15 s"
+    assert axes.lines[0].get_xdata() == [15, 15], "the step"
+    assert axes.get_xlabel() == "seconds on the virtual clock; dashed: the step"
+    assert "2, phone-high: 14.0 s, staleness 2</title>" in inline(jobs.figure, "j", "")
+    assert [(row[0], row[3]) for row in jobs.behind.rows] == [
+        *(("2", "staleness 2"), ("1", "staleness 1"), ("3", "dropped"), ("0", "dropped")),
+    ]
+
+
+def test_a_job_without_a_time_of_its_own_has_no_bar(tmp_path: Path) -> None:
+    """Client 1 has a dropped job and an update in one step; client 2's job was lost."""
+    times = ClockTime(start=10.0, end=20.0, clients={0: 4.0, 1: 9.0}, late=[1, 2])
+    buffer = Arrivals(arrived=[(0, 0), (1, 1)], times=[15.0, 20.0], staleness=[1, 0])
+    entries = [census(), entry(2, 0.5, clock=times, buffer=buffer)]
+    section = section_of(write_run(tmp_path / "run", entries))
+    assert table_of(section).records()[0]["dropped"] == "2 of 4"
+    assert section.cards[2].figure is not None
+    (bars,) = section.cards[2].figure.axes[0].containers
+    assert (bars[0].get_x(), bars[0].get_width()) == (11.0, 4.0)
+    assert section.cards[2].alt == "Bars: time of 1 jobs in round 2, up to 4.00 s."
+
+
+def test_many_jobs_of_an_asynchronous_round_are_the_slowest_alone(tmp_path: Path) -> None:
+    """Quantiles are no times on the clock."""
+    count, run = clock.SINGLE + 1, read(buffered(tmp_path / "run"))
+    times = ClockTime(start=90.0, end=100.0, clients={k: 10.0 + k for k in range(count)})
+    arrived = [(k, 0) for k in range(count)]
+    buffer = Arrivals(arrived=arrived, times=[100.0] * count, staleness=[0] * count)
+    (axes,) = clock.jobs(run, times, buffer).axes
+    bars = [(bar[0].get_x(), bar[0].get_width()) for bar in axes.containers]
+    assert bars == [(40.0 + i, 60.0 - i) for i in range(clock.SLOWEST)]
+
+
+def test_asynchronous_and_synchronous_runs_stand_beside_each_other(tmp_path: Path) -> None:
+    folders = [clocked(tmp_path / "a", name="a"), buffered(tmp_path / "b", name="b")]
+    section = section_of(*folders)
+    first, second = table_of(section).records()
+    names = ("time", "idle", "staleness", "late or not needed", "dropped")
+    assert [first[name] for name in names] == ["30.0 s", "33.3 %", "–", "3 of 18", "–"]
+    assert [second[name] for name in names] == ["15.0 s", "–", "0.7 (at most 2)", "–", "2 of 8"]
+    write_report(folders, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<title>b, round 2, 10.0 s: 60.00 %" in page, "beside a, round 2, 20.0 s"
+
+
+def test_a_private_asynchronous_run_has_neither_idle_clients_nor_staleness(tmp_path: Path) -> None:
+    folder = buffered(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["clock"] = {"start": line["clock"]["start"], "end": line["clock"]["end"]}
+        del line["buffer"]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = section_of(folder)
+    texts = {"run": "fedavg", "time": "15.0 s", "slowest client": "–", "staleness": "–"}
+    assert table_of(section).records() == [{**texts, "dropped": "–", "energy": "–"}]
+    assert [card.title for card in section.cards] == ["Accuracy by time on the clock", ""]
+    assert section.cards[0].behind is not None
+    assert section.cards[0].behind.rows[0][-2:] == ("–", "–")
 
 
 def test_a_private_run_has_its_time_and_no_client(tmp_path: Path) -> None:

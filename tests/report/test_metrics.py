@@ -20,7 +20,7 @@ from deploy.flower.certificates import make
 from deploy.report.metrics import Metrics
 from server_app.storage.status_file import NAME, NodeStatus, ServerStatus
 from tests.support.compose import FOLDER
-from tests.support.run_folder import census, clocked, entry, finished, write_run
+from tests.support.run_folder import buffered, census, clocked, entry, finished, write_run
 
 MONITORING = FOLDER / "monitoring"
 Values = dict[str, float]
@@ -78,6 +78,15 @@ def test_the_metrics_are_those_of_the_journal(tmp_path: Path) -> None:
 def test_a_run_with_device_profiles_has_the_time_on_its_clock(tmp_path: Path) -> None:
     assert scraped(clocked(tmp_path / "run"))["clock_seconds"] == 30
     assert "clock_seconds" not in scraped(finished(tmp_path / "plain"))
+
+
+def test_asynchronous_rounds_have_their_staleness_and_the_jobs_in_flight(tmp_path: Path) -> None:
+    values = scraped(buffered(tmp_path / "run"))
+    names = ("staleness", "largest_staleness", "jobs_in_flight")
+    assert [values[name] for name in names] == [1.5, 2, 2], "of round 3, with staleness 2 and 1"
+    clients = values["clients_selected"], values["clients_replied"]
+    assert clients == (4, 2), "two jobs are dropped; an alert compares both numbers"
+    assert not set(names) & set(scraped(clocked(tmp_path / "plain")))
 
 
 def test_a_run_ends_with_its_summary_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:

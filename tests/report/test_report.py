@@ -14,14 +14,24 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
+from common.journal import ClientScore
 from deploy.report import plots, sections
 from deploy.report import table as tables
 from deploy.report.groups import Group, differences, grouped, half_width
 from deploy.report.pages import write_report
-from deploy.report.read import Run, read
+from deploy.report.read import Run, of_clients, read, scored
 from deploy.report.style import inline, png, set_hover_texts
 from deploy.study.comparison import Comparison, Measured
-from tests.support.run_folder import census, entry, finished, journal_line, write_run
+from tests.support.run_folder import (
+    SCORES,
+    buffered,
+    census,
+    clocked,
+    entry,
+    finished,
+    journal_line,
+    write_run,
+)
 
 GLOBAL = [
     {"k": 0, "n": 1, "accuracy": 0.4, "accuracy_global": 0.4},
@@ -311,6 +321,33 @@ def test_every_row_of_clients_says_whose_model_it_is_and_a_mean_is_weighted(tmp_
     assert "70.00 %" in text and "models 60.0" not in text
     both = Tags(page_of(b, a)).text
     assert "70.00 % global model" in both and "50.00 % own models" in both
+
+
+def test_a_score_of_a_client_that_was_busy_says_how_old_it_is(tmp_path: Path) -> None:
+    scores = [SCORES[0] | {"age": 3}, SCORES[1]]
+    folder = write_run(tmp_path / "a", [census(), entry(1, 0.6, scores=scores)], summary={})
+    run, old = read(folder), "(measured 3 rounds before)"
+    rows = of_clients(run, parameters=False).rows
+    assert [[str(cell) for cell in row[3:]] for row in rows] == [
+        *([f"25.0 % {old}", f"50.0 % {old}"], ["75.0 %", "50.0 %"])
+    ]
+    for figure in (plots.clients(run), plots.spread(grouped([run]))):
+        svg = inline(figure, "clients", "")
+        assert f"25.0 % {old}</title>" in svg and "75.0 %</title>" in svg
+    assert str(scored(0.5, ClientScore(k=0, age=1))) == "50.0 % (measured 1 round before)"
+    assert str(scored(None, ClientScore(k=0, age=1))) == "–"
+
+
+def test_asynchronous_rounds_have_their_settings_and_the_staleness_of_the_last(
+    tmp_path: Path,
+) -> None:
+    text = Tags(page_of(buffered(tmp_path / "a"))).text
+    assert re.search(r"Staleness\s*1\.5\s*at most 2; 2 jobs in flight", text)
+    shown = re.findall(r"\d / \d", text)
+    assert shown == ["2 / 2", "2 / 2", "2 / 4"], "clients of which the update is in the round"
+    assert "max-staleness" in text and "modebuffered" in "".join(text.split())
+    text = Tags(page_of(clocked(tmp_path / "b"))).text
+    assert "taleness" not in text, "[buffer] has no effect on it"
 
 
 def test_settings_are_shown_as_the_method_resolves_them(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from common.progress import without_colours
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
 from server_app.storage.journal import follow
-from tests.support.run_folder import clocked, journal_line, write_run
+from tests.support.run_folder import buffered, clocked, journal_line, write_run
 
 
 def entry(t: int, accuracy: float | None = 0.5, **more: Any) -> Entry:
@@ -64,6 +64,21 @@ def test_a_run_with_device_profiles_shows_the_end_of_the_round_on_the_clock(tmp_
     text = " ".join(file.getvalue().split())
     assert "clock 30.0 s on the clients' devices" in text
     assert "mean of 5 in round none, after 20.0 s on the clock" in text
+
+
+def test_an_asynchronous_round_shows_its_staleness_and_the_jobs_in_flight(tmp_path: Path) -> None:
+    run = read(buffered(tmp_path / "run"))
+    for terminal in (False, True):
+        file = io.StringIO()
+        with Progress(3, Console(file=file, force_terminal=terminal, width=200)) as progress:
+            for one in run.entries:
+                progress.on_round(one)
+        shown = Text.from_ansi(file.getvalue()).plain.splitlines()
+        before = "clock 15.0 s  " if terminal else "15.0 s on the clock, "
+        assert f"{before}staleness 1.5 (at most 2), 2 in flight" in shown[-1], shown
+    console, file = log()
+    show_summary(run, console)
+    assert "staleness 0.7 (at most 2) over 6 updates" in " ".join(file.getvalue().split())
 
 
 def test_a_failure_is_named_and_cannot_steer_the_terminal() -> None:

@@ -20,6 +20,7 @@ from server_app.storage.lock import held, hold
 from server_app.storage.status_file import NAME, ServerStatus, StatusFile
 from tests.support.commandline import completed, typed
 from tests.support.halves import info
+from tests.support.run_folder import buffered, clocked
 from tests.support.tiny import Run, listed
 from tests.support.waiting import PATIENCE
 
@@ -127,6 +128,22 @@ def test_status_shows_the_run_and_every_client(folder: Path) -> None:
     shown = typed("status", folder).stdout
     assert "round 3 of 3" in shown and "3 of 4 clients take part" in shown and "left" in shown
     assert "North Hospital" in shown and "gpu,north" in shown and " ago" in shown
+
+
+def test_status_shows_the_staleness_of_the_last_asynchronous_round(tmp_path: Path) -> None:
+    buffer = {"staleness": 1.5, "oldest": 2, "in_flight": 2}
+    for folder, known in ((buffered(tmp_path / "a"), buffer), (clocked(tmp_path / "b"), None)):
+        assert json.loads(typed("status", folder, "--json").stdout)["buffer"] == known
+        shown = "; staleness 1.5 (at most 2), 2 in flight; " in typed("status", folder).stdout
+        assert shown == (known is not None)
+
+
+def test_replies_of_asynchronous_rounds_count_also_in_a_later_round(tmp_path: Path) -> None:
+    """Client 2 was selected in round 1, and its only reply is in round 3."""
+    answer = json.loads(typed("status", buffered(tmp_path / "run"), "--json").stdout)
+    named = ("last_reply", "answered", "missed")
+    shown = [tuple(client[name] for name in named) for client in answer["clients"]]
+    assert shown == [(2, 2, 1), (3, 2, 0), (3, 1, 0), (2, 1, 1)]
 
 
 def test_the_phase_of_a_run_that_is_going_on_is_shown(folder: Path) -> None:

@@ -89,8 +89,39 @@ def clocked(where: Path, rounds: int = 3, clients: int = 6, **settings: Any) -> 
         more = {"measured": {k: spent / 2 for k, spent in seconds.items()}}
         more["client_metrics"] = {k: {"flops": 1e9} for k in range(clients - 1)}
         entries.append(entry(t, 1 - 0.8 / t, clock=clock, **more))
+    return _on_clock(where, entries, clients, settings)
+
+
+def buffered(where: Path, **settings: Any) -> Path:
+    """Write the folder of a run of three asynchronous rounds: K = 2, three of four clients train.
+
+    Clients 0 to 3 take 4, 6, 14 and 5 seconds. A client that is free longest gets the next job:
+    0, 1 and 2 at 0 s, 3 at 4 s, 0 at 6 s, 1 at 9 s, 3 at 10 s, 0 at 14 s. The last two are in
+    flight after the last step, and dropped.
+    """
+    took, steps = {0: 4.0, 1: 6.0, 2: 14.0, 3: 5.0}, [0.0, 6.0, 10.0, 15.0]
+    sent = [[(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 1), (1, 1)], [(3, 2), (0, 2)]]
+    arrived = [[(0, 0), (1, 0)], [(3, 0), (0, 1)], [(2, 0), (1, 1)]]
+    times, dropped = [[4.0, 6.0], [9.0, 10.0], [14.0, 15.0]], [[], [], [0, 3]]
+    entries = [census()]
+    for t in (1, 2, 3):
+        jobs = [*(k for k, _ in arrived[t - 1]), *dropped[t - 1]]
+        clock = {"start": steps[t - 1], "end": steps[t], "late": dropped[t - 1]}
+        clock |= {"clients": {k: took[k] for k in jobs}, "energy": 1500.0}
+        buffer = {"sent": sent[t - 1], "arrived": arrived[t - 1], "times": times[t - 1]}
+        buffer |= {"staleness": [t - 1 - v for _, v in arrived[t - 1]], "in_flight": 2}
+        unused = [{"k": k, "round": t, "reason": "the run has ended"} for k in dropped[t - 1]]
+        more = {"selected": sorted({k for k, _ in sent[t - 1]}), "failures": unused}
+        more["replied"] = sorted(k for k, _ in arrived[t - 1])
+        entries.append(entry(t, 1 - 0.8 / t, clock=clock, buffer=buffer, **more))
+    return _on_clock(where, entries, 4, {"mode": "buffered", "buffer.size": 2, **settings})
+
+
+def _on_clock(where: Path, entries: list[Entry], clients: int, settings: dict[str, Any]) -> Path:
+    """Write the folder of a finished run of fedavg with device profiles."""
     write_run(where, entries, summary={"status": "completed"})
-    chosen = {"method": "fedavg", "rounds": rounds, "clients": clients, "data.name": "digits"}
-    chosen |= {"profiles": "phone-high,phone-low", "node.1.profile": "pi4", **settings}
+    chosen = {"method": "fedavg", "rounds": entries[-1].round, "clients": clients}
+    chosen |= {"data.name": "digits", "profiles": "phone-high,phone-low", "node.1.profile": "pi4"}
+    chosen |= settings
     (where / "config.toml").write_text(to_toml({**defaults("fedavg"), **chosen}), encoding="utf-8")
     return where

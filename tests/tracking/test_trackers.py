@@ -85,6 +85,10 @@ def test_an_entry_becomes_numbers_by_path_and_settings_are_those_that_the_method
     assert (found["clock/end"], found["clock/energy"]) == (4.5, 7.0)
     times = [name for name in found if name.startswith(("clock", "measured"))]
     assert times == ["clock/end", "clock/energy"], "none of a single client"
+    buffer = {"staleness": [2, 1], "in_flight": 4, "times": [3.0, 4.5], "arrived": [[0, 0], [1, 1]]}
+    found = numbers.scalars(entry(3, 0.6, buffer=buffer))
+    ages = {name: value for name, value in found.items() if name.startswith("buffer")}
+    assert ages == {"buffer/staleness": 1.5, "buffer/oldest": 2, "buffer/in_flight": 4}
     odd = entry(3, float("nan"), metrics={"a": float("inf"), "../b": 1.0})
     assert "accuracy" not in numbers.scalars(odd) and "metrics/a" not in numbers.scalars(odd)
     assert numbers.scalars(odd)["metrics/___b"] == 1.0
