@@ -194,7 +194,7 @@ def cells(file: TableFile) -> Iterator[CellRun]:
         measure = row.measure or column.measure or file.measure
         measure = measure.replace("{model}", row.model)
         with _located(row.name, column.name):
-            records.target_of(measure)
+            records.of_cost(measure)
         for seed in file.seeds_of(row, column):
             yield CellRun(row.name, column.name, seed, measure, {**flat, "seed": seed}, column)
 

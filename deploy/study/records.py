@@ -59,9 +59,10 @@ COSTS: Mapping[str, Cost] = {
     "flops": Cost(("flops.clients", "flops.server")),
     "clock": Cost(("clock.end",), by_round=False),
 }
-"""Costs until a target (``clock.to:0.6``) and of budgets: rounds, bytes of all clients, operations
-of all clients and the server, and seconds on the virtual clock."""
-TO_TARGET = re.compile(r"(\w+)\.to:(.*)")
+"""Costs until a target (``clock.to:0.6``), at which a score counts (``clock.at:30``), and of
+budgets: rounds, bytes of all clients, operations of all clients and the server, and seconds on the
+virtual clock."""
+OF_COST = re.compile(r"(\w+)\.(to|at):(.*)")
 
 
 @final
@@ -107,9 +108,11 @@ class Recorded(BaseModel):
         """Return the number at a dotted path of the summary; None if it is missing.
 
         ``clock.to:0.6``, or another of ``COSTS``: the cost until the target (``cost_to``).
+        ``clock.at:30``: the primary accuracy at this cost (``accuracy_at``).
         """
-        if target := target_of(measure):
-            return self.cost_to(*target)
+        if found := of_cost(measure):
+            cost, how, number = found
+            return (self.cost_to if how == "to" else self.accuracy_at)(cost, number)
         value: object = self.summary
         for key in self.path(measure).split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -171,6 +174,15 @@ class Recorded(BaseModel):
         t = _first_round(course, target)
         return math.inf if t is None else spent[self.curve["round"].index(t)]
 
+    def accuracy_at(self, cost: str, most: float) -> float | None:
+        """Return the primary accuracy of the last scored round that ends within a cost.
+
+        Return None if the record lacks the cost or such a round.
+        """
+        spent = dict(zip(self.curve.get("round", []), self.spent(cost), strict=False))
+        within = [accuracy for t, accuracy in self.course("primary") if spent[t] <= most]
+        return within[-1] if within else None
+
 
 def _first_round(course: Sequence[tuple[int, float]], goal: float, window: int = 1) -> int | None:
     """Return the first round at which the last ``window`` numbers have a mean ≥ ``goal``."""
@@ -178,25 +190,28 @@ def _first_round(course: Sequence[tuple[int, float]], goal: float, window: int =
     return None if hit is None else course[hit - 1][0]
 
 
-def target_of(measure: str) -> tuple[str, float] | None:
-    """Return cost and target of a measure such as ``clock.to:0.6``; None for another measure.
+def of_cost(measure: str) -> tuple[str, str, float] | None:
+    """Return the parts of a measure such as ``clock.to:0.6``; None for another measure.
 
-    Raises ``ValueError``, one line, for an unknown cost, or a target that is no accuracy.
+    They are the cost, ``to`` with the target or ``at`` with an amount of the cost. Raises
+    ``ValueError``, one line, for an unknown cost, or a number that is not allowed.
     """
-    if (found := TO_TARGET.fullmatch(measure)) is None:
+    if (found := OF_COST.fullmatch(measure)) is None:
         return None
-    cost, text = found.groups()
+    cost, how, text = found.groups()
     if cost not in COSTS:
         raise ValueError(
             f"measure = {measure!r}: there is no cost {cost!r}; allowed: {', '.join(COSTS)}"
         )
     try:
-        target = float(text)
+        number = float(text)
     except ValueError:
-        target = math.nan
-    if not 0 < target <= 1:
+        number = math.nan
+    if how == "to" and not 0 < number <= 1:
         raise ValueError(f"measure = {measure!r}: the target should be above 0 and at most 1")
-    return cost, target
+    if not 0 < number < math.inf:
+        raise ValueError(f"measure = {measure!r}: the cost should be above 0")
+    return cost, how, number
 
 
 def fingerprint(flat: Mapping[str, Value]) -> str:

@@ -198,8 +198,8 @@ def read_of(name: str) -> tuple[Collection[str], Collection[str]]:
     cells = list(tables.cells(file))
     measures = {cell.measure for cell in cells if not cell.line.reach} | {"bytes.up", "flops.total"}
     measures |= {tables.GOAL} if any(m.startswith(tables.TARGET) for m in measures) else set()
-    goals = filter(None, map(records.target_of, measures))
-    curves = {curve for cost, _ in goals for curve in records.COSTS[cost].curves}
+    goals = filter(None, map(records.of_cost, measures))
+    curves = {curve for cost, *_ in goals for curve in records.COSTS[cost].curves}
     return measures, curves | {cell.measure for cell in cells if cell.line.reach}
 
 

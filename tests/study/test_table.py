@@ -262,6 +262,8 @@ def test_a_measure_can_be_a_cost_until_a_target(tmp_path: Path) -> None:
         ("time.to:0.6", "there is no cost 'time'; allowed: rounds, bytes, flops, clock"),
         ("clock.to:60", "the target should be above 0 and at most 1"),
         ("clock.to:high", "the target should be above 0 and at most 1"),
+        ("clock.at:0", "the cost should be above 0"),
+        ("clock.at:soon", "the cost should be above 0"),
     ],
 )
 def test_a_cost_until_no_target_is_refused(measure: str, reason: str, tmp_path: Path) -> None:
@@ -275,6 +277,8 @@ def test_a_record_has_the_end_of_each_round_on_the_clock_and_no_clients(tmp_path
     one = Recorded.of(flat(tmp_path, method="fedavg"), clocked(tmp_path / "run"))
     assert one is not None and one.curve["clock.end"] == [None, 10.0, 20.0, 30.0]
     assert [name for name in one.curve if "clock" in name] == ["clock.end", "clock.energy"]
+    assert one.measured("clock.at:20") == one.course("primary")[1][1] == 0.6
+    assert one.measured("clock.at:0.5") is None
     assert one.measured("clock.to:0.6") == 20.0 and one.measured("bytes.to:0.6") == 3030
 
 
