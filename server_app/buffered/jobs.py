@@ -69,7 +69,7 @@ class Requests:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._t, self._of_round = 0, dict[int, tuple[Request, str]]()  # by id
-        self._loaded: dict[str, Request] = {}  #: of the current step
+        self._loaded: dict[str, Request] = {}  #: sent or read since the last step
         self._needed: list[frozenset[str]] = []  #: files of the last checkpoints
 
     def keep(self, t: int, request: Request, experiment: str) -> str:
@@ -79,9 +79,10 @@ class Requests:
         if id(request) not in self._of_round:
             name, self.kind = f"{t}-{len(self._of_round)}.safetensors", type(request)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            pieces = request.stamped(experiment, t).pieces()
-            write_atomically(self._folder / name, pieces, private=True)
+            stamped = request.stamped(experiment, t)
+            write_atomically(self._folder / name, stamped.pieces(), private=True)
             self._of_round[id(request)] = request, name  # the object too, so that ids stay distinct
+            self._loaded[name] = stamped
         return self._of_round[id(request)][1]
 
     def load(self, name: str) -> Request:

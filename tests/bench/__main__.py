@@ -37,6 +37,10 @@ def main() -> None:
     console.print(f"  {one:.2f} s and {two:.2f} s for the clients of a round: ratio {ratio:.2f}")
     found["workers"] = {"one": one, "two": two, "ratio": ratio}
 
+    console.print("[bold]a reply in asynchronous rounds beside synchronous ones[/] (aim: 1.0)")
+    found["asynchronous"] = figures = runs.asynchronous(max(options.pairs // 3, 1))
+    console.print(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+
     console.print("[bold]a round of the same small work on each runtime[/], seconds")
     rounds = runs.by_runtime(["loopback", "ray", "grpc", "grpc warm"])
     table = Table("runtime", "total", "clients", "step", "score", "checkpoint", box=None)

@@ -63,3 +63,24 @@ def by_runtime(names: Sequence[str]) -> dict[str, Any]:
 def one_reply(start: str) -> float:
     """Return the seconds until the only client has replied, with a ``start``: warm or cold."""
     return seconds({**SMALL, "clients": 1}, "grpc", 1, warm=start == "warm")["clients"]
+
+
+REPLIES: dict[str, Value] = SMALL | {"clients": 12, "per-round": 4, "rounds": 12, "profiles": "pi5"}
+REPLIES |= {"data.samples": 120, "data.test-samples": 50, "data.min-size": 1, "score.every": 100}
+STEPS: dict[str, Value] = {"mode": "buffered", "buffer.size": 4, "profiles": "pi5,pi4,phone-low"}
+
+
+def asynchronous(pairs: int) -> dict[str, float]:
+    """Return the seconds of a reply in synchronous and in asynchronous rounds, and their ratio.
+
+    The clients' work is tiny, so that it is the overhead that counts. Medians of the pairs.
+    """
+    both = [
+        [seconds(REPLIES | more, "loopback", 1)["total"] / 4 for more in ({}, STEPS)]
+        for _ in range(pairs)
+    ]
+    return {
+        "synchronous": statistics.median(sync for sync, _ in both),
+        "asynchronous": statistics.median(steps for _, steps in both),
+        "ratio": statistics.median(steps / sync for sync, steps in both),
+    }
