@@ -175,12 +175,12 @@ class Recorded(BaseModel):
         return math.inf if t is None else spent[self.curve["round"].index(t)]
 
     def accuracy_at(self, cost: str, most: float) -> float | None:
-        """Return the primary accuracy of the last scored round that ends within a cost.
+        """Return the last primary accuracy within a cost, at first that of the census.
 
-        Return None if the record lacks the cost or such a round.
+        Return None if the record lacks the cost or such an accuracy.
         """
-        spent = dict(zip(self.curve.get("round", []), self.spent(cost), strict=False))
-        within = [accuracy for t, accuracy in self.course("primary") if spent[t] <= most]
+        both = zip(self.spent(cost), self.curve.get("primary", []), strict=False)
+        within = [accuracy for spent, accuracy in both if accuracy is not None and spent <= most]
         return within[-1] if within else None
 
 
