@@ -112,6 +112,12 @@ def _of_journal(path: Path, size: int) -> tuple[set[int], list[Planned]]:
         for event in entry.events:
             about = Planned(round=entry.round, client=event.k, kind=event.kind, cause=event.cause)
             planned.append(about)
+        others = [failure for failure in entry.failures if failure.kind not in ON_CLOCK]
+        if entry.buffer is not None:  # its jobs are selected in one step and reply in another
+            if others:
+                why = f"client {others[0].k} failed in an asynchronous round"
+                raise ValueError(f"round {entry.round}: {why}, which cannot be replayed")
+            continue
         # the virtual clock loses and rejects the same replies again
         on_clock = {failure.k for failure in entry.failures if failure.kind in ON_CLOCK}
         for k in sorted({*entry.selected} - {*entry.replied} - on_clock):

@@ -255,6 +255,17 @@ def test_a_client_that_leaves_and_returns_works_again(tmp_path: Path) -> None:
     assert any(1 in a for a in arrived[3:])
 
 
+def test_a_journal_replays_the_members_and_no_failure(tmp_path: Path) -> None:
+    events = listed(tmp_path, '[[event]]\nround = 2\nclient = 1\nkind = "left"\n')
+    run = buffered(tmp_path / "run", membership=events)
+    again = buffered(tmp_path / "again", membership=str(run.folder / "journal.jsonl"))
+    assert again.timeless == run.timeless and again.weights == run.weights
+    failed = play(config(tmp_path / "failed", rounds=6), Failing).folder / "journal.jsonl"
+    line = r"round [0-9]: client 1 failed in an asynchronous round, which cannot be replayed"
+    with pytest.raises(Stopped, match=line):
+        buffered(tmp_path / "replayed", membership=str(failed))
+
+
 def test_a_client_that_fails_rests_until_the_next_step(tmp_path: Path) -> None:
     run = play(config(tmp_path, rounds=6), Failing)
     failed = [{f["k"] for f in entry["failures"]} for entry in run.journal[1:]]
