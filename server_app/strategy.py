@@ -305,9 +305,9 @@ class MethodStrategy(Run, Strategy):
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return the score requests for the clients of ``score.clients``."""
         with clock(self.entry, "client scores"):
-            idle = [client for client in self.clients if client.k not in self.busy]
-            requests = score_requests(self.scorer.scored, idle, self.scorer.counts)
-            return self.messenger.make_messages(server_round, "evaluate", requests).values()
+            requests = score_requests(self.scorer.scored, self.clients, self.scorer.counts)
+            idle = [(client, sent) for client, sent in requests if client.k not in self.busy]
+            return self.messenger.make_messages(server_round, "evaluate", idle).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
