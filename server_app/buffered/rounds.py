@@ -14,6 +14,7 @@ Deviation: FedBuff may select a client whose update is in the buffer; here it wa
 import json
 import time
 from collections.abc import Callable
+from functools import cached_property
 from statistics import fmean
 from typing import final
 
@@ -47,8 +48,6 @@ class Buffered:
     ``renew(t)``: updates the members, and adds their events to the entry of round t.
     """
 
-    inbox: Inbox
-
     def __init__(self, run: Run, renew: Callable[[int], None]) -> None:
         self.run, self.renew, self.settings = run, renew, run.config.buffer
         self.requests = Requests(run.record.folder)
@@ -68,14 +67,17 @@ class Buffered:
         """Time on the clock in µs."""
         return self.run.clock.end
 
+    @cached_property
+    def inbox(self) -> Inbox:
+        """Jobs that clients have, and what has arrived."""
+        return self.run.messenger.channel.inbox(self.run.grid)
+
     def collect(self, t: int) -> None:
         """Send jobs and take arrivals until the buffer has K: the replies of round t.
 
         Raises ``Stopped`` if too few clients are left.
         """
         run = self.run
-        if not hasattr(self, "inbox"):
-            self.inbox = run.messenger.channel.inbox(run.grid)
         run.clock.restart((t,), run.clock.now)
         self._sent = list[tuple[int, int]]()
         self._resting = set[int]()  #: clients that failed since the last step
@@ -99,8 +101,8 @@ class Buffered:
         for job in [job for job in self.jobs.values() if job.due is None]:
             self._time(job, self._outcome(job).counts)
         first = min(self.jobs.values(), key=lambda job: job.event, default=None)
-        free = len(self.jobs) < self.concurrency
-        back = min((time for time, _ in self._idle(t) if free and time > self.now), default=None)
+        idle = self._idle(t) if len(self.jobs) < self.concurrency else []
+        back = min((time for time, _ in idle if time > self.now), default=None)
         if back is not None and (first is None or (back, BACK) < first.event[:2]):
             self.run.clock.end = back
         elif first is not None:
@@ -375,8 +377,7 @@ class Buffered:
         self.jobs.pop(k, None)
         self._outcomes.pop(k, None)
         self._arrived.pop(k, None)
-        if hasattr(self, "inbox"):
-            self.inbox.forget(k)
+        self.inbox.forget(k)
         self.idle[k] = self.run.clock.now
 
     def settle(self) -> None:
