@@ -28,6 +28,8 @@ Tables = dict[str, dict[str, Any]]
 class Checkpoint(Records, kind="checkpoint.Checkpoint"):
     """The method's state after round t, and the configuration of its run."""
 
+    omitted = frozenset({"jobs"})
+
     t: int
     experiment: str
     config: str
