@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
+import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -203,13 +204,20 @@ def reads(method: str, key: str) -> bool:
 def to_toml(flat: Mapping[str, Value]) -> str:
     """Return a flat config as the text of ``config.toml``: known keys in order, then all others."""
     known = [key for key in defaults() if key in flat]
-    tables: dict[str, list[str]] = {"": []}
-    for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
-        table, _, leaf = key.rpartition(".")
-        line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
-        tables.setdefault(table, []).append(line)
-    texts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
-    return "\n\n".join(texts) + "\n"
+    others = sorted(flat.keys() - set(known), key=in_order)
+    return tomli_w.dumps(nested({key: flat[key] for key in (*known, *others)}))
+
+
+def nested(flat: Mapping[str, Value]) -> dict[str, Any]:
+    """Return a flat config as tables: ``data.alpha`` becomes ``alpha`` of the table ``data``."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *names, leaf = key.split(".")
+        table = tables
+        for name in names:
+            table = table.setdefault(name, {})
+        table[leaf] = value
+    return tables
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

@@ -5,7 +5,6 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 """
 
 import difflib
-import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final, get_args
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -20,11 +20,11 @@ from common import methods
 from common.errors import refusal
 from common.files import parse_toml, read_text
 from common.keys import general_table
-from common.parse import defaults, kind_of, reads, tables
+from common.parse import defaults, kind_of, nested, reads, tables
 from common.settings.config import SECTIONS
 from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
-from common.settings.section import Value, kebab
+from common.settings.section import Value
 from deploy import user_modules
 from server_app.storage.relative_paths import to_absolute
 
@@ -387,15 +387,7 @@ APP_CONFIG = "tool.flwr.app.config"
 
 def app_config(flat: Mapping[str, Value]) -> str:
     """Return all tables with the values of ``flat``, as TOML for Flower."""
-    lines = []
-    for table, kind in tables().items():
-        lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
-        for name in map(kebab, kind.model_fields):
-            value = flat[f"{table}.{name}".lstrip(".")]
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-        if not kind.model_fields:
-            del lines[-2:]
-    return "\n".join(lines[1:]) + "\n"
+    return tomli_w.dumps(nested({f"{APP_CONFIG}.{key}": flat[key] for key in defaults()}))
 
 
 def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:
