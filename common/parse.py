@@ -24,7 +24,7 @@ from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
 from common.settings.profiles import device
-from common.settings.section import Section, kebab, keys_of, value_kind
+from common.settings.section import Section, kebab, keys_of, nested, value_kind
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  #: line breaks and terminal codes
 S = TypeVar("S", bound=Section)
@@ -206,18 +206,6 @@ def to_toml(flat: Mapping[str, Value]) -> str:
     known = [key for key in defaults() if key in flat]
     others = sorted(flat.keys() - set(known), key=in_order)
     return tomli_w.dumps(nested({key: flat[key] for key in (*known, *others)}))
-
-
-def nested(flat: Mapping[str, Value]) -> dict[str, Any]:
-    """Return a flat config as tables: ``data.alpha`` becomes ``alpha`` of the table ``data``."""
-    tables: dict[str, Any] = {}
-    for key, value in flat.items():
-        *names, leaf = key.split(".")
-        table = tables
-        for name in names:
-            table = table.setdefault(name, {})
-        table[leaf] = value
-    return tables
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

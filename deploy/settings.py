@@ -20,11 +20,11 @@ from common import methods
 from common.errors import refusal
 from common.files import parse_toml, read_text
 from common.keys import general_table
-from common.parse import defaults, kind_of, nested, reads, tables
+from common.parse import defaults, kind_of, reads, tables
 from common.settings.config import SECTIONS
 from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
-from common.settings.section import Value
+from common.settings.section import Value, dotted, nested
 from deploy import user_modules
 from server_app.storage.relative_paths import to_absolute
 
@@ -315,18 +315,14 @@ def parse_override(text: str, method: str = "") -> tuple[str, Value]:
         raise ValueError(f"{key} = {raw!r} is not allowed; it should be {article}") from None
 
 
-def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
+def flatten(table: Mapping[str, object]) -> dict[str, Value]:
     """Flatten TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
-    flat: dict[str, Value] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{prefix}{key}"] = value
-        else:
+    flat = dotted(table)
+    for key, value in flat.items():
+        if not isinstance(value, Value):
             raise ValueError(
-                f"{prefix}{key} = {value} is not allowed; it should be text in quotes, a number, "
-                "true or false"
+                f"{key} = {value} is not allowed; it should be text in quotes, a number, true or "
+                "false"
             )
     return flat
 
@@ -343,10 +339,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
-def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
+def checked(kind: type[M], content: Mapping[str, object], source: object) -> M:
     """Validate ``content`` as a ``kind``.
 
-    Raises ``ValueError``, one line with the file, the key, its value and the allowed values.
+    Raises ``ValueError``, one line with the source, the key, its value and the allowed values.
     """
     try:
         return kind.model_validate(content)
@@ -354,7 +350,7 @@ def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
         details = error.errors()
         # a misspelt key is unknown, and often missing too
         first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
-        raise ValueError(f"{path}: {_explain(kind, first)}") from error
+        raise ValueError(f"{source}: {_explain(kind, first)}") from error
 
 
 def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:

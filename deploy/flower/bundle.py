@@ -19,8 +19,7 @@ from pathlib import Path
 import tomli_w
 
 from common.errors import first_line
-from common.parse import nested
-from common.settings.section import Value
+from common.settings.section import Value, nested
 from deploy.flower.owner import pinned
 from deploy.settings import APP_CONFIG, app_folder, flatten, read_toml, with_app_config
 from deploy.user_modules import UserModules

@@ -387,15 +387,6 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     return run
 
 
-def dotted(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Flatten nested tables: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
-    out: dict[str, object] = {}
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        out |= dotted(value, f"{key}.") if isinstance(value, dict) else {key: value}
-    return out
-
-
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
     """Return the journal's rounds; the last entry of a round written twice (by a resumed run)."""
     by_round: dict[int, Entry] = {}

@@ -30,6 +30,7 @@ from common.files import parse_json
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.settings.config import Value
+from common.settings.section import dotted
 from deploy.report import read as report
 from deploy.settings import chosen
 
@@ -122,7 +123,7 @@ class Recorded(BaseModel):
 
     def measures(self) -> list[str]:
         """Return the dotted paths of all numbers in the summary."""
-        flat = report.dotted(self.summary)
+        flat = dotted(self.summary)
         return [name for name in flat if self.measured(name) is not None]
 
     @property
@@ -277,4 +278,4 @@ def _numbers(entry: Entry) -> dict[str, Any]:
     fields["primary"] = entry.primary_accuracy
     known = ((name, getattr(entry, name)) for name in AS_SUMMARY)
     fields |= {name: value.as_dict() for name, value in known if value is not None}
-    return {name: value for name, value in report.dotted(fields).items() if value is not None}
+    return {name: value for name, value in dotted(fields).items() if value is not None}
