@@ -61,7 +61,6 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _COLOURS = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
 _COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
-_INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
 
 
 SORTABLE = """\
@@ -204,21 +203,8 @@ def _prune(parent: Element) -> None:
         group = child.tag in ("g", "defs")
         if child.tag in ("metadata", "style") or (group and not len(child)):
             continue  # the page has its own style sheet
-        if child.tag == "g":
-            _share(child)
         kept += list(child) if child.tag == "g" and not child.attrib else [child]
     parent[:] = kept
-
-
-def _share(group: Element) -> None:
-    """Move a style that all marks of a group share to the group, for a smaller page."""
-    if len(group) < 2 or any(child.tag != "use" for child in group):
-        return
-    styles = [_declarations(child) for child in group]
-    if styles[0].keys() <= _INHERITED and all(other == styles[0] for other in styles):
-        _declare(group, _declarations(group) | styles[0])
-        for child in group:
-            _declare(child, {})
 
 
 def _entitle(group: Element, texts: list[str]) -> None:

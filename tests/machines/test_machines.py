@@ -131,7 +131,7 @@ class Server:
     def __init__(self, reason: str = "") -> None:
         self.reason, self.sent = reason, list[Mapping[str, object]]()
 
-    def submit(self, app: Path, flat: Mapping[str, object], _: object) -> int:
+    def submit(self, app: Path, flat: Mapping[str, object]) -> int:
         self.sent.append(flat)
         return 7
 
