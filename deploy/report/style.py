@@ -255,7 +255,7 @@ def png(table: Table, path: Path) -> None:
         for (line, column), cell in drawn.get_celld().items():
             best = line > 0 and rows[line - 1][column].best
             cell.set_text_props(color=INK if line else MUTED, weight="bold" if best else "normal")
-            cell.get_text().set_ha("right" if table.right(column) else "left")
+            cell.set_text_props(ha="right" if table.right(column) else "left")
             cell.visible_edges = "BT" if line == 0 else "B" * (line == len(rows))
             cell.set(edgecolor=INK, linewidth=0.8)
             cell.PAD = 0.1 if column else 0.0
