@@ -42,20 +42,11 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
 ]
-
-
-def _checked_workers(workers: int | None) -> int | None:
-    if workers is not None:
-        from deploy.settings import check_workers  # --help does not need it
-
-        check_workers(workers)
-    return workers
-
-
 Workers = Annotated[
     int | None,
     typer.Option(
-        callback=_checked_workers,
+        min=0,
+        max=1024,
         help="Processes that serve clients on loopback; 0: this process serves them.",
     ),
 ]

@@ -24,7 +24,7 @@ from common.parse import defaults, kind_of, reads, tables
 from common.settings.config import SECTIONS
 from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
-from common.settings.section import Value, dotted, nested
+from common.settings.section import Value, dotted, from_text, nested
 from deploy import user_modules
 from server_app.storage.relative_paths import to_absolute
 
@@ -48,16 +48,11 @@ def app_folder() -> Path:
 def check_runtime(runtime: str, workers: int | None) -> None:
     """Raise ``ValueError`` for an unknown runtime or a number of workers out of range.
 
-    An empty ``runtime`` stands for that of the config.
+    An empty ``runtime`` stands for that of the config, None for the default number of workers.
     """
     if runtime and runtime not in RUNTIMES:
         known = ", ".join(RUNTIMES)
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
-    check_workers(workers)
-
-
-def check_workers(workers: int | None) -> None:
-    """Raise ``ValueError`` for a number of workers out of range; None: the default."""
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
@@ -305,11 +300,7 @@ def parse_override(text: str, method: str = "") -> tuple[str, Value]:
         raise ValueError(f"-s {text!r}: expected key=value")
     kind = kind_of(key, method)
     try:
-        if kind is bool:
-            return key, {"true": True, "false": False}[raw.lower()]
-        if kind is str:
-            return key, raw.strip("\"'")
-        return key, kind(raw)
+        return key, from_text(raw, kind)
     except (KeyError, ValueError):
         article = {bool: "true or false", int: "an integer", float: "a number"}[kind]
         raise ValueError(f"{key} = {raw!r} is not allowed; it should be {article}") from None

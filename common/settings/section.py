@@ -37,6 +37,16 @@ def value_kind(field: FieldInfo) -> type[Value] | None:
     return kinds.get(annotation)
 
 
+def from_text(text: str, kind: type[Value]) -> Value:
+    """Return the value of type ``kind`` that ``text`` writes; texts may have quotes around them.
+
+    Raises ``KeyError`` for a truth value and ``ValueError`` for a number if ``text`` is none.
+    """
+    if kind is bool:
+        return {"true": True, "false": False}[text.lower()]
+    return text.strip("\"'") if kind is str else kind(text)
+
+
 class Section(BaseModel):
     """A table of the run config. Field ``batch_size`` is the key ``batch-size``."""
 

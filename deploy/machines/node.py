@@ -24,7 +24,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to
 
 from client_app.node import FIELDS, check
 from common import errors
-from common.settings.section import Value, value_kind
+from common.settings.section import Value, from_text, value_kind
 from deploy.console import plain, red
 from deploy.flower.certificates import Certificates
 from deploy.flower.owner import pinned, rules
@@ -76,12 +76,9 @@ def _typed(key: str, text: str) -> Value:
     is_path = key.endswith("-dir") or key in ("key", "ca", "ledger")
     if is_path and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if kind is float:
-        with suppress(ValueError):
-            return float(text)
-    return int(text) if kind is int and text.lstrip("-").isdecimal() else text
+    with suppress(KeyError, ValueError):
+        return from_text(text, kind or str)
+    return text
 
 
 def check_here(own: Mapping[str, Value]) -> None:
