@@ -136,6 +136,11 @@ class Recorded(BaseModel):
         both = zip(self.curve.get("round", []), self.curve.get(measure, []), strict=False)
         return [(int(t), value) for t, value in both if t and value is not None]
 
+    def last(self, measure: str) -> float | None:
+        """Return the number of the last round that has it; None without any."""
+        course = self.course(measure)
+        return course[-1][1] if course else None
+
     def reaches(self, measure: str, other: Recorded, goal: str, window: int) -> float | None:
         """Return the first round in which ``measure`` is at least the last ``goal`` of ``other``.
 
@@ -146,10 +151,10 @@ class Recorded(BaseModel):
         if name in self.reached:
             t = self.reached[name]
         else:
-            course, end = self.course(measure), other.course(goal)
-            if not course or not end:
+            course, end = self.course(measure), other.last(goal)
+            if not course or end is None:
                 return None
-            t = _first_round(course, end[-1][1], window)
+            t = _first_round(course, end, window)
         return math.inf if t is None else float(t)
 
     def spent(self, cost: str) -> list[float]:
