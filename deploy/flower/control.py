@@ -25,7 +25,7 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from common.errors import first_line
 from common.flower.rpc import details
 from common.settings.section import Value
-from deploy.flower.bundle import check_app, run_config_toml, stage_app
+from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.certificates import Certificates, read_public_key
 from deploy.flower.owner.admission import OTHER_API, cause, channel, check_tls
 from deploy.flower.processes import Processes, environment, executable, free_ports, plain
@@ -60,8 +60,8 @@ class RunStatus:
     run_id: int
     status: str  #: pending, starting, running, finished:completed, finished:failed, ...:stopped
     details: str  #: reason of a failure in one line; else empty
-    bytes_sent: int  #: from the SuperLink to the SuperNodes
-    bytes_received: int  #: from the SuperNodes to the SuperLink
+    bytes_sent: int  #: from the SuperLink to the SuperNodes; 0 in a simulation
+    bytes_received: int  #: from the SuperNodes to the SuperLink; 0 in a simulation
 
     @property
     def completed(self) -> bool:
@@ -184,7 +184,9 @@ class Control:
         nodes = (node for node in self._nodes() if node.public_key == key)
         return [node.node_id for node in nodes if node.status != UNREGISTERED]
 
-    def submit(self, app: Path, run_config: Mapping[str, Value]) -> int:
+    def submit(
+        self, app: Path, run_config: Mapping[str, Value], federation: Mapping[str, Value]
+    ) -> int:
         """Bundle ``app``, start a run of it with these overrides, and return the run's id.
 
         Raises ``ValueError`` if ``app`` is not a Flower app or if an override is not allowed,
@@ -198,6 +200,8 @@ class Control:
         command = [executable("flwr"), "run", str(folder), CONNECTION, "--format", "json"]
         if run_config:
             command += ["--run-config", str(overrides)]
+        if federation:
+            command += ["--federation-config", config_arguments(federation)]
         quiet = subprocess.DEVNULL
         done = subprocess.run(
             command, cwd=empty, env=self._env, stdin=quiet, capture_output=True, errors="replace"
@@ -327,19 +331,21 @@ def start_superlink(
     work: Path,
     env: Mapping[str, str],
     *,
+    simulation: bool,
     certificates: Certificates | None = None,
 ) -> tuple[Control, str]:
     """Start a SuperLink on 127.0.0.1; return its Control API and the address for SuperNodes.
 
     ``work``: as in ``Control``; ``env``: added to the environment of the SuperLink and thus of the
-    ServerApp; ``certificates``: use TLS, and admit only registered SuperNodes.
+    ServerApp; ``simulation``: run the clients in Ray, inside the ServerApp's process tree;
+    ``certificates``: use TLS, and admit only registered SuperNodes.
 
     Raises ``RuntimeError`` with the end of its log if it ends or does not respond in time.
     """
     at, fleet = (f"127.0.0.1:{port}" for port in free_ports(2))
     full = environment(env, work / "home" / "superlink")
     Path(full["FLWR_HOME"]).mkdir(parents=True, exist_ok=True)
-    command = superlink_command(at, fleet, certificates)
+    command = superlink_command(at, fleet, simulation, certificates)
     processes.start("superlink", command, full, last=True)
     control = Control(at, certificates and certificates.ca, work, full, processes.check)
     processes.wait(lambda: not control.silent(), "the SuperLink to answer", 60.0)
@@ -347,7 +353,7 @@ def start_superlink(
 
 
 def superlink_command(
-    control: str, fleet: str, certificates: Certificates | None = None
+    control: str, fleet: str, simulation: bool, certificates: Certificates | None = None
 ) -> Sequence[str]:
     """Return the command line of a SuperLink.
 
@@ -359,7 +365,7 @@ def superlink_command(
         tls = ["--ssl-ca-certfile", str(certificates.ca)]
         tls += ["--ssl-certfile", str(certificates.server)]
         tls += ["--ssl-keyfile", str(certificates.server_key), "--enable-supernode-auth"]
-    apis = ["--control-api-address", control, "--fleet-api-address", fleet]
+    common = ["flower-superlink", *tls, "--control-api-address", control]
     # any free port: only the SuperLink's child processes use it
-    apis += ["--serverappio-api-address", "127.0.0.1:0"]
-    return ["flower-superlink", *tls, *apis]
+    common += ["--serverappio-api-address", "127.0.0.1:0"]
+    return [*common, *(["--simulation"] if simulation else ["--fleet-api-address", fleet])]

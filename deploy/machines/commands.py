@@ -312,7 +312,7 @@ def submit(
     link = _connection(at, ca, insecure)
     with _control(link, wait) as control:
         plain(f"app digest {(app_code := digest(flat))}")
-        run = control.submit(app_folder(), flat)
+        run = control.submit(app_folder(), flat, {})
         name = "resumes from its checkpoint" if flat["resume"] else flat["experiment"]
         try:
             out.print(f"[bold]run {run}[/]: {name}", highlight=False)

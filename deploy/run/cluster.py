@@ -1,4 +1,4 @@
-"""The ray runtime: each message is a Ray task, on this machine or on the nodes of a Ray cluster.
+"""The ray runtime on an existing Ray cluster: each message is a Ray task.
 
 Flower's simulation is not used, because its pool hands out actors that are dead. Ray repeats a task
 on another node if the node dies. This is safe: a client reads its states of earlier rounds, and its
@@ -7,18 +7,15 @@ new state replaces the state that the first attempt stored.
 
 import logging
 import socket
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import NamedTemporaryFile
 from typing import Any, final
 
 import ray
-from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -26,54 +23,16 @@ from common.errors import first_line
 from common.settings.config import Value
 from common.settings.version import code_version
 from deploy import user_modules
-from deploy.flower.processes import Processes, environment, free_ports
 from deploy.run.loopback import Envelope, Nodes, Work, serve
 
 RETRIES = 3  #: further attempts to serve a message if its process or node is lost
 CONNECT = 10.0  #: seconds within which the cluster's head must accept a connection
-START = 300.0  #: seconds within which Ray must start on this machine
-LOCAL = {
-    # Ray runs Python between fork and exec. There, gRPC's fork handlers end the child with a
-    # segmentation fault in one of three starts (grpcio 1.85, Ray 2.55).
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # Ray reads this only on other systems; here it binds all of Ray's sockets to 127.0.0.1
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # hide no GPU: the run config names the device
-    "RAY_raylet_start_wait_time_s": f"{START:.0f}",  # Ray's default is too short under load
-}
 INSPECT = 120.0  #: seconds within which every node must check the shared folders
-
-
-@contextmanager
-def local(work: Path) -> Iterator[str]:
-    """Start Ray on this machine for the time of the block, and yield its address.
-
-    ``work``: folder for ``logs/ray.log``. Ray listens on 127.0.0.1 only and ends with this process.
-
-    Raises ``RuntimeError`` with the end of the log if Ray does not start.
-    """
-    # The driver's counterpart of the variable of ``LOCAL``, which is read when Ray is imported
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    # Ray's sockets need a short path; the end of the block removes the files of Ray
-    with (
-        ExitStack() as stack,
-        TemporaryDirectory(prefix="ray-") as short,
-        Processes(work) as processes,
-    ):
-        stack.callback(setattr, ray_constants, "ENABLE_RAY_CLUSTER", before)
-        port, unused = free_ports(2)  # Ray's own second port would be the same for every run
-        command = ["ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
-        command += [f"--port={port}", f"--ray-client-server-port={unused}"]
-        command += ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={short}"]
-        processes.start("ray", command, environment(LOCAL, work / "home"))
-        log = processes.log("ray")
-        processes.wait(lambda: "Ray runtime started" in log.read_text(), "Ray", START)
-        yield f"127.0.0.1:{port}"
 
 
 @final
 class Cluster(Nodes):
-    """``Nodes`` that Ray serves; this machine must run a node of Ray's cluster.
+    """``Nodes`` that a Ray cluster serves; this machine must run a node of the cluster.
 
     A message takes one processor of a node, and with ``gpu`` one GPU; Ray hides all other GPUs.
     ``shared``: folders that every node must have.
@@ -157,8 +116,7 @@ def _connect(address: str) -> None:
     except OSError as error:
         raise ValueError(f"--ray-address {address}: no connection is possible ({error})") from None
     try:
-        with warnings.catch_warnings(action="ignore"):  # advice for programmers
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (RuntimeError, ValueError, OSError, RayError) as error:
         line = " ".join(str(error).split())[:300]
         raise ValueError(f"--ray-address {address}: Ray refuses: {line}") from None

@@ -73,10 +73,13 @@ def checks() -> dict[str, list[Check]]:
 
     The loopback runtime needs no further packages than this module.
     """
-    flower = ("flwr", "flower-superlink", "flower-superexec", "flower-supernode")
-    programs = map(program, (*flower, "flwr-serverapp", "flwr-clientapp"))
     shared = [flower_version(), _loopback_ports()]
-    return {"grpc": [*shared, *programs], "ray": [*shared, _ray_version()]}
+    shared += map(program, ("flwr", "flower-superlink", "flower-superexec"))
+    others = map(program, ("flower-supernode", "flwr-serverapp", "flwr-clientapp"))
+    return {
+        "grpc": [*shared, *others],
+        "ray": [*shared, _ray_version(), program("flwr-simulation")],
+    }
 
 
 def flower_version() -> Check:

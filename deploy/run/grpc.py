@@ -34,7 +34,7 @@ class Federation:
 
     def submit(self, run_config: Mapping[str, Value]) -> int:
         """Start a run of the app with these overrides and return its id; see ``Control``."""
-        return self.control.submit(self.app, run_config)
+        return self.control.submit(self.app, run_config, {})
 
 
 @contextmanager
@@ -72,7 +72,9 @@ def start_federation(
             folder = stack.enter_context(warm.stand_ins())
             full = environment(variables, work / "home" / "warm")
             variables |= warm.start(processes, folder, full)
-        control, fleet = start_superlink(processes, work, variables, certificates=certificates)
+        control, fleet = start_superlink(
+            processes, work, variables, simulation=False, certificates=certificates
+        )
         stack.enter_context(control)
         if warm_start:
             processes.wait(lambda: warm.ready(processes, folder), "the warm process", 120.0)

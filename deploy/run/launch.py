@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -78,8 +78,9 @@ def launch(
         start = checkpoint.read(folder, config).t
         check_incomplete(folder, config)
         past, later = Journal(folder).entries(), f", from round {start + 1} on"
+    bundled = runtime != "loopback" and not ray_address
     for line in (
-        *plugin_notes(flat, modules, bundled=runtime == "grpc"),
+        *plugin_notes(flat, modules, bundled=bundled),
         *(unused_fleet(config) if notes else ()),
     ):
         show(line)
@@ -106,8 +107,8 @@ def launch(
         failure, logs = "", folder / "flower" / "logs"
         if runtime == "loopback":
             _loopback(flat, config, workers, learnt)
-        elif runtime == "ray":
-            _ray(flat, config, folder, [folder] if modules else [], ray_address)
+        elif ray_address:
+            _cluster(flat, config, [folder] if modules else [], ray_address)
         else:
             failure = _flower(flat, config, folder, started, warm_start, display.on_step)
         summary = summary_since(folder, started)
@@ -163,17 +164,15 @@ def _loopback(
     play(flat, grid)
 
 
-def _ray(
-    flat: Mapping[str, Value], config: Config, folder: Path, copies: Sequence[Path], address: str
+def _cluster(
+    flat: Mapping[str, Value], config: Config, copies: Sequence[Path], address: str
 ) -> None:
-    """Run with Ray, on the cluster at ``address`` or, if that is empty, on this machine alone."""
-    from deploy.run.cluster import Cluster, local
+    from deploy.run.cluster import Cluster
     from deploy.run.loopback import play
 
-    shared = sorted({Path(str(flat["state-dir"])), *copies})
-    gpu = bool(address) and config.run.device.startswith("cuda")
-    with nullcontext(address) if address else local(folder / "flower") as at:
-        play(flat, Cluster(config.run.clients, flat, at, shared=shared, gpu=gpu))
+    shared = {Path(str(flat["state-dir"])), *copies}
+    gpu = config.run.device.startswith("cuda")
+    play(flat, Cluster(config.run.clients, flat, address, shared=sorted(shared), gpu=gpu))
 
 
 def _flower(
@@ -184,12 +183,13 @@ def _flower(
     warm_start: bool | None,
     on_step: Callable[[str], None],
 ) -> str:
-    """Run with Flower's programs over gRPC; return the reason of a failure, or "".
+    """Run with Flower's programs, in Ray or over gRPC; return the reason of a failure, or "".
 
     The ServerApp's output goes to ``flower/logs/run.log``. ``on_step`` is called with its progress
     lines.
     """
     from deploy.run.grpc import start_federation
+    from deploy.run.ray import run_simulation
 
     app, clients, work = app_folder(), config.run.clients, folder / "flower"
     env = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(config.run.threads))
@@ -202,9 +202,13 @@ def _flower(
             if step := line.rstrip().partition(MARK)[2]:
                 on_step(step)
 
+        def watch() -> Callable[[], bool]:
+            return finished(folder, started)
+
+        if flat["runtime"] == "ray":
+            return run_simulation(app, clients, flat, work, env, log, watch).failure
         with start_federation(app, clients, work, env, warm_start) as federation:
-            over = finished(folder, started)
-            return federation.control.follow(federation.submit(flat), log, over).failure
+            return federation.control.follow(federation.submit(flat), log, watch()).failure
 
 
 def finished(folder: Path, started: float) -> Callable[[], bool]:

@@ -36,7 +36,9 @@ def memory(start: str) -> dict[str, float]:
     It is measured until the warm process has ended, or for ``SETTLED`` seconds.
     """
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
-        control, fleet = start_superlink(processes, Path(name), {}, certificates=None)
+        control, fleet = start_superlink(
+            processes, Path(name), {}, simulation=False, certificates=None
+        )
         with control:
             command = [sys.executable, "-m", "deploy.cli", "node", "--superlink", fleet]
             command += ["--clients", "1", "--k", "0", "--insecure", f"--{start}-start"]

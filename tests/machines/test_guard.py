@@ -113,7 +113,7 @@ class Site:
     def answer(self, app: Path, **settings: str) -> str:
         """Return the reason of the client's refusal, or ``trained``."""
         out = self.work / f"answer-{len(list(self.work.glob('answer-*')))}"
-        run = self.control.submit(app, {"out": str(out), **settings})
+        run = self.control.submit(app, {"out": str(out), **settings}, {})
         status = self.control.follow(run, patience=PATIENCE)
         assert status.completed, status.details
         return answered(out)
@@ -130,7 +130,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     work = tmp_path / "site"
     work.mkdir()
     with Processes(work) as processes:
-        control, fleet = start_superlink(processes, work, {})
+        control, fleet = start_superlink(processes, work, {}, simulation=False)
         with control:
             yield Site(work, control, fleet)
 

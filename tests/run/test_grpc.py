@@ -1,4 +1,4 @@
-"""Runs over gRPC of a tiny Flower app that is written here, and what they stand on."""
+"""Runs over gRPC and in Ray, of a tiny Flower app that is written here, and what they stand on."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from common.settings.section import Value
 from deploy.flower import warm, warm_client, watchdog
 from deploy.flower.bundle import check_app, config_arguments, run_config_toml, stage_app
 from deploy.flower.certificates import Certificates
-from deploy.flower.control import run_id_from, superlink_command
+from deploy.flower.control import RunStatus, run_id_from, superlink_command
 from deploy.flower.processes import Processes, environment, executable, free_ports, tail
 from deploy.run import doctor
 from deploy.run.grpc import node_config, start_federation, supernode_command
+from deploy.run.ray import _reason, run_simulation
 from deploy.settings import app_folder
+from server_app.stopped import Stopped
 from tests.support import tiny_app
 from tests.support.waiting import PATIENCE, until
 
 AWKWARD = "line\nbreak \"double\" 'single' \\ ü 😀 \x7f"
+LATE = "RuntimeError: Timed out waiting for file /tmp/r/gcs_server_port"
 WARM = """
 import json, os, signal, subprocess, sys, time
 import psutil
@@ -181,7 +185,8 @@ def test_a_node_knows_its_partition_and_what_is_set_beyond_it() -> None:
 
 def test_every_address_of_the_federation_is_on_loopback() -> None:
     for command in (
-        superlink_command("127.0.0.1:1", "127.0.0.1:2"),
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=False),
+        superlink_command("127.0.0.1:1", "127.0.0.1:2", simulation=True),
         supernode_command("127.0.0.1:2", "partition-id=0"),
     ):
         options = [argument for argument in command if argument.endswith("-address")]
@@ -283,11 +288,13 @@ def test_the_launchers_death_ends_what_it_started(tmp_path: Path, number: signal
     until("their end", lambda: running(tmp_path) == [])
 
 
-def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_anything_starts(app: Path, tmp_path: Path) -> None:
     federation = start_federation(app=tmp_path, clients=2, work=tmp_path / "work")
     with pytest.raises(ValueError, match="is not a Flower app"), federation:
         pass
     assert not (tmp_path / "work").exists()
+    with pytest.raises(ValueError, match="unknown run config key 'typo'"):
+        run_simulation(app=app, clients=1, run_config={"typo": 1}, work=tmp_path)
 
 
 def test_a_superlink_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> None:
@@ -357,6 +364,81 @@ def test_two_nodes_run_an_app_warm_and_without_the_warm_process_and_nothing_is_l
         assert federation.control.follow(endless).status == "finished:stopped"
         raise KeyboardInterrupt
     assert running(work) == []
+
+
+def test_a_failed_simulation_names_the_exception_of_the_server_app() -> None:
+    log = "INFO: x\nERROR :     ServerApp thread raised an exception: no such client\nTraceback"
+    assert _reason(log) == "no such client"
+    assert _reason(LATE) == f"Ray did not start in 3 attempts: {LATE}"
+    assert _reason("INFO: nothing to see") == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "starts", "said"),
+    [
+        ([LATE, "fine"], 2, ""),
+        ([LATE] * 9, 3, "Ray did not start in 3 attempts"),
+        (["fine"], 1, "the ServerApp ended"),
+    ],
+    ids=["late-once", "always-late", "killed"],
+)
+def test_ray_that_starts_late_is_started_again_with_a_watch_that_knows_nothing_of_it(
+    printed: list[str],
+    starts: int,
+    said: str,
+    app: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    watches: list[Callable[[], bool]] = []
+
+    class Fake(contextlib.nullcontext[None]):
+        def __init__(self, _: object, __: object, env: dict[str, str], **___: object) -> None:
+            super().__init__()
+            assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"  # else children of its driver may crash
+            self.logs = Path(env["RAY_TMPDIR"], "ray", "session_2_3", "logs")
+
+        def submit(self, *_: object) -> int:
+            self.logs.mkdir(parents=True)
+            (self.logs / "gcs_server.err").write_text(f"start {len(watches)}")
+            return 1
+
+        def follow(self, _: int, on_log: Callable[[str], None], watch: object) -> RunStatus:
+            assert watch is watches[-1] and len(watches) == len(set(map(id, watches)))
+            on_log(printed[len(watches) - 1])
+            if said or len(watches) < starts:
+                raise Stopped("the ServerApp ended")
+            return RunStatus(1, "finished:completed", "", 0, 0)
+
+    def watch() -> Callable[[], bool]:
+        watches.append(lambda: False)
+        return watches[-1]
+
+    monkeypatch.setattr("deploy.run.ray.start_superlink", lambda *a, **k: (Fake(*a, **k), ""))
+    with pytest.raises(Stopped, match=said) if said else contextlib.nullcontext():
+        run = run_simulation(app=app, clients=1, run_config={}, work=tmp_path / "w", watch=watch)
+        assert run.completed
+    assert len(watches) == starts
+    kept = [path.read_text() for path in sorted(tmp_path.glob("w/logs/ray-*/gcs_server.err"))]
+    assert kept == [f"start {k}" for k, line in enumerate(printed) if line == LATE and k < starts]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_simulation_runs_the_same_app_and_tells_its_real_end(app: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    out, work = tmp_path / "out.json", tmp_path / "work"
+    config: dict[str, Value] = {"out": str(out), "nodes": 3, "note.text": "same"}
+    env = {"TINY_VARIABLE": "inherited"}
+    done = run_simulation(app=app, clients=3, run_config=config, work=work, env=env)
+    assert done.completed, done.details
+    replies = json.loads(out.read_text())["replies"]
+    seen = sorted((r["k"], r["n"], r["y"], r["seen"]) for r in replies)
+    assert seen == [(k, 3, 20 + k, "inherited") for k in range(3)]
+    assert running(work) == []
+    assert "all replies are here" in (work / "logs" / "simulation.log").read_text()
+    assert tomllib.loads((work / "run.toml").read_text())["nodes"] == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

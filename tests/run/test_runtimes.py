@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from deploy.flower.watchdog import living
 from deploy.run import preload
 from deploy.run.grpc import start_federation
 from deploy.run.loopback import Loopback, Nodes, Work
+from deploy.run.ray import run_simulation
 from deploy.settings import app_folder, load
 from server_app.tracking.sink import progress_of
 from tests.support.battery import EXAMPLE, METHODS, PLUGIN, config
@@ -159,26 +160,15 @@ def test_every_method_gives_the_same_bits_over_grpc(tmp_path: Path) -> None:
     same_over_grpc(METHODS, tmp_path, warm_start=False)
 
 
-@pytest.fixture(scope="module")
-def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("ray")
-    from deploy.run.cluster import local
-
-    with local(tmp_path_factory.mktemp("flower")) as address:
-        yield address
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_bits_in_ray(
-    method: str, ray_address: str, tmp_path: Path
-) -> None:
-    from deploy.run.cluster import Cluster
-
+def test_every_method_gives_the_same_bits_in_ray(method: str, tmp_path: Path) -> None:
     here = two_clients(method, tmp_path / "here")
     out = tmp_path / "there"
     there = here | {"out": str(out), "state-dir": str(out / "state")}
-    ray, alone = play(there, Cluster(2, there, ray_address, shared=[])), play(here)
+    status = run_simulation(app=app_folder(), clients=2, run_config=there, work=tmp_path / "flower")
+    assert status.completed, status.details
+    ray, alone = TinyRun(out), play(here)
     assert ray.timeless == alone.timeless and ray.weights == alone.weights
 
 

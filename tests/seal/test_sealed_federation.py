@@ -97,7 +97,7 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
         full = environment(own, work / "home" / "warm")
         own |= warm.start(processes, folder, full)
         at, fleet, apps = (f"127.0.0.1:{port}" for port in free_ports(3))
-        command = [*superlink_command(at, fleet, keys)]
+        command = [*superlink_command(at, fleet, simulation=False, certificates=keys)]
         command += ["--serverappio-api-address", apps, "--isolation", "process"]
         before = os.umask(0o077)  # as the documented steps begin
         try:
@@ -121,7 +121,7 @@ def test_nothing_forged_enters_and_no_honest_reply_is_lost(tmp_path: Path) -> No
             node = supernode_command(fleet, node_config(k, CLIENTS, {}, keys), keys, k)
             processes.start(f"supernode-{k}", node, environment(own, work / "home" / str(k)))
         processes.wait(lambda: control.online() >= CLIENTS, "the SuperNodes", 300.0)
-        run = control.submit(app_folder(), flat(tmp_path / "out", **settings))
+        run = control.submit(app_folder(), flat(tmp_path / "out", **settings), {})
         status = control.follow(run)
         assert status.completed, status.details
         for path in tmp_path.glob("superlink.db*"):

@@ -249,7 +249,7 @@ class Machines(Run):
         name = "127.0.0.1" if server is None else "server"
         self._fleet, self._control = f"{name}:{fleet}", f"127.0.0.1:{control}"
         reached = f"0.0.0.0:{fleet}" if server else self._fleet
-        self._command = [*superlink_command(self._control, reached)]
+        self._command = [*superlink_command(self._control, reached, simulation=False)]
         apps = f"127.0.0.1:{appio}"
         if durable:  # Flower uses the last of two equal options
             self._command += ["--serverappio-api-address", apps, "--isolation", "process"]

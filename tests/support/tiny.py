@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.parse import defaults
 from common.settings.config import Value
-from deploy.run.loopback import RUN_ID, Loopback, Nodes
+from deploy.run.loopback import RUN_ID, Loopback
 from deploy.settings import numbers, parse_override
 
 TINY: dict[str, Value] = {
@@ -84,17 +84,17 @@ def overrides(text: str) -> dict[str, Any]:
 
 def play(
     config: dict[str, Value],
-    grid: Nodes | Callable[..., Loopback] = Loopback,
+    grid: Loopback | Callable[..., Loopback] = Loopback,
     learnt: Path | None = None,
 ) -> TinyRun:
     """Run the real ServerApp with the real ClientApp in this process, or on another ``grid``.
 
-    ``grid``: nodes, or a loopback's class. ``learnt``: folder of local training that runs share.
+    ``grid``: a loopback or its class. ``learnt``: folder of local training shared with other runs.
     """
     from server_app.app import app
 
     own = grid
-    if not isinstance(own, Nodes):
+    if not isinstance(own, Loopback):
         nodes = {k: {"learnt-dir": str(learnt)} for k in range(int(config["clients"])) if learnt}
         more = {"node_configs": nodes} if nodes else {}
         own = own(int(config["clients"]), config, workers=0, **more)
