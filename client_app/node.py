@@ -6,49 +6,57 @@
 import resource
 import sys
 from collections.abc import Mapping
+from typing import Annotated, final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from common.errors import refusal
 from common.parse import form_of
 from common.settings.config import Node
-from common.settings.section import Value, kebab, value_kind
+from common.settings.section import NonNegative, Section, Value, keys_of
 
-KINDS: dict[str, type] = {
-    "partition-id": int,  #: number of this client, 0 … num-partitions − 1; required
-    "num-partitions": int,  #: number of clients; required if run.clients = 0
-    "key": str,  #: file of the client's registered key; with it, messages must be sealed
-    "ca": str,  #: file of the authority's certificate; required with key
-    "server-keys": str,  #: comma-separated fingerprints of ServerApps; default: any
-    "ledger": str,  #: folder of the client's ledger; default: ~/.fedmosaic/ledger
-    "max-rounds": int,  #: most rounds that the client answers, over all runs; default: any number
-    "max-epsilon": float,  #: largest ε of the client's noisy replies, over all runs; default: any
-    **{kebab(name): value_kind(field) or str for name, field in Node.model_fields.items()},
-}
-LEAST = {"partition-id": 0, "num-partitions": 1, "threads": 1, "memory-mb": 200, "max-rounds": 1}
+
+@final
+class NodeOnly(Section):
+    """Keys of a node's configuration beside those of ``[node.K]``; None: not set."""
+
+    partition_id: Annotated[int | None, Field(ge=0)] = None
+    """Number of this client, 0 … num-partitions − 1; required."""
+    num_partitions: Annotated[int | None, Field(ge=1)] = None
+    """Number of clients; required if run.clients = 0."""
+    key: str | None = None
+    """File of the client's registered key; with it, messages must be sealed."""
+    ca: str | None = None
+    """File of the authority's certificate; required with key."""
+    server_keys: str | None = None
+    """Fingerprints of ServerApps with commas between them; default: any."""
+    ledger: str | None = None
+    """Folder of the client's ledger; default: ~/.fedmosaic/ledger."""
+    max_rounds: Annotated[int | None, Field(ge=1)] = None
+    """Most rounds that the client answers, over all runs; default: any number."""
+    max_epsilon: NonNegative | None = None
+    """Largest ε of the client's noisy replies, over all runs; default: any."""
+
+
+FIELDS = {**dict(keys_of("", NodeOnly)), **dict(keys_of("", Node))}
 LEDGER = "FEDMOSAIC_LEDGER"  #: environment variable of a client with the folder of its ledger
 IN_STATE = "state-dir"
 """Value of ``ledger`` for clients of a simulation: the ledger lies with the client's state."""
-NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def check(node: Mapping[str, Value], *, strict: bool = True) -> None:
     """Raise ``ValueError`` for an invalid value; if ``strict``, also for an unknown key."""
     for key, value in node.items():
-        kind = KINDS.get(key)
-        if kind is None:
+        if key not in FIELDS:
             if strict:
-                raise ValueError(f"node config {key!r} is unknown; allowed: {', '.join(KINDS)}")
+                raise ValueError(f"node config {key!r} is unknown; allowed: {', '.join(FIELDS)}")
             continue
-        least = LEAST.get(key)
-        fits = type(value) is kind or (kind is float and type(value) is int)
-        if not fits or (least is not None and int(value) < least):
-            bound = "" if least is None else f" of at least {least}"
-            raise ValueError(f"node config {key} = {value!r}; it must be {NAMES[kind]}{bound}")
-        if form := form_of(Node.model_fields.get(key.replace("-", "_"))):
-            try:
-                Node.model_validate({key: value})
-            except ValidationError:
-                raise ValueError(f"node config {key} = {value!r}; it must be {form}") from None
+        kind = Node if key.replace("-", "_") in Node.model_fields else NodeOnly
+        try:
+            kind.model_validate({key: value})
+        except ValidationError as invalid:
+            line = refusal(invalid.errors()[0], key, form_of(FIELDS[key]))
+            raise ValueError(f"node config {line}") from None
 
 
 def limit_memory(megabytes: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
+import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -25,7 +26,7 @@ from common.settings.marks import Auto, Form, Value
 from common.settings.options import Descent
 from common.settings.plugins import nearest, table_of
 from common.settings.profiles import device
-from common.settings.section import Section, kebab, keys_of, value_kind
+from common.settings.section import Section, kebab, keys_of, nested, value_kind
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  #: line breaks and terminal codes
 S = TypeVar("S", bound=Section)
@@ -243,13 +244,8 @@ def reads(method: str, key: str) -> bool:
 def to_toml(flat: Mapping[str, Value]) -> str:
     """Return a flat config as the text of ``config.toml``: known keys in order, then all others."""
     known = [key for key in defaults() if key in flat]
-    tables: dict[str, list[str]] = {"": []}
-    for key in (*known, *sorted(flat.keys() - set(known), key=in_order)):
-        table, _, leaf = key.rpartition(".")
-        line = f"{leaf} = {json.dumps(flat[key], ensure_ascii=False)}"
-        tables.setdefault(table, []).append(line)
-    texts = ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in tables.items()]
-    return "\n\n".join(texts) + "\n"
+    others = sorted(flat.keys() - set(known), key=in_order)
+    return tomli_w.dumps(nested({key: flat[key] for key in (*known, *others)}))
 
 
 def auto_of(field: FieldInfo) -> Auto | None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from common.extras import imported, missing
 from common.files import read_json
 from common.journal import Entry
-from common.settings.section import Value, kebab
+from common.settings.section import Value, dotted, kebab
 from deploy import settings as experiments
 from deploy.report import listing
 from deploy.report import read as reading
@@ -52,7 +52,7 @@ class Run:
     @property
     def config(self) -> dict[str, object]:
         """Value of every setting in the run, by key, such as ``data.alpha``."""
-        return reading.dotted(self._read().config)
+        return dotted(self._read().config)
 
     @property
     def finished(self) -> bool:
@@ -338,20 +338,15 @@ def settings(method: str = "") -> dict[str, Setting]:
     return {setting.key: setting for setting in listing.described(method)}
 
 
-def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Value]:
+def _flat(settings: Mapping[Any, Any]) -> dict[str, Value]:
     """Convert keyword arguments to flat keys: ``dl_sh={"batch_size": 8}``: ``dl-sh.batch-size``."""
-    flat: dict[str, Value] = {}
-    for name, value in settings.items():
-        key = prefix + kebab(str(name))
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{key}.")
-        elif isinstance(value, Path):
+    flat = {kebab(key): value for key, value in dotted(settings).items()}
+    for key, value in flat.items():
+        if isinstance(value, Path):
             flat[key] = str(value)
         elif isinstance(value, Sequence) and not isinstance(value, str):
             flat[key] = ",".join(map(str, value))
-        else:
-            flat |= experiments.flatten({key: value})
-    return flat
+    return experiments.flatten(flat)
 
 
 def _row(entry: Entry) -> dict[str, object]:

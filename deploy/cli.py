@@ -73,7 +73,7 @@ def question(key: str) -> Any:
     """Return the option for the answer to one of the chooser's questions."""
     text, answers = chooser.QUESTIONS[key]
     said = "; ".join(f"{answer}: {meaning}" for answer, meaning in answers.items())
-    return typer.Option(help=f"With methods: {text} {said}.")
+    return typer.Option(click_type=click.Choice([*answers]), help=f"With methods: {text} {said}.")
 
 
 def tcp_port(text: str) -> Any:
@@ -212,11 +212,11 @@ def list_(
             "in keys and descriptions."
         ),
     ] = "",
-    public: Annotated[str, question("public")] = "",
-    rounds: Annotated[str, question("rounds")] = "",
-    leaves: Annotated[str, question("leaves")] = "",
-    models: Annotated[str, question("models")] = "",
-    networks: Annotated[str, question("networks")] = "",
+    public: Annotated[str | None, question("public")] = None,
+    rounds: Annotated[str | None, question("rounds")] = None,
+    leaves: Annotated[str | None, question("leaves")] = None,
+    models: Annotated[str | None, question("models")] = None,
+    networks: Annotated[str | None, question("networks")] = None,
 ) -> None:
     """List methods, models, datasets, partitions, trackers, selections, profiles or settings.
 

@@ -14,11 +14,14 @@ from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
 
+import click
 import typer
 from click import Parameter
 from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.utils import get_params_from_function
+
+from deploy import log_lines
 
 if TYPE_CHECKING:
     from common.settings.section import Value
@@ -39,20 +42,11 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-s", "--set", metavar="KEY=VALUE", help="Override a setting; repeatable."),
 ]
-
-
-def _checked_workers(workers: int | None) -> int | None:
-    if workers is not None:
-        from deploy.settings import check_workers  # --help does not need it
-
-        check_workers(workers)
-    return workers
-
-
 Workers = Annotated[
     int | None,
     typer.Option(
-        callback=_checked_workers,
+        min=0,
+        max=1024,
         help="Processes that serve clients on loopback; 0: this process serves them.",
     ),
 ]
@@ -107,9 +101,11 @@ def picture_option(name: str, text: str) -> Any:
     return file_option(name, text, PICTURES)
 
 
-LogFormat = Annotated[str, typer.Option(help="Format of log lines: text or json.")]
+LogFormat = Annotated[
+    str, typer.Option(click_type=click.Choice(log_lines.FORMATS), help="Format of log lines.")
+]
 LogLevel = Annotated[
-    str, typer.Option(help="Least level of log lines: debug, info, warning or error.")
+    str, typer.Option(click_type=click.Choice(log_lines.LEVELS), help="Least level of log lines.")
 ]
 RayAddress = Annotated[
     str,
@@ -169,13 +165,7 @@ def finish(files: Iterable[Path], **result: object) -> None:
 
 
 def log_as(form: str, level: str) -> None:
-    """Print log lines in this format, from this level on; the result of ``--json`` stays as it is.
-
-    Raises ``ValueError``, one line, for an unknown format or level.
-    """
-    from deploy import log_lines
-
-    log_lines.check(form, level)
+    """Print log lines in this format, from this level on. The result of ``--json`` is unchanged."""
     log_lines.convert_output(form, level, errors_only=out.stderr)
 
 

@@ -25,15 +25,6 @@ OURS = re.compile(r"(warning|error): +(.*)", re.DOTALL)
 MORE = ("Traceback ", " ", "\t")  #: beginnings of lines that belong to the line before
 
 
-def check(form: str, level: str) -> None:
-    """Raise ``ValueError``, one line, for an unknown format or level."""
-    for option, value, allowed in (("format", form, FORMATS), ("level", level, LEVELS)):
-        if value not in allowed:
-            raise ValueError(
-                f"--log-{option} {value} is not allowed; it should be {', '.join(allowed)}"
-            )
-
-
 def converted(lines: Iterable[str], form: str, level: str) -> Iterator[str]:
     """Yield the lines whose level is at least ``level``, as text or as JSON.
 

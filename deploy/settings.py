@@ -5,7 +5,6 @@ Flower reads the defaults from ``[tool.flwr.app.config]`` in ``pyproject.toml``.
 """
 
 import difflib
-import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final, get_args
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -24,7 +24,7 @@ from common.parse import defaults, kind_of, reads, tables
 from common.settings.config import SECTIONS
 from common.settings.old_defaults import BEFORE, OLD_DEFAULTS, check_complete
 from common.settings.plugins import nearest, table_of
-from common.settings.section import Value, kebab
+from common.settings.section import Value, dotted, from_text, nested
 from deploy import user_modules
 from server_app.storage.relative_paths import to_absolute
 
@@ -48,16 +48,11 @@ def app_folder() -> Path:
 def check_runtime(runtime: str, workers: int | None) -> None:
     """Raise ``ValueError`` for an unknown runtime or a number of workers out of range.
 
-    An empty ``runtime`` stands for that of the config.
+    An empty ``runtime`` stands for that of the config, None for the default number of workers.
     """
     if runtime and runtime not in RUNTIMES:
         known = ", ".join(RUNTIMES)
         raise ValueError(f"--runtime {runtime} is unknown; allowed: {known}")
-    check_workers(workers)
-
-
-def check_workers(workers: int | None) -> None:
-    """Raise ``ValueError`` for a number of workers out of range; None: the default."""
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"--workers {workers} is not allowed; it should be 0 to 1024")
 
@@ -305,28 +300,20 @@ def parse_override(text: str, method: str = "") -> tuple[str, Value]:
         raise ValueError(f"-s {text!r}: expected key=value")
     kind = kind_of(key, method)
     try:
-        if kind is bool:
-            return key, {"true": True, "false": False}[raw.lower()]
-        if kind is str:
-            return key, raw.strip("\"'")
-        return key, kind(raw)
+        return key, from_text(raw, kind)
     except (KeyError, ValueError):
         article = {bool: "true or false", int: "an integer", float: "a number"}[kind]
         raise ValueError(f"{key} = {raw!r} is not allowed; it should be {article}") from None
 
 
-def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
+def flatten(table: Mapping[str, object]) -> dict[str, Value]:
     """Flatten TOML tables to dotted keys. Raises ``ValueError`` for a date, a time or a list."""
-    flat: dict[str, Value] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{prefix}{key}"] = value
-        else:
+    flat = dotted(table)
+    for key, value in flat.items():
+        if not isinstance(value, Value):
             raise ValueError(
-                f"{prefix}{key} = {value} is not allowed; it should be text in quotes, a number, "
-                "true or false"
+                f"{key} = {value} is not allowed; it should be text in quotes, a number, true or "
+                "false"
             )
     return flat
 
@@ -343,10 +330,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
-def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
+def checked(kind: type[M], content: Mapping[str, object], source: object) -> M:
     """Validate ``content`` as a ``kind``.
 
-    Raises ``ValueError``, one line with the file, the key, its value and the allowed values.
+    Raises ``ValueError``, one line with the source, the key, its value and the allowed values.
     """
     try:
         return kind.model_validate(content)
@@ -354,7 +341,7 @@ def checked(kind: type[M], content: Mapping[str, object], path: Path) -> M:
         details = error.errors()
         # a misspelt key is unknown, and often missing too
         first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
-        raise ValueError(f"{path}: {_explain(kind, first)}") from error
+        raise ValueError(f"{source}: {_explain(kind, first)}") from error
 
 
 def _explain(kind: type[BaseModel], error: ErrorDetails) -> str:
@@ -387,15 +374,7 @@ APP_CONFIG = "tool.flwr.app.config"
 
 def app_config(flat: Mapping[str, Value]) -> str:
     """Return all tables with the values of ``flat``, as TOML for Flower."""
-    lines = []
-    for table, kind in tables().items():
-        lines += ["", f"[{APP_CONFIG}{'.' if table else ''}{table}]"]
-        for name in map(kebab, kind.model_fields):
-            value = flat[f"{table}.{name}".lstrip(".")]
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-        if not kind.model_fields:
-            del lines[-2:]
-    return "\n".join(lines[1:]) + "\n"
+    return tomli_w.dumps(nested({f"{APP_CONFIG}.{key}": flat[key] for key in defaults()}))
 
 
 def with_app_config(pyproject: str, flat: Mapping[str, Value]) -> str:

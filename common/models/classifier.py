@@ -45,6 +45,17 @@ class Classifier(nn.Module, ABC):
         return self.head(features), features
 
 
+class Wrapper(Classifier, ABC):
+    """Classifier with the features of another one, ``net``."""
+
+    def __init__(self, net: Classifier) -> None:
+        super().__init__()
+        self.net, self.spec = net, net.spec
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+
 @final
 class Projected(Classifier):
     """Classifier whose head reads a projection of the features, d to d to 256, as in MOON.
@@ -104,6 +115,8 @@ def _means(d: int, width: int) -> Tensor:
 class Split(Classifier):
     """Network split into extractor, intermediate layers and classifier (FedIN, section III).
 
+    ``intermediate_prefixes`` name the intermediate layers, each with a dot behind, in their order.
+
     ``forward(x) == classifier(intermediate(extractor(x)))``. Within a family s_in and s_out have
     the same shapes at every depth, so that (s_in, s_out) of one network can train the intermediate
     layers of another.
@@ -116,9 +129,11 @@ class Split(Classifier):
     def extractor(self, x: Tensor) -> Tensor:
         """Return s_in (n, c, ...) for samples (n, C, ...)."""
 
-    @abstractmethod
     def intermediate(self, s_in: Tensor) -> Tensor:
         """Return s_out (n, c', ...) for s_in (n, c, ...)."""
+        for prefix in self.intermediate_prefixes:
+            s_in = self.get_submodule(prefix.rstrip("."))(s_in)
+        return s_in
 
     def classifier(self, s_out: Tensor) -> Tensor:
         """Return logits (n, classes) for s_out (n, c', ...)."""

@@ -166,7 +166,7 @@ class WideResNet(Classifier):
 
 @final
 class ResNet(Split):
-    """ImageNet ResNet with stages of torchvision's basic blocks, 64, 128, 256, 512 channels.
+    """ImageNet ResNet with stages of torchvision's widths: 64, 128, 256, 512 channels.
 
     ``blocks``: blocks per stage; with fewer than four stages the last ones are empty. The family
     has ResNet-18 and 34, and FedIN's 10, 14, 18, 22, 26, with one stem and one set of stage widths.
@@ -187,24 +187,13 @@ class ResNet(Split):
         stem: Stem,
     ) -> None:
         super().__init__()
-        from common.vision import torchvision
-
-        basic = torchvision.models.resnet.BasicBlock
-
-        def block(inputs: int, outputs: int, stride: int) -> nn.Module:
-            downsample = None
-            if stride > 1:
-                convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-                downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-            module: nn.Module = basic(inputs, outputs, stride, downsample)
-            return module
-
         widths = [scale(64 * 2**stage, factor) for stage in range(len(blocks))]
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
         self.conv1 = nn.Conv2d(shape[0], widths[0], kernel, stride, padding, bias=False)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
         empty = [nn.Sequential() for _ in range(4 - len(blocks))]
+        block = partial(Block, norm=nn.BatchNorm2d, shortcut="projection")
         full = stages(block, widths[0], widths, blocks)
         self.layer1, self.layer2, self.layer3, self.layer4 = full + empty
         self.head = nn.Linear(widths[-1], classes)
@@ -213,10 +202,6 @@ class ResNet(Split):
     def extractor(self, x: Tensor) -> Tensor:
         s_in: Tensor = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
         return s_in
-
-    def intermediate(self, s_in: Tensor) -> Tensor:
-        s_out: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(s_in))))
-        return s_out
 
 
 @final

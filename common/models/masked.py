@@ -1,6 +1,5 @@
 """Networks limited to a client's classes, with logits for all classes (DL-MH, HeteroFL)."""
 
-from abc import ABC
 from collections.abc import Sequence
 from typing import final
 
@@ -8,25 +7,14 @@ import torch
 from torch import Tensor
 
 from common.exchange.records import StateDict
-from common.models.classifier import Classifier
+from common.models.classifier import Classifier, Wrapper
 
 NEVER = -1e9
 """Logit of a class that the client does not have."""
 
 
-class Limited(Classifier, ABC):
-    """Wrapper of ``net`` that limits its logits to a client's classes."""
-
-    def __init__(self, net: Classifier) -> None:
-        super().__init__()
-        self.net, self.spec = net, net.spec
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)
-
-
 @final
-class Masked(Limited):
+class Masked(Wrapper):
     """Wrapper that maps ``net``'s outputs 0 … |d| − 1 to the logits of classes d."""
 
     def __init__(self, net: Classifier, d: Sequence[int], classes: int) -> None:
@@ -43,7 +31,7 @@ class Masked(Limited):
 
 
 @final
-class Zeroed(Limited):
+class Zeroed(Wrapper):
     """Wrapper that sets the logits of all classes except d to 0, as in HeteroFL."""
 
     def __init__(self, net: Classifier, d: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from common.models.classifier import Classifier
+from common.models.classifier import Classifier, Wrapper
 
 NEVER = -1e9
 """Logit of a class without prototype."""
@@ -14,7 +14,7 @@ TINY = 1e-12
 
 
 @final
-class Nearest(Classifier):
+class Nearest(Wrapper):
     """Classifier by the nearest prototype, of the features of ``net``.
 
     The logit of class c is −mean((f(x) − P_c)²), or −10⁹ where the prototype is not ``present``.
@@ -26,14 +26,11 @@ class Nearest(Classifier):
     present: Tensor
 
     def __init__(self, net: Classifier, prototypes: Tensor, present: Tensor) -> None:
-        super().__init__()
-        self.net, self.head, self.spec = net, net.head, net.spec
+        super().__init__(net)
+        self.head = net.head
         device = net.head.weight.device
         self.register_buffer("prototypes", prototypes.to(device))
         self.register_buffer("present", present.to(device))
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.features(x)

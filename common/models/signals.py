@@ -85,10 +85,6 @@ class ResNet1d(Split):
     def extractor(self, x: Tensor) -> Tensor:
         return torch.relu(self.bn1(self.conv1(x)))
 
-    def intermediate(self, s_in: Tensor) -> Tensor:
-        s_out: Tensor = self.layer3(self.layer2(self.layer1(s_in)))
-        return s_out
-
 
 @final
 class Recurrent(Classifier):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.models.classifier import Classifier
+from common.models.classifier import Classifier, Wrapper
 
 
 def simplex(classes: int, generator: torch.Generator) -> Tensor:
@@ -23,7 +23,7 @@ def simplex(classes: int, generator: torch.Generator) -> Tensor:
 
 
 @final
-class Simplex(Classifier):
+class Simplex(Wrapper):
     """Classifier whose logits are the cosines of the logits of ``net`` and C ``directions`` [C, C].
 
     FedKTL (Zhang et al., CVPR 2024).
@@ -32,12 +32,9 @@ class Simplex(Classifier):
     directions: Tensor
 
     def __init__(self, net: Classifier, directions: Tensor) -> None:
-        super().__init__()
-        self.net, self.head, self.spec = net, net.head, net.spec
+        super().__init__(net)
+        self.head = net.head
         self.register_buffer("directions", directions.to(net.head.weight.device))
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.normalize(self.net(x)), self.directions)

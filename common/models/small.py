@@ -72,10 +72,6 @@ class TableMLP(Split):
         s_in: Tensor = self.stem(x)
         return s_in
 
-    def intermediate(self, s_in: Tensor) -> Tensor:
-        s_out: Tensor = self.layer1(s_in)
-        return s_out
-
 
 @final
 class Stage(nn.Module):
@@ -115,10 +111,6 @@ class CNN(Split):
     def extractor(self, x: Tensor) -> Tensor:
         s_in: Tensor = self.pool(self.stem(x))
         return s_in
-
-    def intermediate(self, s_in: Tensor) -> Tensor:
-        s_out: Tensor = self.layer1(s_in)
-        return s_out
 
 
 @final

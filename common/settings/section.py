@@ -5,9 +5,9 @@ A setting is a field with a default, a docstring and marks (``common/settings/ma
 these fields.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -37,6 +37,16 @@ def value_kind(field: FieldInfo) -> type[Value] | None:
     return kinds.get(annotation)
 
 
+def from_text(text: str, kind: type[Value]) -> Value:
+    """Return the value of type ``kind`` that ``text`` writes; texts may have quotes around them.
+
+    Raises ``KeyError`` for a truth value and ``ValueError`` for a number if ``text`` is none.
+    """
+    if kind is bool:
+        return {"true": True, "false": False}[text.lower()]
+    return text.strip("\"'") if kind is str else kind(text)
+
+
 class Section(BaseModel):
     """A table of the run config. Field ``batch_size`` is the key ``batch-size``."""
 
@@ -64,3 +74,24 @@ def meaning(kind: type[Section], name: str) -> str:
     kinds = (base for base in kind.__mro__ if issubclass(base, Section))
     fields = (base.model_fields[name] for base in kinds if name in base.model_fields)
     return " ".join(next((f.description for f in fields if f.description), "").split())
+
+
+def dotted(tables: Mapping[Any, object], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        flat |= dotted(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def nested(flat: Mapping[str, Value]) -> dict[str, Any]:
+    """Return a flat config as nested tables, the inverse of ``dotted``."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *names, leaf = key.split(".")
+        table = tables
+        for name in names:
+            table = table.setdefault(name, {})
+        table[leaf] = value
+    return tables

@@ -16,10 +16,12 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import tomli_w
+
 from common.errors import first_line
-from common.settings.section import Value
+from common.settings.section import Value, nested
 from deploy.flower.owner import pinned
-from deploy.settings import app_folder, flatten, read_toml, with_app_config
+from deploy.settings import APP_CONFIG, app_folder, flatten, read_toml, with_app_config
 from deploy.user_modules import UserModules
 
 SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
@@ -31,7 +33,7 @@ def run_config_toml(run_config: Mapping[str, Value]) -> str:
 
     Raises ``ValueError`` for a key that is not a (dotted) bare key, or an unsupported value.
     """
-    return "".join(f"{_key(key)} = {_toml(key, value)}\n" for key, value in run_config.items())
+    return tomli_w.dumps(nested({_key(key): _plain(key, v) for key, v in run_config.items()}))
 
 
 def config_arguments(config: Mapping[str, Value]) -> str:
@@ -184,12 +186,8 @@ def _added_tables(pyproject: str, run_config: Mapping[str, Value]) -> str:
     """Return the tables of ``run_config`` that an app's config lacks, as TOML."""
     config = tomllib.loads(pyproject)["tool"]["flwr"]["app"]
     existing = {_table(key) for key in flatten(config.get("config", {}))} | {""}
-    added: dict[str, str] = {}
-    for key, value in run_config.items():
-        if (table := _table(key)) not in existing:
-            line = f"{_key(key).rpartition('.')[2]} = {_toml(key, value)}\n"
-            added[table] = added.get(table, "") + line
-    return "".join(f"\n[tool.flwr.app.config.{table}]\n{lines}" for table, lines in added.items())
+    added = {key: value for key, value in run_config.items() if _table(key) not in existing}
+    return "\n" + run_config_toml({f"{APP_CONFIG}.{key}": value for key, value in added.items()})
 
 
 def _table(key: str) -> str:
@@ -202,24 +200,17 @@ def _key(key: str) -> str:
     return key
 
 
-def _toml(key: str, value: Value) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int():
-            if not -(2**63) <= value < 2**63:
-                raise ValueError(f"config value {key}={value}: an integer has at most 64 bits")
-            return str(value)
-        case float():
-            return repr(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    raise ValueError(f"config value {key}={value!r}: allowed are bool, int, float and str")
+def _plain(key: str, value: Value) -> Value:
+    if not isinstance(value, Value):
+        raise ValueError(f"config value {key}={value!r}: allowed are bool, int, float and str")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"config value {key}={value}: an integer has at most 64 bits")
+    return value
 
 
 def _argument(key: str, value: Value) -> str:
     if not isinstance(value, str):
-        return _toml(key, value)
+        return json.dumps(_plain(key, value))
     if any(not character.isprintable() for character in value) or ("'" in value and '"' in value):
         raise ValueError(
             f"config value {key}={value!r}: printable characters and one kind of quote are allowed"

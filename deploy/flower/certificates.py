@@ -42,7 +42,6 @@ HOST_PORT = "HOST:PORT, such as fed.example.org:9092 or [::1]:9092, with a port 
 _PORT = re.compile("[0-9]{1,5}")
 ALWAYS = ("localhost", "127.0.0.1")  #: names that the server's own programs use
 SECRET, PUBLIC = 0o600, 0o644
-MAX_CLIENTS, MAX_DAYS = 100_000, 36_500
 CURVE = ec.SECP384R1()  #: of all keys; Flower requires a NIST curve
 AUTHORITY_DAYS = 3650  #: long, because a new authority requires a new ca.crt at every client
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -103,8 +102,6 @@ def make(
         names = [general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
-    _within("--clients", clients, 0, MAX_CLIENTS)
-    _within("--days", days, 1, MAX_DAYS)
     files = Certificates(folder)
     keys = _accepted(files, public or {}, replace)
     missing, present = sorted((files.ca, files.ca_key), key=Path.is_file)
@@ -137,7 +134,6 @@ def make_key(folder: Path, k: int) -> tuple[Certificates, str]:
     Raises ``ValueError`` for a wrong number and for a file that exists already, and ``OSError`` if
     the folder cannot be written.
     """
-    _within("--k", k, 0, MAX_CLIENTS - 1)
     files = Certificates(folder, folder)
     for path in (files.key(k), files.public(k)):
         if os.path.lexists(path):
@@ -180,7 +176,6 @@ def _accepted(
     """
     revoked, keys = read_revoked(files.revoked), dict[int, ec.EllipticCurvePublicKey]()
     for k, path in public.items():
-        _within("--client", k, 0, MAX_CLIENTS - 1)
         key, target = _sent_key(path), files.public(k)
         if fingerprint(key) in revoked:
             raise ValueError(f"{path} is revoked, see {files.revoked}: make a new key")
@@ -394,8 +389,3 @@ def _write(*files: tuple[Path, bytes, int]) -> None:
     finally:
         for new in ready:
             new.unlink(missing_ok=True)
-
-
-def _within(what: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{what} {value} is not allowed; it should be {low} to {high}")

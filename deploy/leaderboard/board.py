@@ -236,10 +236,8 @@ class Board:
 
 def _score(place: Place, run: Recorded) -> float | None:
     """Return the number of a tuning run by which its configuration is chosen."""
-    if not place.row.personal:
-        return run.measured(tables.MEASURE)
-    course = run.course(place.row.personal)
-    return course[-1][1] if course else None
+    personal = place.row.personal
+    return run.last(personal) if personal else run.measured(tables.MEASURE)
 
 
 def record(protocol: Protocol) -> Path:

@@ -175,7 +175,7 @@ def _standing(
     measured = known.get((COSTS, protocol.seeds[0]))
     values, grid = dict[str, float | None](), dict[str, np.ndarray]()
     for score, curve in _curves(protocol, place).items():
-        last = [_last(run, curve) for run in runs]
+        last = [run.last(curve) for run in runs]
         values[score] = _mean(last)
         if len(runs) == len(wanted) and None not in last:
             repetitions = len(protocol.runs) if protocol.paired else len(protocol.seeds)
@@ -188,7 +188,7 @@ def _standing(
             within = [at_cost(run, curve, costs, most) for run, costs in pairs]
             values[f"{score} at {name}"] = _mean(within)
     if not place.row.personal and all(PROTOTYPE in run.curve for run in runs):
-        values["by prototypes"] = _mean([_last(run, PROTOTYPE) for run in runs])
+        values["by prototypes"] = _mean([run.last(PROTOTYPE) for run in runs])
     worst = "fairness.prototype.wlp" if place.row.personal == PROTOTYPE else "personal.worst"
     values["worst"] = _mean([run.measured(worst) for run in runs])
     rounds = max((t or 0 for run in runs for t in run.curve.get("round", [])), default=0)
@@ -209,12 +209,6 @@ def _curves(protocol: Protocol, place: Place) -> dict[str, str]:
         return {PERSONAL: place.row.personal}
     largest = f"accuracies.{protocol.fleet[place.fleet].largest}"
     return {GLOBAL: largest if place.row.largest else GLOBAL, PERSONAL: PERSONAL}
-
-
-def _last(record: Recorded, curve: str) -> float | None:
-    """Return the last number of a curve; None without any."""
-    course = record.course(curve)
-    return course[-1][1] if course else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -125,8 +125,12 @@ def certs(
         list[str] | None,
         typer.Option(help="Name or address of the server for clients; repeatable."),
     ] = None,
-    clients: Annotated[int, typer.Option(help="Number of clients that need a key pair.")] = 0,
-    days: Annotated[int, typer.Option(help="Validity of the certificates in days.")] = 365,
+    clients: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Number of clients that need a key pair.")
+    ] = 0,
+    days: Annotated[
+        int, typer.Option(min=1, max=36_500, help="Validity of the certificates in days.")
+    ] = 365,
     client: Annotated[
         list[str] | None,
         typer.Option(
@@ -172,7 +176,7 @@ def certs(
 
 
 def keygen(
-    k: Annotated[int, typer.Option("--k", help="Number of this client.")],
+    k: Annotated[int, typer.Option("--k", min=0, max=99_999, help="Number of this client.")],
     folder: Annotated[
         Path, typer.Argument(help="Folder of the key; node finds it there, or in --keys.")
     ] = Path("certs/clients"),
@@ -577,7 +581,7 @@ def _by_client(texts: list[str]) -> dict[int, Path]:
     files: dict[int, Path] = {}
     for text in texts:
         k, _, path = text.partition("=")
-        if not re.fullmatch("[0-9]{1,9}", k) or not path:
+        if not re.fullmatch("[0-9]{1,5}", k) or not path:
             raise ValueError(f"--client {text!r} is not allowed; it should be K=FILE, as 2=2.pub")
         if int(k) in files:
             raise ValueError(f"--client {text!r}: client {int(k)} has two files; give it one")

@@ -22,9 +22,9 @@ import filelock
 import grpc
 from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
 
-from client_app.node import KINDS, check
+from client_app.node import FIELDS, check
 from common import errors
-from common.settings.section import Value
+from common.settings.section import Value, from_text, value_kind
 from deploy.console import plain, red
 from deploy.flower.certificates import Certificates
 from deploy.flower.owner import pinned, rules
@@ -72,16 +72,13 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 
 def _typed(key: str, text: str) -> Value:
     """Return ``text`` in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
-    kind = KINDS.get(key, str)
+    kind = value_kind(FIELDS[key]) if key in FIELDS else str
     is_path = key.endswith("-dir") or key in ("key", "ca", "ledger")
     if is_path and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if kind is float:
-        with suppress(ValueError):
-            return float(text)
-    return int(text) if kind is int and text.lstrip("-").isdecimal() else text
+    with suppress(KeyError, ValueError):
+        return from_text(text, kind or str)
+    return text
 
 
 def check_here(own: Mapping[str, Value]) -> None:

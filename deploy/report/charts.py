@@ -64,6 +64,41 @@ def squares(
     return figure, axes
 
 
+def bubbles(counts: np.ndarray, classes: Sequence[str], texts: Sequence[str]) -> Figure:
+    """Draw a bubble for each positive number in ``counts`` (clients, classes), with area by number.
+
+    The largest one nearly fills its cell, and a legend gives the scale. ``classes`` names the rows
+    if there are at most 30; empty: numbers.
+    """
+    clients, num_classes = counts.shape
+    cell = 0.27 * min(1.0, 36 / max(clients, 1.5 * num_classes))  # inches
+    width, height = max(clients * cell, 2.4), max(num_classes * max(cell, 0.19), 1.2)
+    figure, axes = frame((width + 1.9, height + 0.9))
+    side = min(width / clients, height / num_classes, 0.4)
+    area = max(0.94 * 72 * side, 11.0) ** 2 / max(counts.max(), 1)  # of one sample
+    k, c = np.nonzero(counts)
+    look: dict[str, Any] = {"color": series(0), "alpha": 0.8, "linewidths": 0}
+    set_hover_texts(axes.scatter(k, c, s=area * counts[k, c], **look), texts)
+    axes.set(xlim=(-0.6, clients - 0.4), ylim=(-0.6, num_classes - 0.4))
+    axes.set(xlabel="client", ylabel="class")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    if classes and num_classes <= 30:
+        axes.set_yticks(range(num_classes), classes)
+    axes.grid(visible=True)
+    key = {f"{n:,}": axes.scatter([], [], s=area * n, **look) for n in _key(max(counts.max(), 1))}
+    beside: dict[str, Any] = {"loc": "outside right upper", "labelspacing": 0.9}
+    figure.legend(key.values(), key, title="samples", scatteryoffsets=[0.5], **beside)
+    return figure
+
+
+def _key(top: float) -> list[int]:
+    """Return up to three round counts that are at most ``top``, largest first."""
+    power = 10 ** int(np.floor(np.log10(top)))
+    largest = max(s for s in (1, 2, 5) if s * power <= top) * power
+    return sorted({largest, max(largest // 4, 1), max(largest // 20, 1)}, reverse=True)
+
+
 def or_nan(x: float | None) -> float:
     """Return a number; not a number if it is missing or infinite."""
     return x if x is not None and math.isfinite(x) else math.nan

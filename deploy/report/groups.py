@@ -13,7 +13,8 @@ from scipy.special import stdtrit
 
 from common.keys import marked
 from common.settings.marks import Mark
-from deploy.report.read import Run, dotted
+from common.settings.section import dotted
+from deploy.report.read import Run
 from deploy.report.table import clean
 
 LEVEL = 0.95  #: confidence level of an interval

@@ -7,7 +7,6 @@ have changed, so an unwatched run loses no time. The libraries that draw it are 
 import base64
 import hashlib
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, thread_time
 from typing import final
@@ -39,14 +38,9 @@ def check(folder: Path, *, wait: bool = False) -> None:
 class LivePage:
     """The current page of the run in ``folder``, which may not have begun yet."""
 
-    def __init__(
-        self,
-        folder: Path,
-        clock: Callable[[], float] = monotonic,
-        spent: Callable[[], float] = thread_time,
-    ) -> None:
-        """Draw nothing yet. ``clock`` and ``spent``: seconds, and those of the processor."""
-        self._folder, self._clock, self._spent = folder, clock, spent
+    def __init__(self, folder: Path) -> None:
+        """Draw nothing yet."""
+        self._folder = folder
         self._lock = threading.Lock()  # matplotlib draws in one thread at a time
         self._stamps: object = None  #: stamps of the files of ``_page``
         self._page, self._due = b"", 0.0
@@ -60,10 +54,10 @@ class LivePage:
         """Return the page; draw it again if the files have changed and ``SHARE`` allows it."""
         with self._lock:
             files = stamps(self._folder)
-            if files != self._stamps and self._clock() >= self._due:
+            if files != self._stamps and monotonic() >= self._due:
                 self._page, seconds = self._draw()
                 self._stamps = files
-                self._due = self._clock() + seconds * (1 / SHARE - 1)
+                self._due = monotonic() + seconds * (1 / SHARE - 1)
             return self._page
 
     def _draw(self) -> tuple[bytes, float]:
@@ -71,7 +65,7 @@ class LivePage:
         from deploy.report.pages import one
         from deploy.report.style import Page, render
 
-        start, name = self._spent(), self._folder.name
+        start, name = thread_time(), self._folder.name
         try:
             page = one(read(self._folder))
         except (ValueError, OSError) as error:
@@ -79,4 +73,4 @@ class LivePage:
             if not (self._folder / JOURNAL).exists():
                 why = f"{name} has no finished round and no census yet."
                 page = Page(name, "", "open", "waiting for the run", (), [why])
-        return render(page, SCRIPT, POLICY).encode(), self._spent() - start
+        return render(page, SCRIPT, POLICY).encode(), thread_time() - start

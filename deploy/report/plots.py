@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from common.data.picture import bubbles
 from common.journal import UNITS, Entry
 from common.metrics import Confusion, fairness, over_mixtures, thinned
 from common.seeds import rng
@@ -28,6 +27,7 @@ from deploy.report.charts import (
     Cost,
     accuracy_axis,
     accuracy_range,
+    bubbles,
     curves,
     dot_rows,
     draw_groups,
@@ -263,14 +263,12 @@ def partition(run: Run) -> Figure | None:
         return None
     counts = np.array(rows)
     names = run.classes if len(run.classes) == counts.shape[1] else []
-    figure = bubbles(counts, classes=[clean(name, 16) for name in names], color=series(0))
     labels = names or [str(c) for c in range(counts.shape[1])]
     texts = [
         f"client {members[k].k}, class {labels[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
-    set_hover_texts(figure.axes[0].collections[0], texts)
-    return figure
+    return bubbles(counts, [clean(name, 16) for name in names], texts)
 
 
 @style()

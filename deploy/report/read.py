@@ -33,6 +33,7 @@ from deploy.report.table import Cell, Table, clean, number, percent
 from server_app.storage.journal import read_lines
 
 T = TypeVar("T")
+M = TypeVar("M", bound=JsonObject)
 JOURNAL = "journal.jsonl"
 RUNS = 5  #: most runs that a line names
 FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json", "data.json")
@@ -401,24 +402,15 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     if not (path / "config.toml").is_file():
         notes.append("config.toml is missing: the settings are unknown.")
     config = _load(path / "config.toml", lambda text: _cleaned(parse_toml(text), LONGEST), notes)
-    summary = _load(path / "summary.json", _summary, notes)
-    confusion = _load(path / "confusion.json", Confusion.model_validate_json, notes)
+    summary = _load(path / "summary.json", _object(Summary), notes)
+    confusion = _load(path / "confusion.json", _object(Confusion), notes)
     classes = census.classes if census else []
-    data = _load(path / "data.json", _data_read, notes)
+    data = _load(path / "data.json", _object(DataRead), notes)
     run = Run(path, config or {}, entries, clients, classes, summary, notes, confusion, data)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")
     return run
-
-
-def dotted(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Flatten nested tables: ``{"data": {"alpha": 0.5}}`` -> ``{"data.alpha": 0.5}``."""
-    out: dict[str, object] = {}
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        out |= dotted(value, f"{key}.") if isinstance(value, dict) else {key: value}
-    return out
 
 
 def _entries(journal: Path, notes: list[str]) -> list[Entry]:
@@ -449,12 +441,8 @@ def _load(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
     return None
 
 
-def _summary(text: str) -> Summary:
-    return Summary.model_validate(_cleaned(parse_json(text), LONGEST))
-
-
-def _data_read(text: str) -> DataRead:
-    return DataRead.model_validate(_cleaned(parse_json(text), LONGEST))
+def _object(kind: type[M]) -> Callable[[str], M]:
+    return lambda text: kind.model_validate(_cleaned(parse_json(text), LONGEST))
 
 
 def _cleaned(value: Any, limit: int) -> Any:

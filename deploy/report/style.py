@@ -39,7 +39,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from deploy.report.serve import LOCKED
 from deploy.report.table import HERE, TEMPLATES, Cell, Table, html
 
-LINE = 90  #: least characters of a line of a note in a picture; a wider title or table has more
+LINE = 90  #: most characters of a line of a note in a picture
 
 PALETTE = {  # on light paper, on dark paper
     "ink": ("#1f2430", "#e7e9ee"),
@@ -61,7 +61,6 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _COLOURS = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
 _COLOURS |= {"#ffffff": "var(--paper)", "#000000": "var(--ink)"}
-_INHERITED = {"fill", "stroke", "fill-opacity", "stroke-width"}
 
 
 SORTABLE = """\
@@ -204,21 +203,8 @@ def _prune(parent: Element) -> None:
         group = child.tag in ("g", "defs")
         if child.tag in ("metadata", "style") or (group and not len(child)):
             continue  # the page has its own style sheet
-        if child.tag == "g":
-            _share(child)
         kept += list(child) if child.tag == "g" and not child.attrib else [child]
     parent[:] = kept
-
-
-def _share(group: Element) -> None:
-    """Move a style that all marks of a group share to the group, for a smaller page."""
-    if len(group) < 2 or any(child.tag != "use" for child in group):
-        return
-    styles = [_declarations(child) for child in group]
-    if styles[0].keys() <= _INHERITED and all(other == styles[0] for other in styles):
-        _declare(group, _declarations(group) | styles[0])
-        for child in group:
-            _declare(child, {})
 
 
 def _entitle(group: Element, texts: list[str]) -> None:
@@ -255,51 +241,29 @@ def _declare(element: Element, styles: dict[str, str]) -> None:
 
 
 def png(table: Table, path: Path) -> None:
-    """Write a table as an image with three rules as in papers, texts in ink and asides in grey."""
-    rows, heads = table.cells(), table.header[1:]
-    em, line, pad = 0.083, 0.3, 0.2  # inches: a character, a row, the margin
-    first = em * max(len(row[0].text) for row in rows) + 0.2
-    columns = list(zip(*rows, strict=True))[1:]
-    aside = [em * max(len(cell.aside) for cell in column) for column in columns]
-    texts = [em * max(len(cell.text) for cell in column) for column in columns]
-    widths = [
-        max(text + grey, em * len(head)) + 0.25
-        for text, grey, head in zip(texts, aside, heads, strict=True)
-    ]
-    letter = em * 0.95
-    least = max(first + sum(widths), letter * max(len(table.title), LINE))
-    lines = (textwrap.wrap(note, int(least / letter)) for note in table.notes)
-    notes = [line for note in lines for line in note]
-    width = (least if notes else max(first + sum(widths), letter * len(table.title))) + 2 * pad
-    top, bottom = pad + line, pad + line * (len(rows) + 2)
-    height = line * (len(rows) + 2) + 0.22 * len(notes) + 3 * pad
+    """Write a table as an image with three rules as in papers; the best numbers are bold."""
+    rows = table.cells()
+    texts = [[str(cell) for cell in row] for row in rows]
     with style():
-        figure = Figure(figsize=(width, height))
+        figure = Figure((1, 1))  # the image has the size of the table
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
-        axes.set(xlim=(0, width), ylim=(height, 0))
-
-        def write(x: float, y: float, text: str, ha: str, colour: str, bold: bool = False) -> None:
-            weight = "bold" if bold else "normal"
-            axes.text(x, y, text, ha=ha, va="center", color=colour, weight=weight)
-
-        write(pad, pad + 0.1, table.title, "left", INK, bold=True)
-        for y, thick in ((top, 1.2), (top + line, 0.6), (bottom, 1.2)):
-            axes.plot([pad, width - pad], [y, y], color=INK, linewidth=thick)
-        extra = (width - 2 * pad - first - sum(widths)) / len(widths) if widths else 0.0
-        right = pad + first
-        for head, column, room, grey in zip(heads, columns, widths, aside, strict=True):
-            right += room + extra
-            write(right, top + line / 2, head, "right", MUTED)
-            for j, cell in enumerate(column):
-                y = top + line * (j + 1.5)
-                write(right, y, cell.aside, "right", MUTED)
-                write(right - grey, y, cell.text, "right", INK, bold=cell.best)
-        for j, row in enumerate(rows):
-            write(pad, top + line * (j + 1.5), row[0].text, "left", INK)
-        for i, note in enumerate(notes):
-            write(pad, bottom + 0.2 + 0.22 * i, note, "left", MUTED)
-        figure.savefig(path, format="png", dpi=200, facecolor=PAPER)
+        drawn = axes.table(texts, colLabels=[*table.header], edges="open", loc="upper left")
+        drawn.auto_set_font_size(False)
+        drawn.auto_set_column_width([*range(len(table.header))])
+        drawn.scale(1.0, 1.5)
+        for (line, column), cell in drawn.get_celld().items():
+            best = line > 0 and rows[line - 1][column].best
+            cell.set_text_props(color=INK if line else MUTED, weight="bold" if best else "normal")
+            cell.set_text_props(ha="right" if table.right(column) else "left")
+            cell.visible_edges = "BT" if line == 0 else "B" * (line == len(rows))
+            cell.set(edgecolor=INK, linewidth=0.8)
+            cell.PAD = 0.1 if column else 0.0
+        beside: dict[str, Any] = {"xycoords": drawn, "textcoords": "offset points"}
+        axes.annotate(table.title, (0, 1), (0, 8), weight="bold", **beside)
+        notes = "\n".join(textwrap.fill(note, LINE) for note in table.notes)
+        axes.annotate(notes, (0, 0), (0, -8), va="top", color=MUTED, **beside)
+        figure.savefig(path, dpi=200, facecolor=PAPER, bbox_inches="tight", pad_inches=0.2)
 
 
 @final

@@ -4,12 +4,11 @@ from copy import deepcopy
 from operator import itemgetter
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from common.data.shares import for_testing
 from common.settings.config import Config
 from common.training import device
+from common.training.costs import following
 from common.training.task import Task
 
 CONTEXT = 512 * 2**20
@@ -69,45 +68,26 @@ def _needs(config: Config) -> dict[torch.device, tuple[str, int]]:
 
 
 def least(task: Task, spec: str) -> int:
-    """Return the fewest bytes that a step of local training takes under any method.
+    """Return the fewest bytes that local training takes under any method: the peak of two steps.
 
-    They are the weights, the gradients, the optimiser's state, and the tensors that the forward
-    pass of one batch keeps for the backward pass. They are counted on tensors without values
-    (torch's device ``meta``). Further networks of a method, the client's images and temporary
-    memory of kernels are not included. Return 0 if ``meta`` lacks an operation of the network.
+    The second step finds the optimiser's state of the first. Both are followed on tensors without
+    values (torch's device ``meta``); bf16 halves what a step takes beside the tensors that stay.
+    Further networks of a method, the client's images and temporary memory of kernels are not
+    included. Return 0 if ``meta`` lacks an operation of the network.
     """
     try:
-        return _counted(task, spec)
+        empty = task.without_values(spec)
+        with following(True) as memory:
+            net = deepcopy(empty).train()
+            images = torch.empty(task.config.train.batch_size, *task.shape, device="meta")
+            optimizer = task.optimizer(0, net.parameters())
+            for group in optimizer.param_groups:
+                group["fused"] = False  # torch has no such kernels for meta
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(images).sum().backward()
+                optimizer.step()
     except NotImplementedError:
         return 0
-
-
-def _counted(task: Task, spec: str) -> int:
-    config = task.config
-    net = deepcopy(task.without_values(spec))
-    images = torch.empty(config.train.batch_size, *task.shape, device="meta")
-    stored = {_storage(value) for value in net.state_dict().values()}
-    kept: dict[int, int] = {}
-
-    def keep(value: Tensor) -> Tensor:
-        if (storage := _storage(value)) not in stored:
-            kept[storage] = value.untyped_storage().nbytes()
-        return value
-
-    optimizer = task.optimizer(0, net.parameters())
-    for group in optimizer.param_groups:
-        group["fused"] = False  # torch has no such kernels for meta
-    with saved_tensors_hooks(keep, lambda value: value):
-        net(images).sum().backward()
-    optimizer.step()
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    state: int = sum(value.nbytes for value in states if isinstance(value, Tensor))
-    weights: int = sum(value.nbytes for value in net.state_dict().values())
-    gradients: int = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
-    activations = sum(kept.values()) // (2 if config.run.precision == "bf16" else 1)
-    return weights + gradients + state + activations
-
-
-def _storage(value: Tensor) -> int:
-    storage: int = value.untyped_storage()._cdata
-    return storage
+    activations = memory.most - memory.now
+    return memory.most - (activations // 2 if task.config.run.precision == "bf16" else 0)

@@ -30,6 +30,7 @@ from common.files import parse_json
 from common.journal import Entry
 from common.metrics import rounds_to
 from common.settings.config import Value
+from common.settings.section import dotted
 from deploy.report import read as report
 from deploy.settings import chosen
 
@@ -125,7 +126,7 @@ class Recorded(BaseModel):
 
     def measures(self) -> list[str]:
         """Return the dotted paths of all numbers in the summary."""
-        flat = report.dotted(self.summary)
+        flat = dotted(self.summary)
         return [name for name in flat if self.measured(name) is not None]
 
     @property
@@ -138,6 +139,11 @@ class Recorded(BaseModel):
         both = zip(self.curve.get("round", []), self.curve.get(measure, []), strict=False)
         return [(int(t), value) for t, value in both if t and value is not None]
 
+    def last(self, measure: str) -> float | None:
+        """Return the number of the last round that has it; None without any."""
+        course = self.course(measure)
+        return course[-1][1] if course else None
+
     def reaches(self, measure: str, other: Recorded, goal: str, window: int) -> float | None:
         """Return the first round in which ``measure`` is at least the last ``goal`` of ``other``.
 
@@ -148,10 +154,10 @@ class Recorded(BaseModel):
         if name in self.reached:
             t = self.reached[name]
         else:
-            course, end = self.course(measure), other.course(goal)
-            if not course or not end:
+            course, end = self.course(measure), other.last(goal)
+            if not course or end is None:
                 return None
-            t = _first_round(course, end[-1][1], window)
+            t = _first_round(course, end, window)
         return math.inf if t is None else float(t)
 
     def spent(self, cost: str) -> list[float]:
@@ -292,4 +298,4 @@ def _numbers(entry: Entry) -> dict[str, Any]:
     fields["primary"] = entry.primary_accuracy
     known = ((name, getattr(entry, name)) for name in AS_SUMMARY)
     fields |= {name: value.as_dict() for name, value in known if value is not None}
-    return {name: value for name, value in report.dotted(fields).items() if value is not None}
+    return {name: value for name, value in dotted(fields).items() if value is not None}

@@ -43,7 +43,7 @@ def test_fleet_and_disjoint_shares_follow_the_partition_id(tmp_path: Path) -> No
     ("node", "line"),
     [
         ({"partition-id": -1}, "node config partition-id = -1"),
-        ({"partition-id": "0"}, "node config partition-id = '0'"),
+        ({"partition-id": "0"}, 'node config partition-id = "0"'),
         ({"partition-id": 4}, "partition-id = 4, but the federation has 4"),
         ({"device": "cuda:9"}, 'device = "cuda:9" is not here'),
     ],

@@ -1,6 +1,5 @@
 """What every partition promises, what sets each one apart, and pictures of them."""
 
-import subprocess
 import sys
 import types
 
@@ -14,10 +13,10 @@ from common.data import partition
 from common.data.dirichlet import fedkf_dirichlet, label_dirichlet, quantity_dirichlet
 from common.data.embedded import toy
 from common.data.partition import PARTITIONS, Partition, iid, local_split, split
-from common.data.picture import bubbles
 from common.parse import defaults, parse
 from common.seeds import rng
 from common.settings.config import Data
+from deploy.report.charts import bubbles
 
 LABELS = np.arange(2000) % 10
 DATA = toy(classes=10, shape=(1, 1, 1), train=2000, test=10)  # of which y is LABELS
@@ -284,7 +283,7 @@ def test_values_that_no_rule_is_made_for_are_refused_by_the_configuration(key, v
 
 
 def test_the_area_of_a_bubble_is_proportional_to_its_count_and_bubbles_do_not_touch():
-    figure = bubbles(np.array([[1200, 0], [300, 600]]), classes=("cat", "dog"))
+    figure = bubbles(np.array([[1200, 0], [300, 600]]), ("cat", "dog"), "abc")
     axes = figure.axes[0]
     dots, key = axes.collections[:2]
     assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
@@ -293,7 +292,7 @@ def test_the_area_of_a_bubble_is_proportional_to_its_count_and_bubbles_do_not_to
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1,000", "250", "50"]
     assert key.get_sizes()[0] / areas[0] == pytest.approx(1000 / 1200)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
-    figure = bubbles(np.full((10, 10), 7))
+    figure = bubbles(np.full((10, 10), 7), (), [""] * 100)
     figure.draw_without_rendering()
     axes = figure.axes[0]
     diameter = axes.collections[0].get_sizes()[0] ** 0.5 * figure.dpi / 72
@@ -303,18 +302,5 @@ def test_the_area_of_a_bubble_is_proportional_to_its_count_and_bubbles_do_not_to
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (200, 10)])
 def test_any_federation_can_be_drawn_and_written(tmp_path, shape):
-    bubbles(np.ones(shape, dtype=int)).savefig(tmp_path / "partition.svg")
+    bubbles(np.ones(shape, dtype=int), (), "").savefig(tmp_path / "partition.svg")
     assert (tmp_path / "partition.svg").read_text().startswith("<?xml")
-
-
-@pytest.mark.parametrize("counts", [np.zeros((0, 3)), np.zeros(3), np.array([[-1, 2]])])
-def test_counts_that_are_none_are_refused(counts):
-    with pytest.raises(ValueError, match=r"must be \(clients, classes\)"):
-        bubbles(counts)
-
-
-@pytest.mark.full
-def test_pyplot_is_not_imported():
-    code = "import numpy, sys; from common.data.picture import bubbles; bubbles(numpy.ones((2, 2)))"
-    check = f"{code}; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

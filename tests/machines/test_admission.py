@@ -80,10 +80,15 @@ def serving(
     server.stop(None).wait()
 
 
-def ask(fleet: Fleet, keys: Certificates, patience: float = 900.0) -> list[str]:
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "PAUSE", 0.01)
+
+
+def ask(fleet: Fleet, keys: Certificates) -> list[str]:
     told: list[str] = []
     with serving(fleet, keys) as address:
-        await_admission(address, keys, 0, told.append, patience=patience, pause=0.01)
+        await_admission(address, keys, 0, told.append)
     return told
 
 
@@ -115,10 +120,13 @@ def test_what_waiting_does_not_help_against_is_told_at_once(
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_key_in_use_is_refused_later_than_no_key(keys: Certificates, tmp_path: Path) -> None:
+def test_a_key_in_use_is_refused_later_than_no_key(
+    keys: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "PATIENCE", 0.1)
     fleet = Fleet(*[STILL] * 10_000)
     with pytest.raises(RuntimeError, match=r"client 0 is connected already: its key .*0\.key"):
-        ask(fleet, keys, patience=0.1)
+        ask(fleet, keys)
     assert fleet.left == []
     (tmp_path / "0.key").write_text("nothing")
     elsewhere = Certificates(keys.folder, tmp_path, keys.ca)
@@ -179,7 +187,7 @@ def test_a_node_waits_for_its_server_unhealthy_and_says_each_reason_once(
                 report(reason)
                 told.append(reason)
 
-            await_admission(f"127.0.0.1:{port}", keys, 0, both, pause=0.01)
+            await_admission(f"127.0.0.1:{port}", keys, 0, both)
 
     thread = threading.Thread(target=admitted)
     thread.start()

@@ -230,5 +230,5 @@ def test_a_size_is_a_configured_number() -> None:
     server(**TINY, node__1__size=0.3).begin([client(0, size=1.0), client(1, size=0.3)])
     check({"partition-id": 0, "size": 0.5})
     check({"partition-id": 0, "size": 1})
-    with pytest.raises(ValueError, match=r"size = '0.5'; it must be a number"):
+    with pytest.raises(ValueError, match='size = "0.5" is not allowed; it should be number'):
         check({"partition-id": 0, "size": "0.5"})

@@ -98,9 +98,13 @@ def test_clients_that_send_for_ever_keep_nobody_away(
     note(attempt, "completed, undisturbed", f"the page answers; at most {MOST} are open")
 
 
-def test_the_page_follows_the_files_and_drawing_takes_a_fifth_of_the_time(tmp_path: Path) -> None:
+def test_the_page_follows_the_files_and_drawing_takes_a_fifth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, now, spent = tmp_path / "run", [0.0], iter(range(0, 1000, 10))
-    live = LivePage(folder, clock=lambda: now[0], spent=lambda: next(spent))
+    monkeypatch.setattr("deploy.report.live.monotonic", lambda: now[0])
+    monkeypatch.setattr("deploy.report.live.thread_time", lambda: next(spent))
+    live = LivePage(folder)
     assert b"waiting for the run" in live.page()  # drawing took 10 s of the processor
     write_run(folder, [census()], rounds=5)
     now[0] = 39.0

@@ -71,10 +71,10 @@ def test_an_error_is_json_on_the_stream_of_the_commands_log() -> None:
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("--log-format=xml", "--log-format xml is not allowed; it should be text, json"),
-        ("--log-level=loud", "--log-level loud is not allowed; it should be debug, info,"),
+        ("--log-format=xml", "'xml' is not one of 'text', 'json'"),
+        ("--log-level=loud", "'loud' is not one of 'debug', 'info', 'warning', 'error'"),
     ],
 )
 def test_an_unknown_format_or_level_is_one_line(option: str, line: str) -> None:
     error = error_of("node", "--superlink", "a:1", "--insecure", "--clients", 1, "--k", 0, option)
-    assert error.startswith(f"error: {line}")
+    assert error.startswith("error: ") and line in error

@@ -28,6 +28,7 @@ from deploy.flower.processes import direct_hosts
 
 NOTICED = 60.0  #: seconds until the server detects a lost SuperNode: two of Flower's heartbeats
 PATIENCE = NOTICED + 15.0
+PAUSE = 2.0  #: seconds between two tries
 CALL = 10.0  #: timeout of one call in seconds
 UNKNOWN = "No SuperNode found"  #: Flower's error for a key that is not registered
 CONNECTED = "could not be activated"  #: Flower's error for a key whose SuperNode is connected
@@ -99,23 +100,18 @@ def await_admission(
     trust: Certificates | None,
     k: int,
     report: Callable[[str], None],
-    *,
-    patience: float = PATIENCE,
-    pause: float = 2.0,
 ) -> None:
     """Wait until the server admits client k's SuperNode.
 
     ``fleet``: ``host:port`` of the SuperLink's Fleet API; ``trust``: None for a server without TLS,
-    which admits every SuperNode; ``report``: receives one line for each new reason to wait;
-    ``patience``: seconds to wait until the server detects the lost client; ``pause``: seconds
-    between two tries.
+    which admits every SuperNode; ``report``: receives one line for each new reason to wait.
 
     Raises ``ValueError`` for an invalid private key or a key that is not registered, and
     ``RuntimeError`` for a certificate that is not accepted, or if the server rejects the client for
     another reason, such as a connection of the same client.
     """
     key = ec.generate_private_key(ec.SECP256R1()) if trust is None else ssh_key(trust.key(k))
-    deadline, reported = time.monotonic() + patience, set[str]()
+    deadline, reported = time.monotonic() + PATIENCE, set[str]()
     signer = NodeAuthClientInterceptor(key, key.public_key())
     proxied = [("grpc.enable_http_proxy", int(bool(proxy_of(fleet.rpartition(":")[0]))))]
     with channel(fleet, None if trust is None else trust.ca, proxied) as connection:
@@ -128,7 +124,7 @@ def await_admission(
             if meaning not in reported:
                 report(line)
             reported.add(meaning)
-            time.sleep(pause)
+            time.sleep(PAUSE)
 
 
 def _reason_to_wait(

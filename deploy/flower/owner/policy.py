@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from common import keys, methods
-from common.errors import refusal
 from common.exchange.seal import files
 from common.files import home, parse_toml, read_text
 from common.parse import reads, tables, usual
@@ -22,6 +21,7 @@ from common.settings.marks import Mark, Names, Place, Value
 from common.settings.plugins import ON_THE_SERVER, installed, nearest
 from common.settings.section import kebab
 from deploy.flower.owner.rules import STATE_DIR
+from deploy.settings import checked
 
 Text = Annotated[str, Field(min_length=1)]
 Most = Annotated[int, Field(ge=1)]
@@ -94,13 +94,12 @@ def read(path: Path) -> Policy:
     """
     place = path.expanduser().resolve()
     try:
-        policy = Policy.model_validate(parse_toml(read_text(place)))
+        content = parse_toml(read_text(place))
     except OSError as error:
         raise ValueError(f"--policy {path}: {error.strerror}") from None
-    except ValidationError as invalid:
-        raise ValueError(f"--policy {path}: {_line(invalid)}") from None
     except ValueError as error:  # TOML, or text that is not UTF-8
         raise ValueError(f"--policy {path} is not TOML: {error}") from None
+    policy = checked(Policy, content, f"--policy {path}")
     for name in policy.methods or ():
         if name not in (*methods.names(), *policy.plugins) and ":" not in name:
             hint = nearest(name, methods.names())
@@ -191,15 +190,3 @@ def _fingerprint(path: Path, folder: Path, text: str) -> str:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"--policy {path}: server-keys has {text!r}, no key on a NIST curve")
     return files.fingerprint(key)
-
-
-def _line(invalid: ValidationError) -> str:
-    """Return the first error of a policy in one line."""
-    error = invalid.errors()[0]
-    key = ".".join(str(name) for name in error["loc"])
-    if error["type"] != "extra_forbidden":
-        return refusal(error, key)
-    nested = LeastPrivacy if key.startswith("privacy.") else Policy
-    known = [kebab(name) for name in nested.model_fields]
-    hint = nearest(key.rpartition(".")[2], known)
-    return f"key {key!r} is unknown; allowed: {', '.join(known)}{hint}"
