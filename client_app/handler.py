@@ -214,6 +214,7 @@ class Handler(ABC, Generic[O, D]):
     @final
     def trained(self, request: D) -> Reply:
         """Return the reply of ``train`` with costs added, and with noise if [privacy] is local."""
+        self.participant.keep_since(request.oldest)
         self.participant.limit = request.steps
         return private(
             self.participant, self.shared_spec, request, self._with_costs(self.train, request)

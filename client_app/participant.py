@@ -251,6 +251,10 @@ class Participant:
         """Return this client's state of round t; raise ``ValueError`` if it is missing."""
         return self._store.load_state_of(t, kind)
 
+    def keep_since(self, oldest: int) -> None:
+        """Keep the states that a repetition of round ``oldest`` needs; 0: as usual (``keep``)."""
+        self._store.oldest = oldest
+
     def save_state(self, t: int, state: Records, also: int = 0) -> None:
         """Write ``state`` of round t to disk. ``also``: an older round that must not be deleted."""
         self._store.save_state(t, state, also)

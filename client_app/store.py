@@ -51,6 +51,7 @@ class Store:
 
     def __init__(self, root: Path, experiment: str, k: int, keep: int = 1) -> None:
         self._root, self._keep = root, keep
+        self.oldest = 0  #: oldest round that may be repeated; 0: one after t - keep
         self.folder = root / experiment / str(k)
         self._seen = self._files()
 
@@ -145,8 +146,9 @@ class Store:
     def _needed(self, t: int) -> set[int]:
         """Return the rounds whose state round t, a later or a repeated round may read."""
         past = [r for r in self.rounds() if r <= t]
-        first = [r for r in past if r <= t - self._keep][-1:]
-        recent = [r for r in past if r > t - self._keep]
+        last = min(t - self._keep, self.oldest - 1) if self.oldest else t - self._keep
+        first = [r for r in past if r <= last][-1:]
+        recent = [r for r in past if r > last]
         needed = {*first, *recent}
         folders = (self.folder / str(r) for r in recent)
         named = (path.name for folder in folders for path in folder.glob(f"{NAMED}*"))

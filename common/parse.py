@@ -23,7 +23,7 @@ from common.settings.clock import ALL, Clock
 from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, listed, not_allowed
 from common.settings.facts import WAITS
 from common.settings.marks import Auto, Form, Value
-from common.settings.options import Descent
+from common.settings.options import KRUM, Descent
 from common.settings.plugins import nearest, table_of
 from common.settings.profiles import device
 from common.settings.section import Section, kebab, keys_of, nested, value_kind
@@ -138,6 +138,7 @@ def _check_clock(config: Config) -> None:
 
 
 AT_ONCE: Mapping[str, tuple[Value, ...]] = {
+    "average.robust": ("none", "median", "trimmed", "clip", *KRUM, "geometric-median"),
     "clock.deadline": ("",),
     "clock.over-selection": (1.0,),
     "clock.partial": (False,),
@@ -146,8 +147,7 @@ AT_ONCE: Mapping[str, tuple[Value, ...]] = {
     "oca.aggregate": ("off",),
     "score.bn": ("running", "batch"),
 }
-"""Settings that need all clients of a round at once, with the values that asynchronous rounds
-allow."""
+"""Settings that asynchronous rounds restrict, with the values that are allowed."""
 
 
 def _check_mode(config: Config) -> None:
@@ -168,7 +168,7 @@ def _check_mode(config: Config) -> None:
     flat = config.flat
     for key, values in AT_ONCE.items():
         if flat[key] not in values:
-            raise not_allowed(key, flat[key], f"{why}: its rounds have no common end", *values)
+            raise not_allowed(key, flat[key], f"{why}: its updates are of several rounds", *values)
     if run.clients:
         config.buffer.sizes(run.per_round, run.clients)
 

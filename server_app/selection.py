@@ -138,10 +138,11 @@ class Selection:
         candidates = [self._candidate(info, t) for info in infos if self.allows(info)]
         if not candidates:
             return set()
+        most = size or len(candidates)
         size = min(size or self.size or len(infos), len(candidates))
         chosen = list(self.rule(candidates, size, rng))
         allowed = {candidate.k for candidate in candidates}
-        if not chosen or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
+        if not 0 < len(chosen) <= most or len({*chosen}) < len(chosen) or not {*chosen} <= allowed:
             raise ValueError(
                 f"select.by = {self.by!r} selected {chosen} of the clients {sorted(allowed)}"
                 f"{at(self.rule)}"

@@ -37,7 +37,9 @@ def oort(candidates: Sequence[Candidate], size: int, rng: np.random.Generator) -
     penalty = penalties(candidates, percentage(utility, t))
     rated = scores(utility, penalty, t)
     new = {c.k: c.n * penalty[c.k] for c in candidates if c.k not in rated}
-    explored = max(min(int(size * max(EXPLORATION * DECAY**t, LEAST)), len(new)), size - len(rated))
+    share = max(EXPLORATION * DECAY**t, LEAST)
+    wanted = int(size * share) if size > 1 else int(rng.random() < share)
+    explored = max(min(wanted, len(new)), size - len(rated))
     best = sorted(rated, key=lambda k: (-rated[k], k))
     if len(best) > (exploited := size - explored):
         best = [k for k in best if rated[k] >= CUT_OFF * rated[best[exploited]]]

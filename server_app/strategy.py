@@ -199,7 +199,8 @@ class MethodStrategy(Run, Strategy):
         """
         with clock(self.entry, "clients"):
             self._check(server_round, replies)
-        sanity.check_before(self.entry, self.before, self.architectures)
+        selected = len(self.entry.selected)
+        sanity.check_before(self.entry, self.before, self.architectures, selected)
         self.check_enough(len(self.good), self.waited, "replies", self.entry.failures)
         return None, MetricRecord({**self._step(self.replies)})
 
@@ -209,7 +210,8 @@ class MethodStrategy(Run, Strategy):
         with self.phase("clients"):
             buffered.collect(t)
             self._call(RunCallback.after_replies)
-        sanity.check_before(self.entry, self.before, self.architectures)
+        ended = len(self.good) + len(self.entry.failures)
+        sanity.check_before(self.entry, self.before, self.architectures, ended)
         with costs.of_server(self.entry, self.config.run):
             self._step(buffered.replies())
         free_memory(self.traffic.get("up", 0))
@@ -299,6 +301,8 @@ class MethodStrategy(Run, Strategy):
             self.buffered.finish()
         if self.asks_for_scores():
             self.exchange(self.configure_evaluate, self.aggregate_evaluate, "client scores")
+            if self.busy and not self.entry.scores:  # the newest scores of clients that are busy
+                self.aggregate_evaluate(self.entry.round, [])
         if self.entry.end and not last and self.busy:  # the clients' scores end the run
             self._score_clients()
 
@@ -366,6 +370,8 @@ class MethodStrategy(Run, Strategy):
             jobs="" if self.buffered is None else self.buffered.state(),
             **self.membership.fields(),
         )
+        if self.buffered is not None:
+            self.buffered.release()
 
     # Before a round: the census, a checkpoint, or the undoing of a round.
 

@@ -79,14 +79,21 @@ class ToServer(Envelope, kind="protocol.ToServer"):
 class Request(ToClient, kind="protocol.Down"):
     """First request of round t to a client."""
 
-    omitted = frozenset({"steps"})
+    omitted = frozenset({"steps", "oldest"})
 
     steps: Count = 0
     """Maximum number of local optimiser steps; 0: as [train] says (``clock.partial``)."""
+    oldest: Round = 0
+    """Oldest round that the client may have to repeat, in asynchronous rounds; 0: one after t -
+    ``keep``. The client keeps its state before that round."""
 
     def limited(self, steps: int) -> Self:
         """Return the request for at most ``steps`` local steps; 0: the request itself."""
         return self.model_copy(update={"steps": steps}) if steps else self
+
+    def repeatable(self, oldest: int) -> Self:
+        """Return the request with its ``oldest``; 0: the request itself."""
+        return self.model_copy(update={"oldest": oldest}) if oldest else self
 
 
 class Reply(ToServer, kind="protocol.Up"):

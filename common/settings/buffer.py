@@ -13,13 +13,16 @@ from common.settings.section import Positive, Section
 
 DISCOUNT = r"^(constant|sqrt|poly:[0-9]+(\.[0-9]+)?|hinge:[0-9]+(\.[0-9]+)?,[0-9]+(\.[0-9]+)?)$"
 
+LEAST = 1e-30  #: smallest weight of an update
+
 
 @final
 class Buffer(Section):
     """Settings of the buffer of updates, for runs with ``mode = "buffered"``."""
 
     size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """K, number of updates in a step of the server; 0: a fifth of ``concurrency``, at least 2."""
+    """K, number of updates in a step of the server; 0: a fifth of ``concurrency``, at least 2, or 1
+    with ``mixing``."""
     concurrency: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """C, number of clients that train at the same time; 0: ``per-round``, or else all."""
     staleness: Annotated[
@@ -52,7 +55,7 @@ class Buffer(Section):
             s = 1.0 if staleness <= b else 1 / (a * (staleness - b) + 1)
         else:
             s = (1.0 + staleness) ** -(numbers[0] if numbers else 0.5)
-        return (self.mixing or 1.0) * s
+        return max((self.mixing or 1.0) * s, LEAST)
 
     def sizes(self, per_round: int, clients: int) -> tuple[int, int]:
         """Return K and C for a roster of ``clients``.
@@ -60,7 +63,7 @@ class Buffer(Section):
         Raises ``ValueError``, one line, if the roster has fewer clients than either.
         """
         concurrency = self.concurrency or per_round or clients
-        size = self.size or max(2, concurrency // 5)
+        size = self.size or (1 if self.mixing else max(2, concurrency // 5))
         for key, least in (("size", size), ("concurrency", concurrency)):
             if least > clients:
                 raise ValueError(

@@ -156,7 +156,8 @@ def _loopback(
     from deploy.run.loopback import Loopback, play
 
     asked, most = workers is not None, default_workers() if workers is None else workers
-    workers = min(most, config.run.per_round or config.run.clients)
+    at_once = config.buffer.concurrency if config.buffered else 0
+    workers = min(most, at_once or config.run.per_round or config.run.clients)
     workers, shares = share(config, workers, asked=asked)
     clients = config.run.clients
     nodes = {k: {"learnt-dir": str(learnt)} for k in range(clients) if learnt is not None}

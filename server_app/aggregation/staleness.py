@@ -45,6 +45,5 @@ class Discount:
                 continue
             mixes = self.mixes or name.endswith(tree.STATISTICS)
             start, base = newest[name].double(), newest[name] if mixes else sent[name]
-            s = min(self.s, 1.0) if mixes else self.s
-            moved[name] = (start + s * (value.double() - base.double())).to(value.dtype)
+            moved[name] = (start + self.s * (value.double() - base.double())).to(value.dtype)
         return moved

@@ -5,6 +5,7 @@ are ordered by (microseconds, kind, k, job), so that their order is a function o
 seed.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, final
@@ -81,6 +82,7 @@ class Requests:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             stamped = request.stamped(experiment, t)
             write_atomically(self._folder / name, stamped.pieces(), private=True)
+            os.utime(self._folder / name, (t, t))  # its real time may depend on replies
             self._of_round[id(request)] = request, name  # the object too, so that ids stay distinct
             self._loaded[name] = stamped
         return self._of_round[id(request)][1]

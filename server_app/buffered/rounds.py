@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Callable
 from functools import cached_property
-from statistics import fmean
 from typing import final
 
 from flwr.app import Message
@@ -38,6 +37,7 @@ from server_app.stopped import Stopped
 
 JOB = "job"  #: name of a job's random streams on the clock, before its number
 LOST, _, UNNEEDED, STALE = ON_CLOCK
+MOST = 20  #: failures of a step, as a multiple of the roster, with which a run ends
 BACK = 3  #: kind of an event: a device is available again
 
 
@@ -61,6 +61,9 @@ class Buffered:
         self._arrived: dict[int, Message | Failure] = {}  #: not opened yet, by client
         self._again: list[InFlight] = []  #: jobs of a checkpoint, not sent yet
         self._kept: list[InFlight] = []  #: jobs that the end of the run has dropped
+        self._repeatable: list[dict[int, int]] = []
+        """Rounds of the jobs in flight at the kept checkpoints, which may be sent again, by
+        client."""
 
     @property
     def now(self) -> int:
@@ -152,11 +155,15 @@ class Buffered:
     def _fail(self, failure: Failure) -> None:
         """Record a failure; its client is idle unless it is in the buffer."""
         run, k = self.run, failure.k
-        run.entry.failures = [*run.entry.failures, failure]
+        failures = run.entry.failures = [*run.entry.failures, failure]
+        if len(failures) > MOST * run.method.roster_size:
+            have = f"{len(failures)} jobs failed, and {len(self.buffer)} updates have arrived"
+            raise Stopped(f"round {failure.round}: {have}; client {k}: {failure.reason}")
         if k not in self.buffer:
             self.idle[k] = self.now
-            run.clock.late.append(k)
-            if failure.kind not in ON_CLOCK:
+            if failure.kind in ON_CLOCK:
+                run.clock.late.append(k)
+            else:
                 self._resting.add(k)
 
     def _refuse(self) -> None:
@@ -183,9 +190,10 @@ class Buffered:
 
         Raises ``Stopped`` after ``buffer.wait`` seconds, or if all clients failed.
         """
-        run, start = self.run, time.monotonic()
+        run, start, nodes = self.run, time.monotonic(), {*self.run.grid.get_node_ids()}
         have = f"{len(self.buffer)} of buffer.size = {self.size} updates have arrived"
-        sanity.check_before(run.entry, run.before, run.architectures)
+        ended = len(self.buffer) + len(run.entry.failures)
+        sanity.check_before(run.entry, run.before, run.architectures, ended)
         while not self._idle(t):
             if len(run.clients) >= self.size:
                 first = next((f for f in run.entry.failures if f.k in self._resting), None)
@@ -197,7 +205,9 @@ class Buffered:
                     f"within buffer.wait = {self.settings.wait:g} s"
                 )
             time.sleep(POLL)
-            self.renew(t)
+            if (online := {*run.grid.get_node_ids()}) != nodes:
+                nodes = online
+                self.renew(t)
 
     # Jobs.
 
@@ -225,12 +235,20 @@ class Buffered:
                 job.due, job.kind, job.is_sent = self._noticed(job.start + lost), LOSS, False
                 continue
             with costs.of_server(run.entry, run.config.run):
-                requests[job.k] = self._newest(t)(client)
+                requests[job.k] = self._newest(t)(client).repeatable(self._oldest(t, job.k))
             experiment = run.messenger.experiment
             job.request = self.requests.keep(t, requests[job.k], experiment)
             if run.private or job.k in clock.predictor.newest:
                 self._time(job, clock.predicted_job(client))
         self._post(t, requests)
+
+    def _oldest(self, t: int, k: int) -> int:
+        """Return the oldest round that client k may have to repeat, if its store would forget it.
+
+        0: it need not keep more than the rounds after t - ``keep`` and the state before them.
+        """
+        oldest = min((jobs[k] for jobs in self._repeatable if k in jobs), default=t)
+        return oldest if oldest <= t - self.run.config.run.keep else 0
 
     def _newest(self, t: int) -> Callable[[Client], Request]:
         """Return the requests with the newest version, as a function of the client."""
@@ -305,7 +323,8 @@ class Buffered:
         self._arrived.update(replies)
         for failure in failures:
             if failure.k in self.inbox.jobs:  # the channel has sent the message once more
-                entry.failures = [*entry.failures, failure]
+                again = failure.model_copy(update={"round": entry.round})
+                entry.failures = [*entry.failures, again]
             else:
                 self._arrived[failure.k] = failure
         channel.waiting()
@@ -336,13 +355,8 @@ class Buffered:
         Under [privacy] the weights apply after an update is clipped.
         """
         run, method, settings = self.run, self.run.method, self.settings
-        scale = 1.0
-        if run.config.average.weights == "samples" and not settings.mixing:
-            # p_k = n_k / mean n, so that the step does not depend on who is in the buffer
-            mean = fmean(client.n for client in run.clients)
-            scale = fmean(client.n for client, _ in run.good) / mean if run.good else 1.0
         stale = self._stale.items()
-        method.discounts = {k: scale * settings.discount(age) for k, age in stale}
+        method.discounts = {k: settings.discount(age) for k, age in stale}
         return Replies.of([(client, self._rebased(client, reply)) for client, reply in run.good])
 
     def _rebased(self, client: Client, reply: Reply) -> Reply:
@@ -373,10 +387,9 @@ class Buffered:
     # Membership, checkpoints and undone rounds.
 
     def drop(self, k: int) -> None:
-        """Drop the job of a client that has left."""
-        self.jobs.pop(k, None)
-        self._outcomes.pop(k, None)
-        self._arrived.pop(k, None)
+        """Drop the job and the update of a client that has left."""
+        for known in (self.jobs, self.buffer, self._outcomes, self._arrived):
+            known.pop(k, None)
         self.inbox.forget(k)
         self.idle[k] = self.run.clock.now
 
@@ -387,16 +400,24 @@ class Buffered:
                 self._await(job.k)
 
     def state(self) -> str:
-        """Return what a checkpoint keeps, as JSON, and delete the requests that none needs."""
+        """Return what a checkpoint keeps, as JSON."""
+        jobs = [*self.jobs.values()] or self._kept
+        keep = self.run.config.run.keep
+        self._repeatable = [*self._repeatable, {job.k: job.t for job in jobs}][-keep:]
+        fields = {"number": self.number, "idle": self.idle, "repeatable": self._repeatable}
+        return json.dumps({**fields, "jobs": [job.model_dump() for job in jobs]})
+
+    def release(self) -> None:
+        """Delete the requests that no checkpoint needs; call it when the newest is written."""
         jobs = [*self.jobs.values()] or self._kept
         self.requests.release([job.request for job in jobs], self.run.config.run.keep)
-        fields = {"number": self.number, "idle": self.idle}
-        return json.dumps({**fields, "jobs": [job.model_dump() for job in jobs]})
 
     def restore(self, state: str, excluded: frozenset[int]) -> None:
         """Go on after a checkpoint: its jobs are sent again, but for those of ``excluded``."""
         saved = json.loads(state)
         self.number, self.idle = saved["number"], {int(k): at for k, at in saved["idle"].items()}
+        past = saved["repeatable"]
+        self._repeatable = [{int(k): t for k, t in jobs.items()} for jobs in past]
         jobs = [InFlight.model_validate(job) for job in saved["jobs"]]
         self.jobs = {job.k: job for job in jobs if job.k not in excluded}
         self._again = [*self.jobs.values()]

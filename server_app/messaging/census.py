@@ -94,6 +94,10 @@ def take_census(grid: Grid, messenger: Messenger, task: Task, size: int) -> Cens
             size = _expected_size([*infos.values()])
             if run.per_round > size:
                 raise Stopped(f"per-round = {run.per_round} is more than the {size} clients")
+            try:
+                messenger.config.replies(size)
+            except ValueError as error:
+                raise Stopped(str(error), released=str(error)) from None
         limits = size, messenger.experiment, task, run.max_samples
         wrong = {node: why for node, info in infos.items() if (why := why_not(info, *limits))}
         good = {node: info for node, info in infos.items() if node not in wrong}
@@ -180,7 +184,7 @@ def unprotected(method: Method[MethodOptions, Reply]) -> str:
 
     Otherwise return an empty string. Call it after the census.
     """
-    average, run = method.config.average, method.config.run
+    average = method.config.average
     if not isinstance(method, Averaged) or average.robust not in LIMITED:
         return ""
     owners: Counter[object] = Counter()
@@ -191,7 +195,7 @@ def unprotected(method: Method[MethodOptions, Reply]) -> str:
             entry = (spec if average.across == "same" else "", name, tuple(value.shape))
             owners[entry] += 1
             specs.setdefault(entry, set()).add(spec)
-    most = min(run.per_round or len(method.clients), len(method.clients))
+    most = min(method.config.replies(len(method.clients)), len(method.clients))
     weak = {spec for entry, n in owners.items() if min(n, most) < FEWEST for spec in specs[entry]}
     if not weak:
         return ""

@@ -80,7 +80,7 @@ def refused(
     """
     private = method.config.privacy.on
     magnitudes = measure(method, {} if private else method.sent, good)
-    entry.magnitudes = {} if private else magnitudes
+    entry.magnitudes = {} if private else {**entry.magnitudes, **magnitudes}
     return [
         Failure(k=k, round=entry.round, reason=f"reply refused: {why}", kind="refused")
         for k, why in beyond(magnitudes, method.config.run.sanity).items()
@@ -138,14 +138,16 @@ def _limit(changes: Sequence[float]) -> float:
     return min(HONEST_CHANGE, limit) if limit else HONEST_CHANGE
 
 
-def check_before(entry: Entry, before: Entry, architectures: Mapping[int, str]) -> None:
-    """Raise ``DivergedRound`` for the round ``before`` if most clients of ``entry`` diverge.
+def check_before(
+    entry: Entry, before: Entry, architectures: Mapping[int, str], clients: int
+) -> None:
+    """Raise ``DivergedRound`` for the round ``before`` if most ``clients`` of ``entry`` diverge.
 
     The round ``before`` must have a client that stands out.
     """
     lost = [failure for failure in entry.failures if failure.kind == "diverged"]
-    if 2 * len(lost) > len(entry.selected) and suspects(before, architectures):
-        line = f"{len(lost)} of {len(entry.selected)} clients diverge; client {lost[0].k}"
+    if 2 * len(lost) > clients and suspects(before, architectures):
+        line = f"{len(lost)} of {clients} clients diverge; client {lost[0].k}"
         reason = f"round {entry.round}: {line}: {lost[0].reason}"
         raise DivergedRound(reason, before.round)
 

@@ -122,7 +122,8 @@ class SealedChannel(Channel):
         self._clients: dict[int, int] = {}  # the client that replied to the census, by node
         self._sessions: dict[int, _Session] = {}  # by client
         self._requests: dict[int, tuple[Body, Place, Keys]] = {}  # the newest request, by client
-        self._posted: Messages = {}  # messages of jobs in flight, by client
+        self._posted: dict[int, Messages] = {}
+        """Messages that were posted with that of each job in flight; an inbox frees contents."""
         self._repeated: set[int] = set()  # clients whose job was sent once more
 
     @cached_property
@@ -237,7 +238,7 @@ class SealedChannel(Channel):
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
 
     def post(self, inbox: Inbox, messages: Messages, t: int) -> None:
-        self._posted |= messages
+        self._posted |= dict.fromkeys(messages, messages)
         super().post(inbox, messages, t)
 
     def arrived(self, inbox: Inbox) -> Exchanged:
@@ -248,7 +249,7 @@ class SealedChannel(Channel):
         inbox.poll()
         replies, lost = inbox.take()
         ended = [*replies, *(failure.k for failure in lost)]
-        posted = {k: self._posted.pop(k) for k in ended}
+        posted = {k: self._posted.pop(k)[k] for k in ended}
         good, failures, forged = self._open(replies, posted, 0)
         doubtful = [f for f in (*forged, *lost) if f.kind != "late" and f.k not in self._repeated]
         for failure in doubtful:

@@ -10,6 +10,7 @@ from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.depthfl import Options, Reply, Request, deepest
 from server_app.aggregation.mean import average_layers
+from server_app.aggregation.staleness import Discount
 from server_app.global_model import Averaged, Weights
 from server_app.method import Client, Metrics, Models, Replies
 
@@ -34,6 +35,7 @@ class DepthFL(Averaged[Options, Reply]):
         self.w: StateDict = {}  # until the census tells the architectures
         self.h: StateDict = {}
         self.accepted: dict[int, int] = {}  #: last round counted into h, by client
+        self.changes: dict[int, StateDict] = {}  #: w_k − w_v of replies that are rebased
 
     def begin(self, clients: Sequence[Client]) -> None:
         self.check_sizes(clients)
@@ -76,17 +78,27 @@ class DepthFL(Averaged[Options, Reply]):
 
         return lambda client: payload(client.architecture, self.accepted.get(client.k, 0))
 
+    def rebased(self, client: Client, reply: Reply, discount: Discount) -> Reply:
+        """Return the reply as one of the newest version; h counts the client's whole change."""
+        sent = self.sent[client.k]
+        assert isinstance(sent, Request)
+        self.changes[client.k] = {n: w - sent.w[n] for n, w in reply.w.items() if n in self.h}
+        return super().rebased(client, reply, discount)
+
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         if self.options.feddyn:
-            share = self.options.alpha / self.roster_size
-            for _, reply in replies:
-                changed = {
-                    n: h - share * (reply.w[n] - self.w[n])
-                    for n, h in self.h.items()
-                    if n in reply.w
+            share, accepted = self.options.alpha / self.roster_size, dict(self.accepted)
+            for client, reply in replies:
+                sent = self.sent.get(client.k)
+                if isinstance(sent, Request) and sent.accepted != self.accepted.get(client.k, 0):
+                    continue  # h began anew while the client trained
+                change = self.changes.get(client.k) or {
+                    n: w - self.w[n] for n, w in reply.w.items() if n in self.h
                 }
-                self.h = {**self.h, **changed}
-            self.accepted = {**self.accepted, **{client.k: reply.t for client, reply in replies}}
+                changed = {n: self.h[n] - share * step for n, step in change.items()}
+                self.h, accepted[client.k] = {**self.h, **changed}, reply.t
+            self.accepted = accepted
+        self.changes = {}
         return super().step(t, replies)
 
     def aggregate(self, replies: Replies[Reply], previous: Models) -> Models:

@@ -88,7 +88,10 @@ class Scaffold(Averaged[Options, Reply]):
 
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         keys = {client.k: self.keys[self.trains(client)] for client in self.clients}
-        moves = [{keys[c.k][name]: d for name, d in reply.dc.items()} for c, reply in replies]
+        counted = [(client, reply) for client, reply in replies if self._counts(client)]
+        moves = [{keys[c.k][name]: d for name, d in reply.dc.items()} for c, reply in counted]
+        if not moves:
+            return {}
         options, names = self.config.average, self.c.keys()
         mean = average_layers(moves, [1] * len(moves), self.c, options, names)
         moved = Counter(key for move in moves for key in move)
@@ -96,8 +99,13 @@ class Scaffold(Averaged[Options, Reply]):
         trained = [spec if across else self.global_spec for spec in self.roster.values()]
         owners = Counter(key for spec in trained for key in self.keys[spec].values())
         self.c = {key: c + moved[key] / owners[key] * mean[key] for key, c in self.c.items()}
-        self.accepted = {**self.accepted, **{client.k: reply.t for client, reply in replies}}
+        self.accepted = {**self.accepted, **{client.k: reply.t for client, reply in counted}}
         return {}
+
+    def _counts(self, client: Client) -> bool:
+        """Return whether Δc_k is of the c_k in c: not if c began anew while the client trained."""
+        sent = self.sent.get(client.k)
+        return not isinstance(sent, Request) or sent.accepted == self.accepted.get(client.k, 0)
 
     def cached(self, reply: Reply) -> Reply:
         return super().cached(reply).model_copy(update={"dc": {}})

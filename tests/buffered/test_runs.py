@@ -331,8 +331,8 @@ def test_other_methods_are_refused_with_the_reason(method: str, tmp_path: Path) 
         ),
         (
             {"score__bn": "recalibrated"},
-            'score.bn = "recalibrated" is not allowed with mode = "buffered": its rounds have no '
-            'common end; allowed: "running", "batch"',
+            'score.bn = "recalibrated" is not allowed with mode = "buffered": its updates are of '
+            'several rounds; allowed: "running", "batch"',
         ),
     ],
 )
