@@ -13,14 +13,11 @@ from common.parse import parse
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.messaging.test_sanity import LIAR, SIX, Scaled
 from tests.support import battery
+from tests.support.fleet import PROFILES
+from tests.support.scaled import LIAR, SIX, Scaled
 from tests.support.tiny import TinyRun, flat, listed, play
 
-SPEEDS = {"fast": 1e9, "middle": 1e8, "slow": 2e7}
-PROFILES: dict[str, Any] = {"profiles": ",".join(SPEEDS), "mode": "buffered"}
-PROFILES |= {f"profile__{name}__flops": flops for name, flops in SPEEDS.items()}
-PROFILES |= {f"profile__{name}__network": "lan" for name in SPEEDS}
 EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
 METHOD = {"method": "fedavg", "fleet": "mlp@0.25", "rounds": 5}
 SMALL = {"buffer__size": 2, "buffer__concurrency": 3}

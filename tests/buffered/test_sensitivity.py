@@ -18,8 +18,8 @@ from common.exchange.protocol import ModelRequest
 from common.journal import Entry
 from server_app.aggregation import privacy
 from server_app.method import Client
-from tests.buffered.test_runs import PROFILES
-from tests.test_sensitivity import C, Federation, Replying, Update, case
+from tests.support.fleet import PROFILES
+from tests.support.neighbours import C, Federation, Replying, Update, case
 
 SETTINGS: dict[str, Any] = {**PROFILES, "privacy__mode": "central", "privacy__sampling": "public"}
 SETTINGS |= {"train__steps": 2, "buffer__size": 2, "buffer__concurrency": 3, "clock__jitter": 0.3}

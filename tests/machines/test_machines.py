@@ -137,7 +137,7 @@ class Server:
     def __init__(self, reason: str = "") -> None:
         self.reason, self.sent = reason, list[Mapping[str, object]]()
 
-    def submit(self, app: Path, flat: Mapping[str, object]) -> int:
+    def submit(self, app: Path, flat: Mapping[str, object], settings: object) -> int:
         self.sent.append(flat)
         return 7
 

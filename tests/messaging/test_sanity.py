@@ -1,7 +1,6 @@
 """Poisoned updates: refused, or the server undoes rounds without the clients that stand out."""
 
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,18 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from common.exchange.protocol import ModelReply, ModelRequest
 from common.journal import Entry, Magnitude, Undone
 from common.parse import parse
 from deploy.report.read import read
-from deploy.run.loopback import Loopback
 from server_app.callbacks.collapse import collapse
 from server_app.messaging import sanity
 from server_app.messaging.sanity import suspects
 from server_app.stopped import DivergedRound, Stopped
 from server_app.storage import resume
 from tests.support.battery import Tampering, changed_tensor, config, tiers, trained
+from tests.support.scaled import LIAR, SIX, Scaled
 from tests.support.tiny import Run, TinyRun, flat, play
 
-LIAR = 2
-SIX: dict[str, Any] = {"method": "fedavg", "clients": 6, "fleet": "lenet5@0.5", "train__lr": 0.1}
 HONEST = [0.9, 1.1, 1.0, 1.2, 0.8, 1.0]
 LIES = {"a": [*HONEST[1:], 40.0], "b": [50.0, *HONEST[1:]], "-": HONEST}
 QUIET = {**SIX, "fleet": "mlp@0.25", "rounds": 7}
@@ -31,40 +27,6 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 1, "min_replies": 0.6, "train__
 SMALL |= {"data__samples": 80, "data__test_samples": 30}
 METHODS = ("fedavg", "dafl", "fedin", "fedorion", "fedkf", "fedgen")
 QUICK: dict[str, Any] = {"dafl": {"dafl__server_steps": 2}, "fedin": {"data__samples": 100}}
-
-
-class Scaled(Loopback):  # type: ignore[misc]
-    """Loopback on which liars multiply their change of the parameters by ``factor``."""
-
-    liars: tuple[int, ...] = (LIAR,)
-    factor = -30.0
-    rounds: tuple[int, ...] = ()  #: the rounds with false replies; empty: all
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.requests: dict[int, Any] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        for message in sent:
-            if message.metadata.message_type == "train":
-                self.requests[message.metadata.dst_node_id] = message.content
-        names: Iterable[str] = super().push_messages(sent)
-        return names
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(list(message_ids)))
-        for reply in replies:
-            about = reply.metadata
-            lies = about.src_node_id - 1 in self.liars and about.message_type == "train"
-            if lies and (not self.rounds or int(about.group_id) in self.rounds):
-                w = ModelRequest.unpack(self.requests[about.src_node_id]).w
-                model = ModelReply.unpack(reply.content)
-                trained = [name for name in w if name.endswith((".weight", ".bias"))]
-                steps = {name: model.w[name] - w[name] for name in trained}
-                changed = {name: w[name] + self.factor * step for name, step in steps.items()}
-                reply.content = model.model_copy(update={"w": model.w | changed}).pack()
-        return replies
 
 
 class Late(Scaled):  # type: ignore[misc]
