@@ -87,7 +87,7 @@ def seen(method: str) -> Seen:
     caught: dict[Any, Any] = {}
 
     def aggregating(self: MethodStrategy, t: int, replies: Any) -> Any:
-        caught["strategy"] = self
+        caught["strategy"], caught["sent"] = self, dict(self.method.sent)
         return original_aggregate(self, t, replies)
 
     def opening(reply: Message, kind: type[Records], settings: Any) -> Records:
@@ -104,6 +104,7 @@ def seen(method: str) -> Seen:
         patch.setattr(messenger, "open_reply", opening)
         play(config(method, Path(folder), rounds=1))
     of = caught["strategy"].method
+    of.sent = caught["sent"]  # a check reads the request
     return Seen(
         caught["strategy"],
         *(caught[kind] for kind in (of.reply_type, ScoreReply, ClientInfo)),
