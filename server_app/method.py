@@ -225,9 +225,10 @@ class Method(ABC, Generic[O, U]):
     def current(self, client: Client, t: int) -> StateDict:
         """Return the newest weights of what a client was sent in round t, in asynchronous rounds.
 
-        It may have further entries. For methods whose ``Facts.asynchronous`` is ``mean``.
+        It may have further entries. By default there are none. A method whose
+        ``Facts.asynchronous`` is ``mean`` overrides this method or ``rebased``.
         """
-        raise NotImplementedError(f"{type(self).__name__}.current")
+        return {}
 
     def rebased(self, client: Client, reply: U, discount: Discount) -> U:
         """Return a reply to a request of an older version as one of the newest version."""

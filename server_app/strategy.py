@@ -115,7 +115,7 @@ class MethodStrategy(Run, Strategy):
         the replies, ``aggregate_…`` checks and uses the replies.
         """
         self.pace.begin()
-        self.before, self.entry = self.entry, Entry(round=t)
+        self.before, self.entry, self.refused_nodes = self.entry, Entry(round=t), []
         self._renew(t)
         self.scorer.begin(self.entry)
         self.method.excluded = resume.excluded(self.history.undone, t)
@@ -344,7 +344,7 @@ class MethodStrategy(Run, Strategy):
         entry = self.entry
         entry.bytes, self.good = dict(self.traffic), []  # closes the replies' files
         free_memory(self.moved)
-        entry.failures, self.refused_nodes = self.refused_nodes + entry.failures, []
+        entry.failures = self.refused_nodes + entry.failures
         resume.note(entry, self.history.undone)
         if self.scorer.confusion:
             self.record.add_confusion(entry, self.scorer.confusion)

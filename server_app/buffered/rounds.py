@@ -31,7 +31,7 @@ from server_app.memory import sending
 from server_app.messaging import sanity
 from server_app.messaging.census import POLL
 from server_app.messaging.exchange import Inbox
-from server_app.method import Client, Replies
+from server_app.method import Client, Method, Replies
 from server_app.run import Run
 from server_app.stopped import Stopped
 
@@ -49,6 +49,13 @@ class Buffered:
     """
 
     def __init__(self, run: Run, renew: Callable[[int], None]) -> None:
+        """Raise ``ValueError`` if the method cannot say what the newest weights of a client are."""
+        half = type(run.method)
+        if half.current is Method.current and half.rebased is Method.rebased:
+            raise ValueError(
+                f'method = "{run.config.run.method}": asynchronous = "mean" needs the method '
+                f"`current` or `rebased` in {half.__name__}"
+            )
         self.run, self.renew, self.settings = run, renew, run.config.buffer
         self.requests = Requests(run.record.folder)
         self.jobs: dict[int, InFlight] = {}  #: in flight, by client

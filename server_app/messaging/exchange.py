@@ -124,6 +124,7 @@ class Inbox:
         for k, message in messages.items():
             self.jobs[k] = _Job(messages, t, deadline, sizes[id(message.content)])
         self._unsent.extend(messages)
+        self._pause = FIRST_POLL
         # replies are seldom larger than requests
         self._most = self._most or portion(next(iter(sizes.values()), 0))
 
@@ -136,6 +137,8 @@ class Inbox:
         late = [k for k, job in self.jobs.items() if now >= job.deadline]
         self._send()
         self._receive()
+        if self.any_reply:
+            self._pause = FIRST_POLL
         for k in [k for k in late if k in self.jobs]:
             self._give_up(k)
         if late:
@@ -143,13 +146,13 @@ class Inbox:
             self._waiting = {id_: k for id_, k in self._waiting.items() if k in self.jobs}
 
     def pause(self) -> None:
-        """Wait until the next poll: short while replies arrive, longer and longer while none does.
+        """Wait until the next poll, if a job is in flight.
 
-        It does not wait if no job is in flight.
+        It is short after a new job or a reply, and longer and longer while none comes.
         """
-        self._pause = FIRST_POLL if self.any_reply else min(1.5 * self._pause, LAST_POLL)
         if self._waiting:
             time.sleep(self._pause)
+            self._pause = min(1.5 * self._pause, LAST_POLL)
 
     def forget(self, k: int) -> None:
         """Drop client k's job: nothing waits for its reply any more."""

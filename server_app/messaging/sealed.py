@@ -288,10 +288,11 @@ class SealedChannel(Channel):
         are not authentic or too large to check; missing replies.
         """
         replies, lost = self._exchange(grid, messages, timeout, t)
-        arrived = [*replies]
+        pending, self._up = self._up, {}  # of jobs, whose clients may have the same keys
         opened = self._open(replies, messages, t)
-        for k in arrived:
+        for k in [*self._up]:
             self.receive(k)
+        self._up = pending
         return *opened, lost
 
     def _open(

@@ -12,21 +12,26 @@ from common import methods
 from common.parse import parse
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
+from server_app.global_weights import GlobalModels
+from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support import battery
-from tests.support.fleet import PROFILES
+from tests.support.asynchronous import (
+    METHOD,
+    PROFILES,
+    SMALL,
+    Killed,
+    buffered,
+    config,
+    same,
+    steps,
+)
 from tests.support.scaled import LIAR, SIX, Scaled
-from tests.support.tiny import TinyRun, flat, listed, play
+from tests.support.tiny import flat, listed, play
 
 EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
-METHOD = {"method": "fedavg", "fleet": "mlp@0.25", "rounds": 5}
-SMALL = {"buffer__size": 2, "buffer__concurrency": 3}
 UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
 DUE = [name for name in methods.names() if methods.facts(name).asynchronous == "mean"]
-
-
-class Killed(BaseException):
-    """End of a process."""
 
 
 class Mortal(Loopback):  # type: ignore[misc]
@@ -64,23 +69,11 @@ class AllFailing(Loopback):  # type: ignore[misc]
             yield reply
 
 
-def config(out: Path, **changes: Any) -> dict[str, Any]:
-    return flat(out, **{**METHOD, **PROFILES, **SMALL, **changes})
-
-
-def buffered(out: Path, **changes: Any) -> TinyRun:
-    return play(config(out, **changes))
-
-
-def steps(run: TinyRun) -> list[dict[str, Any]]:
-    return [entry["buffer"] for entry in run.journal[1:]]
-
-
 # Limits.
 
 
 def test_a_buffer_of_all_clients_with_equal_times_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
-    """Also with weights by samples, whose mean over all clients is the mean of the roster."""
+    """Also with weights by samples."""
     for weights in ("uniform", "samples"):
         more = {**EQUAL, "average__weights": weights, "data__partition": "label_dirichlet"}
         equal = {**more, "profile__fast__step-overhead": 0.0, "profile__fast__flops": 1e18}
@@ -127,11 +120,11 @@ def test_neither_workers_nor_the_order_of_replies_change_a_bit(tmp_path: Path) -
     lost = {failure["kind"] for entry in run.journal for failure in entry.get("failures", [])}
     assert {"lost", "not needed"} <= lost
     other = play(config(tmp_path / "backwards", **more), Backwards)
-    assert other.timeless == run.timeless and other.weights == run.weights
+    assert same(other, run)
     for workers in (2, 3):
         flat_ = config(tmp_path / str(workers), **more)
         several = play(flat_, Loopback(4, flat_, workers=workers))
-        assert several.timeless == run.timeless and several.weights == run.weights
+        assert same(several, run)
 
 
 def test_an_update_that_is_too_old_is_a_failure_and_its_cost_counts(tmp_path: Path) -> None:
@@ -157,7 +150,7 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
     with pytest.raises(Killed):
         play(config(tmp_path / "part", **more), Mortal)
     resumed = buffered(tmp_path / "part", **more, resume=True)
-    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+    assert same(resumed, whole)
 
 
 def test_a_run_can_be_extended_and_goes_back(tmp_path: Path) -> None:
@@ -200,7 +193,7 @@ def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Pa
     with pytest.raises(Killed):
         play(battery.config(method, tmp_path / "part", **more), Mortal)
     resumed = play(battery.config(method, tmp_path / "part", **more, resume=True))
-    assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+    assert same(resumed, whole)
     mixed = {**more, "buffer__size": 1, "buffer__mixing": 0.6}
     play(battery.config(method, tmp_path / "mixed", **mixed))
 
@@ -258,7 +251,7 @@ def test_a_journal_replays_the_members_and_no_failure(tmp_path: Path) -> None:
     events = listed(tmp_path, '[[event]]\nround = 2\nclient = 1\nkind = "left"\n')
     run = buffered(tmp_path / "run", membership=events)
     again = buffered(tmp_path / "again", membership=str(run.folder / "journal.jsonl"))
-    assert again.timeless == run.timeless and again.weights == run.weights
+    assert same(again, run)
     failed = play(config(tmp_path / "failed", rounds=6), Failing).folder / "journal.jsonl"
     line = r"round [0-9]: client 1 failed in an asynchronous round, which cannot be replayed"
     with pytest.raises(Stopped, match=line):
@@ -309,6 +302,17 @@ def test_other_methods_are_refused_with_the_reason(method: str, tmp_path: Path) 
     line = f'mode = "buffered" is not allowed with method = "{method}": {LINES[method]}; allowed: '
     with pytest.raises(ValueError, match=re.escape(line) + '"synchronous"'):
         parse(battery.config(method, tmp_path, **PROFILES, **own))
+
+
+def test_a_half_that_cannot_say_what_is_newest_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GlobalModels, "current", Method.current)
+    line = (
+        'method = "fedavg": asynchronous = "mean" needs the method `current` or `rebased` in FedAvg'
+    )
+    with pytest.raises(ValueError, match=re.escape(line)):
+        buffered(tmp_path)
 
 
 @pytest.mark.parametrize(

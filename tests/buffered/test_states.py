@@ -12,31 +12,8 @@ from server_app.buffered.rounds import Buffered
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
 from tests.support import battery
-from tests.support.fleet import PROFILES
-from tests.support.tiny import TinyRun, flat, listed, play
-
-SMALL: dict[str, Any] = {"buffer__size": 2, "buffer__concurrency": 3}
-METHOD: dict[str, Any] = {"method": "fedavg", "fleet": "mlp@0.25", "rounds": 5}
-
-
-class Killed(BaseException):
-    """End of a process."""
-
-
-def config(out: Path, **changes: Any) -> dict[str, Any]:
-    return flat(out, **{**METHOD, **PROFILES, **SMALL, **changes})
-
-
-def buffered(out: Path, **changes: Any) -> TinyRun:
-    return play(config(out, **changes))
-
-
-def steps(run: TinyRun) -> list[dict[str, Any]]:
-    return [entry["buffer"] for entry in run.journal[1:]]
-
-
-def same(run: TinyRun, other: TinyRun) -> bool:
-    return run.timeless == other.timeless and run.weights == other.weights
+from tests.support.asynchronous import PROFILES, SMALL, Killed, buffered, same, steps
+from tests.support.tiny import listed, play
 
 
 def test_a_job_that_is_older_than_keep_is_repeated_from_the_state_before_it(

@@ -208,6 +208,7 @@ def test_a_restored_run_drops_the_jobs_of_suspects(tmp_path: Any) -> None:
     run = SimpleNamespace(
         config=SimpleNamespace(buffer=Buffer(), run=SimpleNamespace(keep=1)),
         record=SimpleNamespace(folder=tmp_path),
+        method=Quadratic(),
     )
     buffered = Buffered(cast("Run", run), lambda t: None)
     jobs = [InFlight(number=i, k=i, t=4, start=0, due=9) for i in range(3)]
