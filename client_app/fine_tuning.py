@@ -6,9 +6,6 @@ code); FL-bench trains a copy of the network at each test.
 
 import copy
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from client_app.participant import Participant
 from common import seeds
 from common.models.classifier import Classifier
@@ -16,7 +13,7 @@ from common.training.task import epochs
 
 
 def fine_tuned(p: Participant, t: int, net: Classifier) -> tuple[Classifier, dict[str, float]]:
-    """Return a copy of ``net`` after training on cross-entropy, and the scalars of ``fit``.
+    """Return a copy of ``net`` after training on the client's samples, and the scalars of ``fit``.
 
     The settings are those of [train] in round t, for ``finetune.epochs`` epochs of the client's
     training samples, in the order of the stream "finetune". With ``finetune.layers = "head"`` the
@@ -28,10 +25,7 @@ def fine_tuned(p: Participant, t: int, net: Classifier) -> tuple[Classifier, dic
         tuned.head.requires_grad_(True)
     trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(tuned(x), y)
-
     batches = p.task.batches(*p.train_set, "finetune", p.k, t)
     with seeds.scope(p.task.seed, "finetune", p.k, t):
-        metrics = p.task.fit(t, trained, epochs(batches, o.epochs), loss)
+        metrics = p.task.fit(t, trained, epochs(batches, o.epochs), p.supervised(tuned))
     return tuned, metrics

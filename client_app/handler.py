@@ -114,13 +114,14 @@ class Handler(ABC, Generic[O, D]):
                 log.warning("client %d reads %s", p.k, line)
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
+        shares = self.config.run.share_counts and task.objective.name != "number"
         info = ClientInfo(
             n=p.n,
             n_test=self.n_test,
             model=self.spec,
             size=self.size,
             classes=[c for c, count in enumerate(p.counts) if count],
-            counts=p.counts if self.config.run.share_counts else None,
+            counts=p.counts if shares else None,
             task=task.fingerprint,
             public=self.public(),
             version=version_of(self.config),
@@ -166,9 +167,8 @@ class Handler(ABC, Generic[O, D]):
         p = self.participant
         shared = p.result(self.to_score(request, request.w)) if request.w is not None else None
         own = self.own_result(request, shared)
-        further = {n: p.accuracy(self.to_score(request, w)) for n, w in request.models.items()}
-        accuracies = {name: value for name, value in further.items() if value is not None}
-        return self.scores(request, own, shared, accuracies)
+        further = {n: p.score(self.to_score(request, w)) for n, w in request.models.items()}
+        return self.scores(request, own, shared, further)
 
     def final_model(self, request: ScoreRequest) -> Classifier:
         """Return the network with which this client predicts: its own, or else the global one.
@@ -196,20 +196,38 @@ class Handler(ABC, Generic[O, D]):
         request: ScoreRequest,
         own: Result | None,
         shared: Result | None,
-        accuracies: Mapping[str, float],
+        further: Mapping[str, float | None],
     ) -> ScoreReply:
         """Return the reply with the scores of the client's own, the global and further models.
 
         None: there is no such model, or there are no test samples.
         """
         counted = own is not None and request.confusion and self.config.run.share_counts
-        return ScoreReply(
+        if not (goal := self.task.objective).one_each:
+            reply = ScoreReply(
+                n=self.n_test,
+                accuracy=None,
+                accuracy_global=None,
+                measures=dict(own.measures) if own else {},
+                measures_global=dict(shared.measures) if shared else {},
+                sums=goal.sums(own.outputs, own.y) if own and counted else None,
+            )
+            return self._with_further(reply, further if self.n_test else {})
+        reply = ScoreReply(
             n=self.n_test,
             accuracy=own and own.accuracy,
             accuracy_global=shared and shared.accuracy,
-            accuracies=dict(accuracies),
             confusion=torch.tensor(own.confusion, dtype=torch.int32) if own and counted else None,
         )
+        return self._with_further(reply, further)
+
+    def _with_further(self, reply: ScoreReply, scores: Mapping[str, float | None]) -> ScoreReply:
+        """Return ``reply`` with the primary scores of further models."""
+        if self.task.objective.one_each:
+            known = {name: value for name, value in scores.items() if value is not None}
+            return reply.model_copy(update={"accuracies": {**reply.accuracies, **known}})
+        named = {f"{self.task.objective.primary.name}:{n}": score for n, score in scores.items()}
+        return reply.model_copy(update={"measures": {**reply.measures, **named}})
 
     @final
     def trained(self, request: D) -> Reply:
@@ -260,11 +278,11 @@ class Handler(ABC, Generic[O, D]):
         return self._with_fine_tuning(request, reply) if self.config.fine_tunes else reply
 
     def _with_fine_tuning(self, request: ScoreRequest, reply: ScoreReply) -> FineTunedScoreReply:
-        """Return ``reply`` with the accuracy and the costs of a fine-tuned copy.
+        """Return ``reply`` with the score and the costs of a fine-tuned copy.
 
         The copy is of the client's own model, or of the global one if the client has none.
         """
-        p, accuracies, metrics = self.participant, dict(reply.accuracies), dict[str, float]()
+        p, metrics = self.participant, dict[str, float]()
         if p.n_test:
             net = self.own_model(request.t)
             if net is None:
@@ -275,12 +293,9 @@ class Handler(ABC, Generic[O, D]):
                 tuned, metrics = fine_tuned(p, request.t, net)
             metrics |= {costs.FLOPS: float(flops.total)} if run.flops else {}
             metrics |= {costs.MEMORY: float(memory.most)} if run.memory else {}
-            accuracy = p.accuracy(tuned)
-            assert accuracy is not None
-            accuracies[FINE_TUNED] = accuracy
+            reply = self._with_further(reply, {FINE_TUNED: p.score(tuned)})
         scores = {name: getattr(reply, name) for name in reply.model_fields_set}
-        more = {"accuracies": accuracies, "metrics": metrics}
-        return FineTunedScoreReply.model_validate({**scores, **more})
+        return FineTunedScoreReply.model_validate({**scores, "metrics": metrics})
 
     @final
     def measure(self, request: StatisticsRequest) -> StatisticsReply:

@@ -140,9 +140,29 @@ class Participant:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Number of local training samples of each class [C]."""
-        y = self.dataset.y[self._share.train]
-        return torch.bincount(y, minlength=self.dataset.num_classes).tolist()
+        """Number of local training samples of each class [C] (``Dataset.counts``)."""
+        return self.dataset.counts(self.dataset.y[self._share.train])
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """Weights [C] of the classes in the loss of labels; None: all are 1 (train.class-weights).
+
+        ``balanced``: n / (C n_c) for n_c of the n samples and C classes that this client has. A
+        batch's loss is the weighted mean.
+        """
+        if self.config.train.class_weights == "none":
+            return None
+        counts = torch.tensor(self.counts, dtype=torch.float32, device=self.device)
+        held = counts > 0
+        return torch.where(held, counts.sum() / (held.sum() * counts.clamp(min=1)), 0.0)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the objective's mean loss of outputs [n, C] for true values y [n, ...]."""
+        return self.task.objective.loss(outputs, y, self.class_weights)
+
+    def supervised(self, net: nn.Module) -> Loss:
+        """Return the loss of ``net`` as a function of a batch (x, y)."""
+        return lambda x, y: self.loss(net(x), y)
 
     @cached_property
     def task(self) -> Task:
@@ -306,10 +326,10 @@ class Participant:
         exists = (self.folder / KEY).exists()
         return Secret.kept(self.folder) if exists else Secret.made(self.folder)
 
-    def accuracy(self, net: Classifier) -> float | None:
-        """Return the accuracy of ``net`` on the local test samples; None if there are none."""
+    def score(self, net: Classifier) -> float | None:
+        """Return the primary score of ``net`` on the local test samples; None if it has none."""
         result = self.result(net)
-        return result and result.accuracy
+        return result and result.score
 
     def result(self, net: Classifier, *, whole: bool = False) -> Result | None:
         """Return the scores of ``net`` on the local test samples; None if there are none.
@@ -335,6 +355,12 @@ class Participant:
     def n_task_test(self) -> int:
         """Number of samples behind ``test_accuracy``."""
         return len(self._task_test[1])
+
+    def whole_test(self, net: Classifier) -> dict[str, float]:
+        """Return scalars for the journal: the scores of ``net`` on the whole test set."""
+        result = self.result(net, whole=True)
+        assert result is not None
+        return {f"test_{name}": v for name, v in result.measures.items() if v is not None}
 
     def test_accuracy(self, net: Classifier) -> float:
         """Return the accuracy of ``net`` on the whole test set of the task."""

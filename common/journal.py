@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.errors import invalid
 from common.files import parse_json
 from common.metrics import over_rounds, sums
+from common.objectives import ACCURACY, MEASURES, Measure
 
 Primary = Literal["global", "personal"]
 """Score that counts for a run: the server's model on the server's test set, or the clients' models
@@ -62,6 +63,7 @@ class Unit(Enum):
 
 
 M = TypeVar("M", Use, Over, Unit)
+Measured = dict[str, float | None]  #: scores by measure; None where the samples do not define them
 
 
 class JsonObject(BaseModel):
@@ -108,7 +110,10 @@ class Event(JsonObject):
 
 @final
 class ClientScore(JsonObject):
-    """Client k's accuracies, in [0, 1], on its own n test samples."""
+    """Client k's scores on its own n test samples.
+
+    Of classes they are accuracies in [0, 1]; of labels and numbers they are the measures.
+    """
 
     k: int
     n: int | None = None
@@ -116,6 +121,25 @@ class ClientScore(JsonObject):
     accuracy: float | None = None  #: accuracy of its own model, or else of the global one
     accuracy_global: float | None = None
     accuracies: dict[str, float] = {}  #: accuracies of further global models, by name
+    measures: Measured = {}  #: scores of its own model, or else of the global one
+    measures_global: Measured = {}
+
+    @property
+    def own(self) -> float | None:
+        """The primary score of its own model, or else of the global one."""
+        return self.accuracy if self.accuracy is not None else _first(self.measures)
+
+    @property
+    def shared(self) -> float | None:
+        """The primary score of the global model."""
+        whole = self.accuracy_global
+        return whole if whole is not None else _first(self.measures_global)
+
+    @property
+    def further(self) -> dict[str, float]:
+        """The primary scores of further models, by name."""
+        named = ((name.partition(":")[2], v) for name, v in self.measures.items())
+        return self.accuracies or {name: v for name, v in named if name and v is not None}
 
 
 @final
@@ -141,17 +165,26 @@ class Fairness(JsonObject):
 
 @final
 class Personal(JsonObject):
-    """Accuracy in [0, 1] of the clients' own models, or else of the global one, on their own tests.
+    """Score of the clients' own models, or else of the global one, on their own test samples.
 
-    The scored clients with test samples count (``common.metrics.over_clients``).
+    The scored clients with test samples count (``common.metrics.over_clients``). ``unweighted`` to
+    ``worst_tenth`` are of the primary score. Of classes it is the accuracy; else ``measures`` has
+    every measure over the clients (``Measure.combined``), the primary one first.
     """
 
-    accuracy: float  #: mean, weighted by test samples: the AMP of the own models
+    accuracy: float | None = None  #: mean, weighted by test samples: the AMP of the own models
+    measures: Measured = {}
+    pooled: bool = False  #: whether ``measures`` are of all samples together; false: means
     unweighted: float  #: mean
     std: float  #: population standard deviation
     worst: float  #: the worst client's
     worst_tenth: float  #: unweighted mean of the worst tenth of the clients
     clients: int
+
+    @property
+    def value(self) -> float | None:
+        """The primary score."""
+        return self.accuracy if self.accuracy is not None else _first(self.measures)
 
 
 @final
@@ -161,6 +194,7 @@ class ByClass(JsonObject):
     accuracy: list[float | None]  #: of each class; None for a class without samples
     balanced_accuracy: float
     macro_f1: float
+    macro_auc: float | None = None  #: one class against the others; of models of the server only
 
 
 @final
@@ -356,6 +390,11 @@ class Entry(JsonObject):
     # The server's model on the server's test set, in rounds with scores.
     accuracy: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.COURSE, Unit.SHARE] = None
     loss: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.NEWEST, Unit.NATS] = None
+    #: of labels and numbers in place of the accuracy: every measure, the primary one first, and
+    #: ``measure:model`` of all models if there are several
+    measures: Annotated[Measured, Use.RELEASED, Use.TRACKED, Over.COURSE] = {}
+    #: the measures of each label or target
+    by_output: Annotated[dict[str, list[float | None]], Use.RELEASED, Over.NEWEST] = {}
     #: on the classes that at least one client has
     accuracy_covered: Annotated[float | None, Use.TRACKED, Over.LAST, Unit.SHARE] = None
     #: accuracies of all models by name, if several
@@ -398,24 +437,30 @@ class Entry(JsonObject):
     def end(self) -> str:
         """Reason why the run ends with this round before its last one, or an empty text."""
         if self.reached is not None:
-            return f"target {100 * self.reached:.1f} % is reached"
+            return f"target {self.measure.text(self.reached)} is reached"
         return f"{self.stalled} rounds without a new best score" if self.stalled else ""
 
     @property
-    def primary_accuracy(self) -> float | None:
-        """Accuracy in [0, 1] that counts for the run; None in a round without that score."""
+    def measure(self) -> Measure:
+        """Measure of the scores; the accuracy in an entry without any."""
+        measures = self.measures or (self.personal.measures if self.personal else {})
+        return MEASURES[next(iter(measures), ACCURACY.name)]
+
+    @property
+    def primary_score(self) -> float | None:
+        """Score that counts for the run; None in a round without it."""
         return self.score(self.primary)
 
     @property
-    def other_accuracy(self) -> float | None:
-        """Accuracy in [0, 1] of the score that is not primary; None in a round without it."""
+    def other_score(self) -> float | None:
+        """The score that is not primary; None in a round without it."""
         return self.score("personal" if self.primary == "global" else "global")
 
     def score(self, kind: Primary) -> float | None:
-        """Return the global or the personal accuracy in [0, 1]; None in a round without it."""
+        """Return the global or the personal score; None in a round without it."""
         if kind == "global":
-            return self.accuracy
-        return self.personal.accuracy if self.personal else None
+            return self.accuracy if self.accuracy is not None else _first(self.measures)
+        return self.personal.value if self.personal else None
 
     def line(self) -> str:
         """Return the entry as a line of the journal, without digest and line end."""
@@ -442,6 +487,10 @@ class Entry(JsonObject):
             return cls.model_validate(value)
         except ValidationError as error:
             raise ValueError(f"it is no entry: {invalid(error)}") from None
+
+
+def _first(measures: Measured) -> float | None:
+    return next(iter(measures.values()), None)
 
 
 EMPTY: tuple[object, ...] = (None, {}, [])
@@ -480,9 +529,14 @@ def present(entries: Sequence[Entry]) -> set[int]:
 
 
 def primary_course(entries: Sequence[Entry]) -> list[tuple[int, float]]:
-    """Return (round, primary accuracy) of every round with the primary score."""
-    accuracies = ((entry.round, entry.primary_accuracy) for entry in entries)
-    return [(t, accuracy) for t, accuracy in accuracies if accuracy is not None]
+    """Return (round, primary score) of every round that has it."""
+    scores = ((entry.round, entry.primary_score) for entry in entries)
+    return [(t, score) for t, score in scores if score is not None]
+
+
+def measure_of(entries: Sequence[Entry]) -> Measure:
+    """Return the measure of a run's scores; the accuracy before there is any."""
+    return next((e.measure for e in entries if e.measure is not ACCURACY), ACCURACY)
 
 
 def newest(entries: Sequence[Entry], field: str) -> Any:
@@ -507,10 +561,16 @@ def _course(values: Sequence[Any]) -> dict[str, Any]:
     """Return the course of an accuracy, of those with the newest names, or of ``Personal``."""
     last = values[-1]
     if isinstance(last, Personal):
-        others = last.model_dump(exclude={"accuracy"})
+        if last.accuracy is None:
+            courses = _course([value.measures for value in values])
+            others = last.model_dump(exclude={"accuracy", "measures"})
+            return {**next(iter(courses.values())), **others, "measures": courses}
+        others = last.model_dump(exclude={"accuracy", "measures"})
         return {**over_rounds([value.accuracy for value in values]), **others}
     if isinstance(last, Mapping):
-        return {name: _course([v[name] for v in values if name in v]) for name in last}
+        each = {n: [v[n] for v in values if v.get(n) is not None] for n in last}
+        measures = {n: MEASURES.get(n.partition(":")[0], ACCURACY) for n in last}
+        return {n: over_rounds(of, measures[n].best) for n, of in each.items() if of}
     return over_rounds(values)
 
 

@@ -1,8 +1,9 @@
 """Metrics of a run: accuracy over rounds, by client and by class, rounds to a target, quantiles."""
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -19,10 +20,12 @@ Confusion = Sequence[tuple[int, int, int]]
 """Class, predicted class and number of samples, for each pair of classes that occurs, ascending."""
 
 
-def over_rounds(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return final, best and last10, the mean of the last ten (or fewer), of ≥ 1 accuracies."""
-    last = float(np.mean(accuracies[-LAST:]))
-    return {"final": accuracies[-1], "best": max(accuracies), "last10": last}
+def over_rounds(
+    scores: Sequence[float], best: Callable[[Sequence[float]], float] = max
+) -> dict[str, float]:
+    """Return final, best and last10, the mean of the last ten (or fewer), of ≥ 1 scores."""
+    last = float(np.mean(scores[-LAST:]))
+    return {"final": scores[-1], "best": best(scores), "last10": last}
 
 
 def sums(summands: Iterable[Mapping[str, N]]) -> dict[str, N]:
@@ -34,38 +37,50 @@ def sums(summands: Iterable[Mapping[str, N]]) -> dict[str, N]:
     return total
 
 
-def rounds_to(accuracies: Sequence[float], target: float, window: int = 1) -> int | None:
-    """Return the first round (from 1) whose last ``window`` accuracies have a mean ≥ ``target``.
+def rounds_to(
+    scores: Sequence[float],
+    target: float,
+    window: int = 1,
+    reaches: Callable[[float, float], bool] = operator.ge,
+) -> int | None:
+    """Return the first round (from 1) whose last ``window`` scores have a mean ≥ ``target``.
 
     None if there is none. ``window = 1`` is the first hit, as in papers; 5 reduces chance hits.
+    ``reaches``: comparison of a score with the target, in place of ≥.
     """
-    for t in range(window, len(accuracies) + 1):
-        if float(np.mean(accuracies[t - window : t])) >= target:
+    for t in range(window, len(scores) + 1):
+        if reaches(float(np.mean(scores[t - window : t])), target):
             return t
     return None
 
 
-def fairness(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
-    """Return AMP, FM and WLP of ≥ 1 clients' accuracies in [0, 1] (FedKF, section III-B).
+def fairness(
+    scores: Sequence[float], sizes: Sequence[int], *, higher: bool = True
+) -> dict[str, float]:
+    """Return AMP, FM and WLP of ≥ 1 clients' scores (FedKF, section III-B).
 
-    AMP: mean weighted by test samples; FM: population variance; WLP: the worst client.
+    AMP: mean weighted by test samples; FM: population variance; WLP: the worst client. ``higher``:
+    whether a larger score is better.
     """
-    values = np.asarray(accuracies, dtype=np.float64)
+    values = np.asarray(scores, dtype=np.float64)
     amp = float(np.average(values, weights=np.asarray(sizes, dtype=np.float64)))
-    return {"amp": amp, "fm": float(values.var()), "wlp": float(values.min())}
+    worst = values.min() if higher else values.max()
+    return {"amp": amp, "fm": float(values.var()), "wlp": float(worst)}
 
 
-def over_clients(accuracies: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
-    """Return statistics of ≥ 1 clients' accuracies in [0, 1], by the fields of ``Personal``.
+def over_clients(
+    scores: Sequence[float], sizes: Sequence[int], *, higher: bool = True
+) -> dict[str, float]:
+    """Return statistics of ≥ 1 clients' scores, by the fields of ``Personal``.
 
     ``accuracy``, ``std`` and ``worst`` are AMP, √FM and WLP of ``fairness``. ``worst_tenth`` is the
-    unweighted mean of the lowest ⌈N/10⌉ accuracies (Li et al., ICLR 2020, table 1).
+    unweighted mean of the worst ⌈N/10⌉ scores (Li et al., ICLR 2020, table 1).
     """
-    spread = fairness(accuracies, sizes)
-    lowest = sorted(accuracies)[: math.ceil(TENTH * len(accuracies))]
+    spread = fairness(scores, sizes, higher=higher)
+    lowest = sorted(scores, reverse=not higher)[: math.ceil(TENTH * len(scores))]
     return {
         "accuracy": spread["amp"],
-        "unweighted": float(np.mean(accuracies)),
+        "unweighted": float(np.mean(scores)),
         "std": math.sqrt(spread["fm"]),
         "worst": spread["wlp"],
         "worst_tenth": float(np.mean(lowest)),
@@ -110,6 +125,38 @@ def over_classes(confusion: Confusion, classes: int) -> dict[str, float | list[f
         "balanced_accuracy": float(recall.mean()),
         "macro_f1": float(f1.mean()),
     }
+
+
+def auc(positive: np.ndarray, score: np.ndarray) -> float | None:
+    """Return the probability that a positive sample [n] has a larger score than a negative one.
+
+    Equal scores count half (Mann and Whitney 1947). None without samples of both kinds.
+    """
+    n1 = int(positive.sum())
+    if n1 in (0, len(positive)):
+        return None
+    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    above = float(ranks[positive].sum()) - n1 * (n1 + 1) / 2
+    return above / (n1 * (len(positive) - n1))
+
+
+def f1(truth: np.ndarray, predicted: np.ndarray) -> float | None:
+    """Return F1 = 2 TP / (2 TP + FP + FN) of booleans [n]; None if all of both are false."""
+    marked = int(truth.sum()) + int(predicted.sum())
+    return 2 * int((truth & predicted).sum()) / marked if marked else None
+
+
+def r2(truth: np.ndarray, predicted: np.ndarray) -> float | None:
+    """Return R² = 1 − Σ(y − ŷ)² / Σ(y − ȳ)² of numbers [n]; None if all y are equal."""
+    spread = float(np.square(truth - truth.mean()).sum())
+    return 1 - float(np.square(truth - predicted).sum()) / spread if spread > 0 else None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if all are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def over_mixtures(

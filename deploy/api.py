@@ -352,7 +352,7 @@ def _flat(settings: Mapping[Any, Any]) -> dict[str, Value]:
 def _row(entry: Entry) -> dict[str, object]:
     """Return the numbers of a round by column name."""
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
-    row["primary_accuracy"] = entry.primary_accuracy
+    row["primary_score"] = entry.primary_score
     if entry.personal:
         row |= {f"personal_{name}": value for name, value in entry.personal.model_dump().items()}
     if entry.by_class:

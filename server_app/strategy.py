@@ -32,7 +32,7 @@ from server_app.messaging.readmission import check_bound
 from server_app.method import Metrics, Replies, mean_metrics
 from server_app.release import RELEASED, Pace, withhold
 from server_app.run import Run
-from server_app.scoring.score import score_check, score_requests
+from server_app.scoring.score import client_scores, score_check, score_requests
 from server_app.stopped import DivergedRound
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -326,8 +326,9 @@ class MethodStrategy(Run, Strategy):
         self.scorer.add_scores([score for _, score in good], entry, self.busy)
         self.clock.add_scores([client for client, _ in good], self.messenger.moved)
         self._call(RunCallback.after_client_scores, good)
-        values = [score.accuracy for _, score in good if score.accuracy is not None]
-        return MetricRecord({"accuracy": sum(values) / len(values)}) if values else None
+        values = [s.own for s in client_scores([reply for _, reply in good]) if s.own is not None]
+        name = self.entry.measure.name
+        return MetricRecord({name: sum(values) / len(values)}) if values else None
 
     @property
     def busy(self) -> Set[int]:
@@ -398,6 +399,6 @@ class MethodStrategy(Run, Strategy):
     def _over(self) -> bool:
         """Return whether the newest round is the last one; the census is not a round."""
         entry, config = self.entry, self.config
-        reached = entry.round > 0 and config.score.ends(entry.primary_accuracy)
+        reached = entry.round > 0 and config.score.ends(entry.primary_score, entry.measure)
         stalled = 0 < config.score.patience <= (entry.stalled or 0)
         return reached or stalled or entry.round >= config.run.rounds

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.own_model import OwnModel
@@ -83,7 +82,7 @@ class TableClient(TableSender[T, D], ABC):
             outputs = self.outputs(features, logits)
             if running:
                 sums.add(outputs, y)
-            value = F.cross_entropy(logits, y)
+            value = p.loss(logits, y)
             return value if term is None else value + term(outputs, y)
 
         metrics = p.train(request.t, net.parameters(), loss)

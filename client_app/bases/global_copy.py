@@ -3,9 +3,6 @@
 from abc import ABC
 from typing import ClassVar, TypeVar
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from client_app.handler import Handler, O
 from client_app.participant import upload
 from common.exchange.protocol import ModelReply, ModelRequest
@@ -51,17 +48,8 @@ class GlobalCopy(Handler[O, M], ABC):
 
     def loss(self, request: M, net: Classifier) -> Loss:
         """Return the function of a batch (x, y) that the training of ``net`` minimises."""
-        return cross_entropy(net)
+        return self.participant.supervised(net)
 
     def more(self, request: M) -> dict[str, object]:
         """Return the fields of the reply beside weights and metrics."""
         return {}
-
-
-def cross_entropy(net: Classifier) -> Loss:
-    """Return the loss CE(f(w; x), y) of ``net``."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(net(x), y)
-
-    return loss

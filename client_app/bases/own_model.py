@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from client_app import reuse
-from client_app.bases.global_copy import cross_entropy
 from client_app.handler import D, Handler, O
 from client_app.participant import upload
 from common.exchange.protocol import ModelReply, ModelRequest, ScoreRequest
@@ -52,12 +51,12 @@ class OwnModel(Handler[O, D], ABC):
         return self.local(t + 1)
 
     def learn(self, t: int, net: Classifier) -> dict[str, float]:
-        """Train ``net`` on CE(f(θ_k; x), y) in round t; return scalars for the journal.
+        """Train ``net`` on the samples alone in round t; return scalars for the journal.
 
         The training depends on labels alone, so the runs of a table can share its
         result (``reuse.once``).
         """
-        p, loss = self.participant, cross_entropy(net)
+        p, loss = self.participant, self.participant.supervised(net)
         return reuse.once(p, t, net, "all", lambda: p.train(t, net.parameters(), loss))
 
 

@@ -80,9 +80,10 @@ class Teacher(SharedPublicSet[P, D], ABC):
         """Train M_i for E epochs on the client's samples; return it and scalars for the journal."""
         p, d = self.participant, self.d
         net = self.network(self.start(t)).train()
+        weight = None if p.class_weights is None else p.class_weights[d]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(net(x)[:, : len(d)], to_local(y, d))
+            return F.cross_entropy(net(x)[:, : len(d)], to_local(y, d), weight)
 
         metrics = reuse.once(
             p, t, net, "of its classes", lambda: p.train(t, net.parameters(), loss)

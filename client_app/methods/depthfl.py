@@ -55,9 +55,10 @@ class DepthFL(GlobalCopy[Options, Request]):
     def loss(self, request: Request, net: Classifier) -> Loss:
         assert isinstance(net, Exits)
         o, weight = self.options, self.options.weight(request.t)
+        of_labels = self.participant.loss
 
         def exits(x: Tensor, y: Tensor) -> Tensor:
-            return mutual(net.each(x), y, weight, alone=o.exits == "last")
+            return mutual(net.each(x), y, weight, alone=o.exits == "last", of_labels=of_labels)
 
         if not o.feddyn:
             return exits
@@ -78,17 +79,24 @@ class DepthFL(GlobalCopy[Options, Request]):
         return self.participant.load_state_of(request.accepted, ClientState).g
 
 
-def mutual(exits: Sequence[Tensor], y: Tensor, weight: float, *, alone: bool = False) -> Tensor:
+def mutual(
+    exits: Sequence[Tensor],
+    y: Tensor,
+    weight: float,
+    *,
+    alone: bool = False,
+    of_labels: Loss = F.cross_entropy,
+) -> Tensor:
     """Return Σ_i [CE(z_i, y) + weight/(d − 1) Σ_{j≠i} KL(σ(z_j) ‖ σ(z_i))].
 
     Every term is a mean over the batch. ``exits``: logits z_i [n, C] of d ≥ 1 exits; z_j is without
-    gradient. ``alone``: sum over the last i only.
+    gradient. ``alone``: sum over the last i only. ``of_labels``: the loss CE.
     """
     terms: list[Tensor] = []
     for i, z in enumerate(exits):
         if alone and i < len(exits) - 1:
             continue
-        terms.append(F.cross_entropy(z, y))
+        terms.append(of_labels(z, y))
         others = [kl(other.detach(), z) for j, other in enumerate(exits) if j != i]
         if weight and others:
             terms.append(weight * torch.stack(others).mean())

@@ -4,7 +4,6 @@ from typing import final
 
 import torch
 
-from client_app.bases.global_copy import cross_entropy
 from client_app.bases.own_model import OwnModel
 from client_app.bases.public_set import SharedPublicSet
 from common.exchange import quantise
@@ -21,7 +20,7 @@ class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
     def train(self, request: Request) -> Reply:
         p, t, net = self.participant, request.t, self.local(request.t)
         digested = self._digest(request, net)
-        metrics = p.train(t, net.train().parameters(), cross_entropy(net))
+        metrics = p.train(t, net.train().parameters(), p.supervised(net))
         self.keep(t, net)
         images = self.images(t) if request.rows is None else p.public[request.rows.long()]
         theta = torch.softmax(self.task.logits(net, images), dim=1)

@@ -49,7 +49,7 @@ class FedGen(GlobalCopy[Options, Request]):
             nonlocal step
             step += 1
             logits = net(x)
-            value = F.cross_entropy(logits, y)
+            value = p.loss(logits, y)
             if o.until and step > o.until:
                 return value
             if alpha:

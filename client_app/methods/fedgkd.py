@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
@@ -26,7 +25,7 @@ class FedGKD(GlobalCopy[Options, Request]):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            value = F.cross_entropy(logits, y)
+            value = self.participant.loss(logits, y)
             return value + factor * kl(teacher(x), logits, o.temperature)
 
         return loss

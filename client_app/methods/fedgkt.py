@@ -3,10 +3,8 @@
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.bases.global_copy import cross_entropy
 from client_app.handler import Handler
 from client_app.participant import upload
 from common.exchange.protocol import ScoreReply, ScoreRequest
@@ -35,7 +33,7 @@ class FedGKT(Handler[Options, Request]):
         p = self.participant
         edge = self._edge(request.t).train()
         if request.z is None:
-            metrics = p.train(request.t, edge.trained(), cross_entropy(edge))
+            metrics = p.train(request.t, edge.trained(), p.supervised(edge))
         else:
             metrics = self._transfer(request.t, edge, request.z.to(p.device))
         p.save_state(request.t, ClientState(w=upload(edge)))
@@ -51,7 +49,7 @@ class FedGKT(Handler[Options, Request]):
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
             z_c, T = edge(x), o.temperature
-            return F.cross_entropy(z_c, labels[rows]) + o.alpha * T**2 * kl(z_s[rows], z_c, T)
+            return p.loss(z_c, labels[rows]) + o.alpha * T**2 * kl(z_s[rows], z_c, T)
 
         rows = torch.arange(len(labels), device=p.device)
         times = self.config.train.epochs

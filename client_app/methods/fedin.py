@@ -15,7 +15,7 @@ from common.losses.gradients import Divergence, held_near, opposed
 from common.methods.fedin import Options, Reply, Request
 from common.models import split
 from common.models.classifier import Classifier, Split
-from common.training.fit import fit
+from common.training.fit import Loss, fit
 
 
 @final
@@ -29,7 +29,7 @@ class FedIN(GlobalCopy[Options, Request]):
 
     def learn(self, request: Request, net: Classifier) -> dict[str, float]:
         assert isinstance(net, Split)
-        self.local = Local(net, self.options.mu)
+        self.local = Local(net, self.options.mu, self.participant.loss)
         if request.s_in is None or request.s_out is None:
             return self.participant.train(request.t, net.parameters(), self.local)
         device = self.task.device
@@ -101,8 +101,8 @@ class FedIN(GlobalCopy[Options, Request]):
 class Local:
     """The loss l_local (equation 4); ``kept``: features of the last of the largest batches."""
 
-    def __init__(self, net: Split, mu: float) -> None:
-        self.net, self.mu, self.proximal = net, mu, held_near(net)
+    def __init__(self, net: Split, mu: float, of_labels: Loss = F.cross_entropy) -> None:
+        self.net, self.mu, self.proximal, self.of_labels = net, mu, held_near(net), of_labels
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Local:
         s_out = self.net.intermediate(s_in)
         if self.kept is None or len(s_in) >= len(self.kept[0]):
             self.kept = s_in.detach(), s_out.detach()
-        return F.cross_entropy(self.net.classifier(s_out), y) + self.mu * self.proximal()
+        return self.of_labels(self.net.classifier(s_out), y) + self.mu * self.proximal()
 
 
 @final

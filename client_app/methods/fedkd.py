@@ -9,7 +9,6 @@ from client_app.bases.own_model import OwnModel
 from client_app.participant import upload
 from common import seeds
 from common.exchange.records import Records, StateDict
-from common.losses.distillation import kl
 from common.methods.fedkd import Options, Reply, Request
 from common.models.classifier import Classifier
 from common.techniques import low_rank
@@ -49,21 +48,16 @@ class FedKD(OwnModel[Options, Request]):
 
     def loss(self, local: Classifier, mentee: Classifier, projection: nn.Linear) -> Loss:
         """Return L_k + L as a function of a batch."""
-        o = self.options
+        o, goal, weights = self.options, self.task.objective, self.participant.class_weights
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             f_k, f = local.features(x), mentee.features(x)
-            log_k = F.log_softmax(local.head(f_k), dim=1)
-            log = F.log_softmax(mentee.head(f), dim=1)
+            log_k, log = goal.form(local.head(f_k)), goal.form(mentee.head(f))
             mapped = projection(f)
-            labels = F.nll_loss(log_k, y) + F.nll_loss(log, y)
+            labels = goal.loss_of(log_k, y, weights) + goal.loss_of(log, y, weights)
             q = fixed(labels)
-            of_mentor = kl(fixed(log), log_k, given="logs", reduction=o.kl) + F.mse_loss(
-                f_k, fixed(mapped)
-            )
-            of_mentee = kl(fixed(log_k), log, given="logs", reduction=o.kl) + F.mse_loss(
-                mapped, fixed(f_k)
-            )
+            of_mentor = goal.divergence(fixed(log), log_k, o.kl) + F.mse_loss(f_k, fixed(mapped))
+            of_mentee = goal.divergence(fixed(log_k), log, o.kl) + F.mse_loss(mapped, fixed(f_k))
             return labels + o.weight * (of_mentor + of_mentee) / q
 
         def fixed(x: Tensor) -> Tensor:

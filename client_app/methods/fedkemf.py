@@ -20,8 +20,8 @@ class FedKEMF(Mutual[Options, Request]):
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         distance = F.mse_loss if self.options.dml == "mse" else kl
-        l_own = F.cross_entropy(own, y) + distance(shared.detach(), own)
-        l_shared = F.cross_entropy(shared, y) + distance(own.detach(), shared)
+        l_own = self.participant.loss(own, y) + distance(shared.detach(), own)
+        l_shared = self.participant.loss(shared, y) + distance(own.detach(), shared)
         return l_own, l_shared
 
     def learn_mutually(self, t: int, local: Classifier, copy: Classifier) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
@@ -47,7 +46,7 @@ class FedKF(GlobalCopy[Options, Request]):
         )
 
         def loss(x: Tensor, y: Tensor, images: Tensor, logits: Tensor) -> Tensor:
-            return F.cross_entropy(net(x), y) + gamma * datafree.distance(images, logits)
+            return p.loss(net(x), y) + gamma * datafree.distance(images, logits)
 
         metrics = p.train(t, net.parameters(), loss, datafree.batches)
         if optimizer is None:

@@ -53,7 +53,7 @@ class FedL2G(OwnModel[Options, TableRequest]):
             features = net.features(x)
             logits: Tensor = net.head(features)
             outputs = logits if o.guide == "logits" else features
-            return F.cross_entropy(logits, y) + o.weight * F.mse_loss(outputs, v[y])
+            return self.participant.loss(logits, y) + o.weight * F.mse_loss(outputs, v[y])
 
         return loss
 

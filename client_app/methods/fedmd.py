@@ -2,7 +2,6 @@
 
 from typing import final
 
-from client_app.bases.global_copy import cross_entropy
 from client_app.bases.own_model import ClientState, OwnModel
 from client_app.bases.public_set import SharedPublicSet
 from client_app.participant import upload
@@ -75,7 +74,7 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
 
     def _start(self, t: int, net: Classifier) -> dict[str, float]:
         """Train ``net`` before the first round and store it for the second exchange of round t."""
-        p, o, loss = self.participant, self.options, cross_entropy(net)
+        p, o, loss = self.participant, self.options, self.participant.supervised(net)
         metrics: dict[str, float] = {}
         moments = Moments() if o.keeps_optimizers else None
         if o.public_epochs:
@@ -108,7 +107,7 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
         name, images = ("digest", p.k), self.images(t)
         align = digest(self.task, t, net, images, target, o.distance, *name, moments=public)
         epochs = o.private_epochs(t, self.config.train.epochs)
-        loss = cross_entropy(net)
+        loss = p.supervised(net)
         metrics = p.train(t, net.train().parameters(), loss, times=epochs, moments=own)
         if own is None or public is None:
             self.keep(t, net)

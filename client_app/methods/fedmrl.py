@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.bases.composite import CompositeClient
@@ -23,11 +22,11 @@ class FedMRL(CompositeClient[Options, Matryoshka]):
         return Matryoshka(own, shared, nn.Linear(d + K, K))
 
     def loss(self, net: Matryoshka) -> Loss:
-        weight = self.options.weight
+        p, weight = self.participant, self.options.weight
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             r = net.features(x)
-            return F.cross_entropy(net.head(r), y) + weight * F.cross_entropy(net.small(r), y)
+            return p.loss(net.head(r), y) + weight * p.loss(net.small(r), y)
 
         return loss
 

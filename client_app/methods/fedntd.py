@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
@@ -23,6 +22,6 @@ class FedNTD(GlobalCopy[Options, Request]):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z, factor = net(x), self.options.beta * tau**2
-            return F.cross_entropy(z, y) + factor * not_true(received(x), z, y, tau)
+            return self.participant.loss(z, y) + factor * not_true(received(x), z, y, tau)
 
         return loss

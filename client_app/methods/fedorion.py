@@ -3,10 +3,8 @@
 import math
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.bases.global_copy import cross_entropy
 from client_app.bases.own_model import Mutual
 from client_app.participant import upload
 from common import seeds
@@ -27,7 +25,7 @@ class FedORION(Mutual[Options, Request]):
         p = self.participant
         copy = p.model(p.global_spec, request.w).train()
         if self._skips_dml:
-            metrics = p.train(request.t, copy.parameters(), cross_entropy(copy))
+            metrics = p.train(request.t, copy.parameters(), p.supervised(copy))
             return Reply(metrics=metrics, w=self.keep(request.t, copy), local=None)
         local = self.local(request.t).train()
         metrics = self.learn_mutually(request.t, local, copy)
@@ -36,9 +34,9 @@ class FedORION(Mutual[Options, Request]):
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of equations 1 and 2."""
         kd, T = KD_LOSSES[self.options.kd_loss], self.config.noise.temperature
-        l_cm = F.cross_entropy(own, y) + kd(shared.detach(), own, T)
+        l_cm = self.participant.loss(own, y) + kd(shared.detach(), own, T)
         l_gm = kd(own.detach(), shared, T)
-        return l_cm, l_gm + F.cross_entropy(shared, y) if self.options.dml else l_gm
+        return l_cm, l_gm + self.participant.loss(shared, y) if self.options.dml else l_gm
 
     @property
     def _skips_dml(self) -> bool:

@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.global_copy import GlobalCopy
@@ -17,9 +16,10 @@ class FedProx(GlobalCopy[Options, Request]):
     """Client with the loss CE(f(w_k; x), y) + μ/2 ‖w_k − w‖²."""
 
     def loss(self, request: Request, net: Classifier) -> Loss:
+        plain = super().loss(request, net)
         mu, proximal = self.options.mu, held_near(net)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(net(x), y) + mu * proximal()
+            return plain(x, y) + mu * proximal()
 
         return loss

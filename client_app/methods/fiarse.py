@@ -3,7 +3,6 @@
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
@@ -60,7 +59,7 @@ class FIARSE(Handler[Options, Request]):
                 name: effective(w, theta[name], self.options.gradient)
                 for name, w in weights.items()
             }
-            return F.cross_entropy(functional_call(net, effective_, (x,)), y)
+            return self.participant.loss(functional_call(net, effective_, (x,)), y)
 
         def after() -> None:
             for name, (mask, before) in dropped.items():

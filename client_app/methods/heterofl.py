@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.bases.global_copy import GlobalCopy
@@ -38,7 +37,7 @@ class HeteroFL(GlobalCopy[Partial, Request]):
         masked = self.masked(net)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(masked(x), y)
+            return self.participant.loss(masked(x), y)
 
         return loss
 

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from client_app.bases.own_model import OwnModel, frozen_logits
@@ -23,7 +22,7 @@ class HetFedFL(OwnModel[Options, Request]):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             target, logits = targets(x), local(x)
-            return F.cross_entropy(logits, y) + kl(target, logits)
+            return p.loss(logits, y) + kl(target, logits)
 
         by_batch = self.options.teacher_bn == "batch"
         with batch_statistics(teacher) if by_batch else nullcontext():

@@ -15,5 +15,5 @@ class Local(OwnModel[Options, Request]):
         metrics = self.learn(request.t, net)
         self.keep(request.t, net)
         if self.options.whole_test:
-            metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
+            metrics = {**metrics, **p.whole_test(net)}
         return Reply(metrics=metrics)

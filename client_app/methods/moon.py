@@ -40,7 +40,7 @@ class MOON(GlobalCopy[Options, Request]):
             q = net.features(x)
             with torch.no_grad():
                 q_g, q_p = received.features(x), past.features(x)
-            return F.cross_entropy(net.head(q), y) + o.mu * contrast(q, q_g, q_p, o.temperature)
+            return p.loss(net.head(q), y) + o.mu * contrast(q, q_g, q_p, o.temperature)
 
         return loss
 

@@ -4,7 +4,6 @@ import math
 from typing import final
 
 from client_app.bases.composite import CompositeClient
-from client_app.bases.global_copy import cross_entropy
 from common.exchange.records import StateDict
 from common.methods.pfedmoe import Options
 from common.models.classifier import Classifier
@@ -27,4 +26,4 @@ class PFedMoE(CompositeClient[Options, Gated]):
         return Gated(own, shared, Gate(inputs, o.gate_hidden, normalise=o.gate_norm == "layer"))
 
     def loss(self, net: Gated) -> Loss:
-        return cross_entropy(net)
+        return self.participant.supervised(net)

@@ -18,8 +18,8 @@ from torch import Tensor
 from common.data import decoded, external
 from common.data.arrays import load_leaf, load_npz
 from common.data.columns import load_client_csv, load_csv
-from common.data.dataset import Dataset, fitted, merged, resize, stratified
-from common.data.embedded import digits, points, toy, waves
+from common.data.dataset import Dataset, fitted, merged, resize, strata, stratified
+from common.data.embedded import diabetes, digits, points, several_digits, toy, waves
 from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
 from common.data.kinds import Shape, describe
@@ -33,6 +33,7 @@ from common.data.published import (
     MNIST,
     SVHN,
 )
+from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
 from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
@@ -83,6 +84,12 @@ DATASETS: dict[str, Source] = {
     ),
     "letters": Source(letters, "table of letters (Frey 1991); Debian's r-cran-mlbench", (16,), 26),
     "satellite": Source(satellite, "table of soils; Debian's r-cran-mlbench", (36,), 6),
+    "several-digits": Source(
+        lambda _: several_digits(), "up to four digits a picture, made of digits", (1, 16, 16), 10
+    ),
+    "diabetes": Source(
+        lambda _: diabetes(), "progression of a disease (Efron 2004); scikit-learn", (10,), 1
+    ),
     "waves": Source(lambda _: waves(), "signals of three frequencies, generated", (3, 128), 3),
     "points": Source(lambda _: points(), "three spiral arms in the plane", (2,), 3),
 }
@@ -105,6 +112,7 @@ def source(name: str) -> Source:
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column", "ignore_columns", "images", "kind", "window", "stride"),
+    *("objective", "target_mean", "target_std"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -190,16 +198,23 @@ def _load(data: Data) -> Dataset:
         _check(data.name, dataset, every_class=every_class)
     except ValueError as error:
         raise ValueError(f"{data.dir}: {error}" if data.dir else str(error)) from None
+    if data.objective not in ("auto", dataset.objective):
+        raise ValueError(
+            f"data.objective = {data.objective!r} is not allowed: data set {data.name!r} has "
+            f"{dataset.objective}"
+        )
     if data.kind not in ("auto", dataset.kind.name):
         raise ValueError(
             f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
             f"{describe(dataset.shape)}"
         )
+    if dataset.objective == "number" and not dataset.scale[0]:
+        dataset = replace(dataset, scale=_scale(data, dataset))
     if data.samples:
-        rows = stratified(dataset.y, data.samples, rng(data.seed, "samples"))
+        rows = stratified(strata(dataset.y), data.samples, rng(data.seed, "samples"))
         dataset = dataset.trained_on(rows)
     if data.test_samples:
-        rows = stratified(dataset.y_test, data.test_samples, rng(data.seed, "test-samples"))
+        rows = stratified(strata(dataset.y_test), data.test_samples, rng(data.seed, "test-samples"))
         dataset = dataset.tested_on(rows)
     if data.image_size:
         public = dataset.x_public
@@ -219,12 +234,31 @@ def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
     and so may one whose files list the classes.
     """
     external.check(name, dataset)
-    counts = torch.bincount(dataset.y, minlength=dataset.num_classes)
-    for label, count in zip(dataset.classes, counts.tolist(), strict=True):
-        if count == 0 and every_class:
-            raise ValueError(f"data set {name!r}: class {label!r} has no samples")
+    try:
+        OBJECTIVES[dataset.objective].check(dataset.y, dataset.classes, every=every_class)
+    except ValueError as error:
+        raise ValueError(f"data set {name!r}: {error}") from None
     if not len(dataset.y_test):
         raise ValueError(f"data set {name!r} has no test samples")
+
+
+def _scale(data: Data, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each target: the settings', else of the samples.
+
+    With partition ``own`` the samples of each client differ, so the settings must have both.
+    """
+    own = data.target_mean, data.target_std
+    given = tuple(tuple(float(value) for value in text.split(",") if value) for text in own)
+    if not any(given) and data.partition != OWN:
+        std, mean = torch.std_mean(dataset.y.double(), 0, correction=0)
+        return tuple(mean.tolist()), tuple(std.tolist())
+    if [len(values) for values in given] != [dataset.num_classes] * 2 or min(given[1]) <= 0:
+        why = "clients with data of their own need a common scale: " if not any(given) else ""
+        raise ValueError(
+            f"{why}data.target-mean and data.target-std should each have {dataset.num_classes} "
+            f"numbers, for {', '.join(dataset.classes)}; deviations are above 0"
+        )
+    return given[0], given[1]
 
 
 class Divided(NamedTuple):
@@ -296,7 +330,7 @@ def _fitted(
 ) -> tuple[Tensor, Tensor | None]:
     x, y = other.x, other.y
     if data.public_samples:
-        rows = stratified(y, data.public_samples, rng(seed, "public"))
+        rows = stratified(strata(y), data.public_samples, rng(seed, "public"))
         x, y = x[rows], y[rows]
     if data.public_name:
         x = fitted(x, shape, f"data.public-name = {data.public_name!r}")

@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import objectives
 from common.data import kinds
 from common.data.account import Account, ignored, unpacked
 from common.data.kinds import IMAGE, Kind, Shape
+from common.objectives import Number, Objective
 from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
@@ -37,8 +39,10 @@ class Dataset:
     """Training and test samples of one task.
 
     ``x`` and ``x_test`` are uint8 or float32 images (N, C, H, W), float32 signals (N, C, T) or
-    float32 tables (N, F). Floats are never divided by 255. ``y`` and ``y_test`` are int64 (N,) in
-    0..num_classes - 1. ``mean`` and ``std`` are per channel (per column of a table), for bytes in
+    float32 tables (N, F). Floats are never divided by 255. ``objective`` says what ``y`` and
+    ``y_test`` are: int64 (N,) in 0..num_classes - 1; labels as float32 (N, L) of 0 and 1; numbers
+    as float32 (N, D) in their unit. ``classes`` names the classes, the labels or the targets.
+    ``mean`` and ``std`` are per channel (per column of a table), for bytes in
     units of [0, 1]. ``x_public`` contains samples that the data set reserves besides training and
     testing (CINIC-10's ``valid``), and ``y_public`` their classes, which only upper bounds use;
     usually both are None.
@@ -61,6 +65,26 @@ class Dataset:
     owner: Tensor | None = None
     owner_test: Tensor | None = None
     account: Account = NOTHING
+    objective: objectives.Name = "classes"
+    scale: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    """Mean and standard deviation of each number over the training samples; else empty."""
+
+    def counts(self, y: Tensor) -> list[int]:
+        """Return how many of the samples y [n, ...] have each class or label, [C].
+
+        All samples count for every number.
+        """
+        if self.objective == "number":
+            return [len(y)] * self.num_classes
+        held = y.sum(0).long() if y.ndim == 2 else torch.bincount(y, minlength=self.num_classes)
+        counts: list[int] = held.tolist()
+        return counts
+
+    def goal(self, how: objectives.RegressionLoss = "mse") -> Objective:
+        """Return the objective for these outputs; ``how``: the loss of numbers."""
+        if self.objective == "number":
+            return Number(self.classes, *self.scale, how)
+        return objectives.OBJECTIVES[self.objective](self.classes)
 
     @property
     def shape(self) -> Shape:
@@ -74,6 +98,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """Number of outputs of a network: classes, labels or targets."""
         return len(self.classes)
 
     @property
@@ -118,7 +143,7 @@ def of_files(
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
     """Split ``tensors`` into 80 % of each class for training and 20 % for testing, fixed."""
-    train, test = holdout(tensors["y"], 0.2, rng(0, stream))
+    train, test = holdout(strata(tensors["y"]), 0.2, rng(0, stream))
     return {
         f"{name}{suffix}": tensor[rows]
         for name, tensor in tensors.items()
@@ -216,6 +241,11 @@ def converted(x: Tensor, shape: Shape, convert: Callable[[Tensor], Tensor]) -> T
     for into, images in zip(out.split(CHUNK), x.split(CHUNK), strict=True):
         into[:] = convert(images.float()).round().clamp(0, 255)
     return out
+
+
+def strata(y: Tensor) -> Tensor:
+    """Return the classes y (N,); of labels and numbers y (N, ...), one stratum for all samples."""
+    return y if y.ndim == 1 else torch.zeros(len(y), dtype=torch.int64)
 
 
 def stratified(y: Tensor, samples: int, draw: np.random.Generator) -> Tensor:

@@ -5,16 +5,22 @@ The synthetic data sets are fast to generate, learnable and the same on every ma
 
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.data.account import Account
 from common.data.dataset import Dataset, halved, measured
 from common.extras import missing
 from common.seeds import rng
 
+OWNERS, EMPTY = (
+    8,
+    0.4,
+)  #: of ``several_digits``: owners, and the share of empty quarters but the first
 SYSTEM = Path("/usr/share/datasets")  #: folder of the file on a machine without scikit-learn
 
 
@@ -29,6 +35,54 @@ def digits() -> Dataset:
     x, y = torch.from_numpy(scaled), torch.from_numpy(table[:, 64].astype(np.int64))
     names = tuple(str(c) for c in range(10))
     return measured("digits", names, **halved({"x": x, "y": y}, "digits"))
+
+
+def several_digits() -> Dataset:
+    """Return pictures (N, 1, 16, 16) of up to four of the ``digits``, with labels (N, 10).
+
+    Each quarter but the first is empty with a probability of 0.4. Eight owners prefer different digits: theirs
+    have the shares p ~ Dir(0.5). Training pictures have training digits, test pictures test digits.
+    """
+    single, draw = digits(), rng(0, "several-digits")
+    shares = draw.dirichlet(np.full(10, 0.5), OWNERS)
+
+    def sample(n: int, x: Tensor, y: Tensor, suffix: str) -> dict[str, Tensor]:
+        owner, of = np.arange(n) % OWNERS, [np.flatnonzero(y.numpy() == c) for c in range(10)]
+        pictures, labels = np.zeros((n, 1, 16, 16), np.uint8), np.zeros((n, 10), np.float32)
+        for i, k in enumerate(owner):
+            for row, column in ((0, 0), (0, 8), (8, 0), (8, 8)):
+                if (row or column) and draw.random() < EMPTY:
+                    continue
+                c = int(draw.choice(10, p=shares[k]))
+                digit = x[int(draw.choice(of[c]))].numpy()
+                pictures[i, :, row : row + 8, column : column + 8] = digit
+                labels[i, c] = 1
+        tensors = {"x": pictures, "y": labels, "owner": owner}
+        return {f"{name}{suffix}": torch.from_numpy(value) for name, value in tensors.items()}
+
+    parts = {
+        **sample(2400, single.x, single.y, ""),
+        **sample(800, single.x_test, single.y_test, "_test"),
+    }
+    return replace(measured("several-digits", single.classes, **parts), objective="labels")
+
+
+def diabetes() -> Dataset:
+    """Return ten measurements (442, 10) of people with diabetes and its progression in a year.
+
+    The split is fixed, 80 % for training. The source is Efron et al. 2004, "Least Angle
+    Regression", as in ``sklearn.datasets``; the target is 25 to 346.
+    """
+    try:
+        from sklearn.datasets import load_diabetes
+    except ModuleNotFoundError as error:
+        raise ValueError(missing(error)) from error
+    found = load_diabetes(scaled=False)
+    x, y = (torch.from_numpy(a.astype(np.float32)) for a in (found.data, found.target[:, None]))
+    parts = halved({"x": x, "y": y}, "diabetes")
+    account = Account(features=tuple(found.feature_names))
+    dataset = measured("diabetes", ("progression",), **parts)
+    return replace(dataset, objective="number", account=account)
 
 
 def _table() -> np.ndarray:

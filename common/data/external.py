@@ -14,6 +14,7 @@ from torch import Tensor
 from common.data import kinds
 from common.data.dataset import Dataset
 from common.errors import at, line
+from common.objectives import OBJECTIVES
 from common.settings.config import Data
 
 Load = Callable[[Data], Dataset]
@@ -74,6 +75,11 @@ def check(name: str, dataset: object) -> None:
         raise ValueError(
             f"{subject} gives a value of type {type(dataset).__name__}; it should be a Dataset"
         )
+    if dataset.objective not in OBJECTIVES:
+        raise ValueError(
+            f"{subject}: objective = {dataset.objective!r}; it should be one of "
+            f"{', '.join(OBJECTIVES)}"
+        )
     shape, top = tuple(dataset.x.shape[1:]), dataset.num_classes - 1
     for side, x, y, owner in (
         ("", dataset.x, dataset.y, dataset.owner),
@@ -82,18 +88,21 @@ def check(name: str, dataset: object) -> None:
         if not (kinds.is_valid(x) and x.shape[1:] == shape and x.dtype == dataset.x.dtype):
             allowed = f"{kinds.LAYOUTS}, as {shape} in all parts"
             raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
-        if y.ndim == 2 or y.is_floating_point():
-            what = "more than one label per sample" if y.ndim == 2 else "regression"
-            raise ValueError(
-                f"{subject}: y{side} is {_describe(y)}; {what} is not supported, it should be one "
-                f"class per sample, int64 ({len(x)},)"
-            )
-        for field, values, most in ((f"y{side}", y, top), (f"owner{side}", owner, math.inf)):
+        ranges = [(f"owner{side}", owner, math.inf)]
+        if dataset.objective == "classes":
+            ranges = [(f"y{side}", y, top), *ranges]
+        else:
+            _check_values(f"{subject}: y{side}", y, (len(x), dataset.num_classes), dataset)
+        for field, values, most in ranges:
             if values is None:
                 continue
             if values.dtype != torch.int64 or values.shape != x.shape[:1]:
+                hint = ""
+                if field[0] == "y" and (values.ndim == 2 or values.is_floating_point()):
+                    hint = "; a data set of labels or numbers says so in its field objective"
                 raise ValueError(
-                    f"{subject}: {field} is {_describe(values)}; it should be int64 ({len(x)},)"
+                    f"{subject}: {field} is {_describe(values)}; it should be int64 "
+                    f"({len(x)},){hint}"
                 )
             low, high = (int(v) for v in values.aminmax()) if len(values) else (0, 0)
             if not 0 <= low <= high <= most:
@@ -103,6 +112,18 @@ def check(name: str, dataset: object) -> None:
             f"{subject}: mean and std have {len(dataset.mean)} and {len(dataset.std)} numbers; "
             f"it should be one for each of {shape[0]} channels or columns"
         )
+
+
+def _check_values(where: str, y: Tensor, shape: tuple[int, int], dataset: Dataset) -> None:
+    """Raise ``ValueError``, one line, unless ``y`` has labels or numbers of this shape."""
+    if y.dtype != torch.float32 or y.shape != shape:
+        raise ValueError(f"{where} is {_describe(y)}; it should be float32 {shape}")
+    if dataset.objective == "labels" and not bool(((y == 0) | (y == 1)).all()):
+        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
+        raise ValueError(f"{where} of sample {row} is {y[row].tolist()}; labels are 0 or 1")
+    if not bool(torch.isfinite(y).all()):
+        row = int((~torch.isfinite(y)).any(1).nonzero()[0])
+        raise ValueError(f"{where} of sample {row} is {y[row].tolist()}: not finite")
 
 
 def _describe(x: Tensor) -> str:

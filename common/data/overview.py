@@ -49,21 +49,19 @@ class Overview:
 
     name: str
     samples: str  #: the shape of a sample in words
-    classes: tuple[tuple[str, int, int], ...]  #: name, training samples and test samples
+    training: int  #: number of training samples
+    test: int  #: number of test samples
+    classes: tuple[tuple[str, int, int], ...]
+    """Name of each class or label, its training samples and test samples; empty for numbers."""
     owners: tuple[tuple[str, int], ...]  #: name and training samples; empty without owners
     public: int  #: images that the data set reserves for a public set
     copies: int | None  #: training samples that equal an earlier one; None: not counted
     leaked: int | None  #: test samples that equal a training sample; None: not counted
     account: Account
+    objective: str = "classes"  #: what is learnt
+    targets: tuple[tuple[str, float, float], ...] = ()
+    """Name, least and largest value of each number to learn, over the training samples."""
     clients: Clients = Clients()
-
-    @property
-    def training(self) -> int:
-        return sum(n for _, n, _ in self.classes)
-
-    @property
-    def test(self) -> int:
-        return sum(n for _, _, n in self.classes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the overview for JSON, with the lines that are shown."""
@@ -78,7 +76,7 @@ class Overview:
         rows = [
             ("data", self.name),
             ("samples", f"{parts}: {self.samples}"),
-            ("classes", self._classes()),
+            (self.objective, self._classes() if self.classes else self._targets()),
             ("label", account.label and f"column {account.label!r}"),
             ("features", _listed(map(repr, account.features))),
             ("not used", _listed(f"{name!r} ({why})" for name, why in account.unused.items())),
@@ -93,7 +91,8 @@ class Overview:
     def warnings(self) -> list[str]:
         """Return a line for each reason why scores on these data can mislead."""
         lines, of = [], self.clients
-        if len(tested := [name for name, _, n in self.classes if n]) == 1:
+        one_each = self.objective == "classes"
+        if one_each and len(tested := [name for name, _, n in self.classes if n]) == 1:
             lines.append(f"all test samples have the class {tested[0]!r}")
         if of.one_class:
             lines.append(
@@ -127,6 +126,9 @@ class Overview:
         between = _between(n for _, n, _ in self.classes)
         return f"{len(self.classes)}: {first} to {last}, with {between}{without}"
 
+    def _targets(self) -> str:
+        return _listed(f"{name} ({low:g} to {high:g})" for name, low, high in self.targets)
+
     def _owners(self) -> str:
         if not self.owners:
             return ""
@@ -145,13 +147,18 @@ class Overview:
 
 def overview(dataset: Dataset) -> Overview:
     """Return what is shown about ``dataset``, without what the clients' scores hide."""
-    labels = dataset.y, dataset.y_test
-    train, test = (torch.bincount(y, minlength=dataset.num_classes).tolist() for y in labels)
+    named: dict[str, Any] = {"classes": (), "objective": dataset.objective}
+    if dataset.objective == "number":
+        bounds = torch.stack(dataset.y.aminmax(dim=0), 1).tolist()
+        named["targets"] = tuple((n, *b) for n, b in zip(dataset.classes, bounds, strict=True))
+    else:
+        counts = (dataset.counts(y) for y in (dataset.y, dataset.y_test))
+        named["classes"] = tuple(zip(dataset.classes, *counts, strict=True))
     owners: tuple[tuple[str, int], ...] = ()
     if dataset.owner is not None:
-        counts = torch.bincount(dataset.owner, minlength=dataset.owners).tolist()
-        names = dataset.account.owners or tuple(map(str, range(len(counts))))
-        owners = tuple(zip(names, counts, strict=False))
+        sizes = torch.bincount(dataset.owner, minlength=dataset.owners).tolist()
+        names = dataset.account.owners or tuple(map(str, range(len(sizes))))
+        owners = tuple(zip(names, sizes, strict=False))
     known = _digests(dataset)
     copies = leaked = None
     if known is not None:
@@ -160,7 +167,9 @@ def overview(dataset: Dataset) -> Overview:
     return Overview(
         name=dataset.name,
         samples=describe(dataset.shape),
-        classes=tuple(zip(dataset.classes, train, test, strict=True)),
+        training=len(dataset.y),
+        test=len(dataset.y_test),
+        **named,
         owners=owners,
         public=0 if dataset.x_public is None else len(dataset.x_public),
         copies=copies,
@@ -185,7 +194,7 @@ def clients_of(shares: Iterable[Share], first: int = 0) -> Clients:
         counts["tested"] += len(rows)
         if not len(rows):
             untested.append(k)
-        elif pool.num_classes > 1 and len(labels.unique()) == 1:
+        elif labels.ndim == 1 and pool.num_classes > 1 and len(labels.unique()) == 1:
             one_class.append(k)
         if (known := _digests(pool)) is not None:
             mine = known[int(share.of_test)][rows.numpy()]

@@ -9,7 +9,7 @@ runtime's node id.
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from flwr.app import RecordDict
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 from pydantic import Field
 from torch import Tensor
 
@@ -215,8 +215,18 @@ class StatisticsReply(ToServer, kind="protocol.Statistics"):
     models: Annotated[dict[str, StateDict], Field(max_length=100)]
 
 
+Measured = Annotated[dict[Name, Number | None], Field(max_length=200)]
+"""Scores by measure, or ``measure:model``; None where the samples do not define them."""
+
+
 class ScoreReply(ToServer, kind="protocol.Score"):
-    """Reply to ``ScoreRequest``: accuracies in [0, 1] on the client's n test samples."""
+    """Reply to ``ScoreRequest``: scores on the client's n test samples.
+
+    Of classes they are accuracies in [0, 1]; of labels and numbers they are the measures, and the
+    accuracies are None.
+    """
+
+    omitted = frozenset({"measures", "measures_global", "sums"})
 
     n: Count
     accuracy: Share | None
@@ -228,6 +238,13 @@ class ScoreReply(ToServer, kind="protocol.Score"):
     confusion: Int32[Tensor, "m 3"] | None = None
     """``common.metrics.Confusion`` of the model behind ``accuracy``; None if it is not requested,
     without test samples, or without ``share-counts``, because it has the samples of each class."""
+
+    measures: Measured = {}
+    """Scores of the client's own model, or else of the global one, and of the further models."""
+    measures_global: Measured = {}
+    """Scores of the global model; empty if there is none."""
+    sums: Float64[Tensor, "c m"] | None = None
+    """``Objective.sums`` of the model behind ``measures``, where classes have the confusion."""
 
 
 FINE_TUNED = "finetuned"

@@ -30,6 +30,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common.methods.fedavg import AVERAGED, Averaging, Reply, Request
+from common.settings.config import EVERY
 from common.settings.marks import Mark
 from common.settings.section import NonNegative
 
@@ -41,6 +42,8 @@ SERVER = "fedavg"
 @final
 class Options(Averaging):
     """Options of Ditto."""
+
+    objectives = EVERY
 
     facts = Averaging.facts.but(
         kept="its personal model v_k, whole",

@@ -40,7 +40,7 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.tree import check_nested
 from common.models.blocks import check_blocks
-from common.settings.config import Config, MethodOptions, Required, not_allowed
+from common.settings.config import EVERY, Config, MethodOptions, Required, not_allowed
 from common.settings.facts import Facts
 from common.settings.options import KRUM, WHOLE
 from common.techniques.widths import check_widths
@@ -142,3 +142,5 @@ class Copying(Averaging):
 @final
 class Options(Copying):
     """Options of FedAvg."""
+
+    objectives = EVERY

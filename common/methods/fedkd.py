@@ -53,6 +53,7 @@ from common.exchange.protocol import Round
 from common.exchange.records import StateDict
 from common.losses.distillation import Reduction
 from common.methods.fedavg import PartAveraging
+from common.settings.config import EVERY
 from common.settings.section import Fraction, NonNegative
 from common.techniques.low_rank import Compressed
 
@@ -79,6 +80,8 @@ class Options(PartAveraging):
 
     weight: NonNegative = 1.0
     """λ, the weight of what the two networks learn from each other."""
+
+    objectives = EVERY
     mentee_lr: NonNegative = 0.0
     """Learning rate of the mentee where that of the mentor is train.lr; 0: the same."""
     energy_start: Fraction = 0.95

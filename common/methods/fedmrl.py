@@ -44,7 +44,7 @@ from typing import final
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.methods.fedavg import PredictorPart
-from common.settings.config import Required
+from common.settings.config import EVERY, Required
 from common.settings.section import NonNegative
 from common.techniques.features import check_heads
 from common.training.task import Task, global_spec
@@ -65,6 +65,8 @@ class Joined(PredictorPart):
 @final
 class Options(Joined):
     """Options of FedMRL. Request: the small network w; reply: the trained copy w_k."""
+
+    objectives = EVERY
 
     facts = Joined.facts.but(
         down="the small network w",

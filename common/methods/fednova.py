@@ -29,6 +29,7 @@ as if they had started from the last ŵ.
 from typing import final
 
 from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import EVERY
 
 CLIENT = "fedavg"
 
@@ -36,6 +37,8 @@ CLIENT = "fedavg"
 @final
 class Options(Averaging):
     """Options of FedNova."""
+
+    objectives = EVERY
 
     facts = Averaging.facts.but(
         leaves="the same as `fedavg`; how many steps it took is computed from the census' sample "

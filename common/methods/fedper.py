@@ -38,12 +38,15 @@ from common.exchange.protocol import ModelRequest as Request
 from common.methods.fedavg import PredictorPart
 from common.models import parts
 from common.models.classifier import Classifier
+from common.settings.config import EVERY
 
 __all__ = ["Options", "PartlyShared", "Reply", "Request"]
 
 
 class PartlyShared(PredictorPart, ABC):
     """Options of methods that average one part of a network and keep the rest at the clients."""
+
+    objectives = EVERY
 
     schemes = ("none", "same")
 

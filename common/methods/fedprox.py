@@ -15,6 +15,7 @@ solutions.
 from typing import final
 
 from common.methods.fedavg import Copying, Reply, Request
+from common.settings.config import EVERY
 from common.settings.section import NonNegative
 
 SERVER = "fedavg"
@@ -24,3 +25,5 @@ SERVER = "fedavg"
 class Options(Copying):
     mu: NonNegative = 0.01
     """μ, the weight of the proximal term."""
+
+    objectives = EVERY

@@ -54,7 +54,7 @@ from torch import Tensor
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
-from common.settings.config import Config, MethodOptions, not_allowed
+from common.settings.config import EVERY, Config, MethodOptions, not_allowed
 from common.settings.marks import Mark
 from common.settings.section import Positive
 
@@ -75,6 +75,8 @@ class Options(MethodOptions):
 
     sizes: Annotated[str, Mark.TEXT] = "1, 0.25, 0.0625, 0.015625"
     """s_k of the clients: comma-separated shares; client k gets entry k mod length."""
+
+    objectives = EVERY
     scope: Literal["global", "stage"] = "global"
     """Entries that share a threshold: all of the network, or those of one part of it."""
     count: Literal["nonzero", "mask"] = "nonzero"

@@ -32,6 +32,7 @@ from typing import final
 from common.exchange.protocol import Share
 from common.losses.distillation import Reduction
 from common.methods.fedavg import AVERAGED, Averaging, Reply, Request
+from common.settings.config import EVERY
 
 SERVER = "fedavg"
 
@@ -39,6 +40,8 @@ SERVER = "fedavg"
 @final
 class Options(Averaging):
     """Options of FML. Request: the meme w; reply: the trained copy w_k."""
+
+    objectives = EVERY
 
     facts = Averaging.facts.but(
         down="the small network w",

@@ -32,7 +32,7 @@ Deviations:
 from typing import Annotated, final
 
 from common.methods.fedavg import Averaging, Reply, Request
-from common.settings.config import Config
+from common.settings.config import EVERY, Config
 from common.settings.marks import Mark
 
 SERVER = "fedavg"
@@ -56,6 +56,8 @@ class Options(Averaging):
 
     lr_factors: Annotated[str, Mark.TEXT] = ""
     """Factors of the learning rate for clients of some sizes: ``cnn2=1,cnn4=0.5``."""
+
+    objectives = EVERY
 
     @property
     def factors(self) -> dict[str, str]:

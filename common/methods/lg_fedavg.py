@@ -34,6 +34,7 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.methods.fedavg import PartAveraging
 from common.models.classifier import Classifier
+from common.settings.config import EVERY
 from common.techniques.features import check_heads, feature_width
 from common.training.task import Task
 
@@ -54,6 +55,8 @@ class SharedHead(PartAveraging):
 @final
 class Options(SharedHead):
     """Options of LG-FedAvg. Request: the head h; reply: the trained head h_k."""
+
+    objectives = EVERY
 
     facts = SharedHead.facts.but(
         down="the head",

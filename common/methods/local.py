@@ -17,12 +17,14 @@ same θ_k.
 from typing import final
 
 from common.exchange.protocol import Reply, Request
-from common.settings.config import OwnModels
+from common.settings.config import EVERY, OwnModels
 
 
 @final
 class Options(OwnModels):
     """Options of local training."""
+
+    objectives = EVERY
 
     facts = OwnModels.facts.but(
         asynchronous="nothing",

@@ -22,6 +22,7 @@ mode, and a client stores one past model. The paper tunes μ (5 on CIFAR-10); th
 from typing import final
 
 from common.methods.fedavg import Copying, Reply, Request
+from common.settings.config import EVERY
 from common.settings.section import NonNegative, Positive
 
 SERVER = "fedavg"
@@ -37,5 +38,7 @@ class Options(Copying):
     auto = {"projection": "on"}
     mu: NonNegative = 1.0
     """μ, the weight of the contrastive loss."""
+
+    objectives = EVERY
     temperature: Positive = 0.5
     """τ of the cosines."""

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from common.exchange import protocol
 from common.methods.fedavg import Averaging, Request
-from common.settings.config import Required
+from common.settings.config import EVERY, Required
 from common.settings.section import NonNegative
 
 
@@ -37,6 +37,8 @@ class Options(Averaging):
 
     q: NonNegative = 0.0001
     """q, exponent of the loss in the weights; 0: uniform weights; larger values: fairer."""
+
+    objectives = EVERY
 
     requires = {
         "average.robust": Required("none", why=", which weights clients by their losses"),

@@ -55,7 +55,7 @@ from common.exchange import protocol
 from common.exchange.protocol import Round
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
-from common.settings.config import Config, Required, not_allowed
+from common.settings.config import EVERY, Config, Required, not_allowed
 from common.settings.section import Positive
 from common.training import optimise
 from common.training.task import Task
@@ -91,6 +91,8 @@ class Options(Averaging):
 
     server_lr: Positive = 1.0
     """η_g, the server's step size towards the mean, for parameters."""
+
+    objectives = EVERY
     correction: Literal["gradient", "after"] = "gradient"
     """Place of c − c_k: in the gradient, or in the weights after each step."""
     divisor: Literal["auto", "effective", "steps"] = "auto"

@@ -351,13 +351,13 @@ def check(
 ) -> None:
     """Raise ``ValueError`` for a network that ``build`` cannot build or that cannot run.
 
-    The message is one line. Causes: an unknown spec, fewer than 2 classes, an input smaller than
+    The message is one line. Causes: an unknown spec, no output, an input smaller than
     the architecture accepts, pretrained weights that do not exist. Nothing is built.
     """
     name, _ = parse(spec)
     row = architecture(name)
-    if classes < 2:
-        raise ValueError(f"model {spec!r}: {classes} classes; at least 2 are needed")
+    if classes < 1:
+        raise ValueError(f"model {spec!r}: {classes} outputs; at least 1 is needed")
     _check_kind(spec, row, shape)
     chosen = _stem(row, stem)
     least = row.stems[chosen]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
+from common.objectives import ACCURACY, Measure, RegressionLoss
 from common.settings.buffer import Buffer
 from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
@@ -54,6 +55,11 @@ ALWAYS = ("data", "train", "score", "select", "wire", "clock", "buffer")
 """Tables that every method reads, beside the top level and the method's own."""
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
+NUMBERS = (
+    Field(max_length=2000, pattern=r"^([-+.0-9eE]+(, ?[-+.0-9eE]+)*)?$"),
+    Form("numbers with commas between them"),
+    Mark.TEXT,
+)
 DEVICES = r"^(auto|cpu|cuda|cuda:[0-9]+)$"
 DEVICE = (Field(pattern=DEVICES), Form("auto, cpu, cuda or cuda:N"))
 TAGS = (
@@ -240,6 +246,14 @@ class Data(Section):
     kind: Literal["auto", "image", "signal", "table"] = "auto"
     """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
     can be more than one kind need it."""
+    objective: Literal["auto", "classes", "labels", "number"] = "auto"
+    """What is learnt: one class for each sample, several labels, or numbers. ``auto``: what the
+    data set says; files have classes unless this says otherwise."""
+    target_mean: Annotated[str, *NUMBERS] = ""
+    """Numbers to learn: mean of each target, with commas between them; empty: of the training
+    samples. With partition ``own`` it is necessary, because the clients' data differ."""
+    target_std: Annotated[str, *NUMBERS] = ""
+    """The same for the standard deviations, which are above 0."""
     dir: Annotated[str, Place("data-dirs"), Mark.STARTED, Mark.MACHINE] = ""
     """Folder of the data; empty: the usual folder of this data set. With partition ``own``,
     ``{k}`` is replaced by each client's number, and by ``server`` on the server."""
@@ -381,6 +395,11 @@ class Train(Descent):
     """Omit the incomplete last batch of a local epoch, unless it is the only one."""
     clip: Annotated[NonNegative, Auto(0.0), Mark.CHOSEN] = 0.0
     """Maximum gradient norm; 0: the method's default, usually no clipping."""
+    class_weights: Annotated[Literal["none", "balanced"], Mark.CHOSEN] = "none"
+    """Weights of the classes in the clients' loss of labels. ``balanced``: n / (C n_c), from the
+    client's own numbers of samples of its C classes."""
+    regression_loss: Annotated[RegressionLoss, Mark.CHOSEN] = "mse"
+    """Numbers to learn: mean square, or Huber's loss with δ = 1, of standardised targets."""
     memory_format: Annotated[MemoryFormat, Mark.CHOSEN] = "auto"
     """Memory layout of weights; ``auto``: by the number of parameters. Networks for which
     channels-last is not safe are always contiguous."""
@@ -428,8 +447,9 @@ class Score(Section):
     primary score is personal, they also follow ``every``."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Number of clients that score, drawn once for the run; 0: all."""
-    target: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Primary accuracy; the summary has the round in which it is reached. 0: none."""
+    target: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Primary score, in its range (accuracy: 0 to 1); the summary has the round in which it is
+    reached. 0: none."""
     stop: Annotated[bool, Mark.FREE] = False
     """End the run with the round that reaches ``target``, at the latest after ``rounds``."""
     patience: Annotated[int, Field(ge=0), Mark.FREE] = 0
@@ -461,9 +481,9 @@ class Score(Section):
         if self.stop and not self.target:
             raise ValueError("score.stop = true needs a score.target above 0")
 
-    def ends(self, accuracy: float | None) -> bool:
-        """Return whether a round with this primary accuracy, in [0, 1] or None, is the last."""
-        return self.stop and accuracy is not None and accuracy >= self.target
+    def ends(self, score: float | None, measure: Measure = ACCURACY) -> bool:
+        """Return whether a round with this primary score, or None, is the last."""
+        return self.stop and score is not None and measure.reaches(score, self.target)
 
 
 @final
@@ -519,6 +539,10 @@ class Required:
         self.allowed, self.why = allowed, why
 
 
+EVERY = ("classes", "labels", "number")
+"""Objectives of methods whose losses say nothing of what is learnt."""
+
+
 class MethodOptions(Section):
     """Settings of one method, and its requirements on other settings."""
 
@@ -532,6 +556,12 @@ class MethodOptions(Section):
 
     projects: ClassVar[bool] = True
     """Whether the networks' heads may read a projection of the features, or a common width."""
+
+    objectives: ClassVar[tuple[str, ...]] = ("classes",)
+    """What the method can learn (``data.objective``)."""
+
+    classes_only: ClassVar[str] = "its losses are defined for classes"
+    """Reason for which it learns no other objective."""
 
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""

@@ -6,14 +6,13 @@ Server and clients have the same task, on different devices.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
@@ -30,7 +29,8 @@ from common.models.batchnorm import batch_statistics
 from common.models.card import Card
 from common.models.classifier import Classifier
 from common.models.layers import Shape
-from common.settings.config import Config, MemoryFormat
+from common.objectives import ACCURACY, Classes, Objective, Values
+from common.settings.config import Config, MemoryFormat, not_allowed
 from common.training import optimise
 from common.training.costs import counting
 from common.training.device import Net, arrange
@@ -59,13 +59,15 @@ class Task:
     device: torch.device
     bytes: bool = True  #: whether samples are bytes
     columns: tuple[str, ...] = ()  #: of a table that has names for them
+    learnt: Objective | None = None  #: what is learnt; None: one of ``classes``
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
         """Return the task of a data set under a run's configuration."""
         statistics, columns = (dataset.mean, dataset.std), dataset.account.features
-        of_bytes = dataset.x.dtype == torch.uint8
-        return cls(dataset.shape, dataset.classes, *statistics, config, device, of_bytes, columns)
+        of_bytes, goal = dataset.x.dtype == torch.uint8, dataset.goal(config.train.regression_loss)
+        fields = dataset.shape, dataset.classes, *statistics, config, device, of_bytes, columns
+        return cls(*fields, goal)
 
     @property
     def kind(self) -> Kind:
@@ -74,7 +76,13 @@ class Task:
 
     @property
     def num_classes(self) -> int:
+        """Number of outputs of a network: classes, labels or targets."""
         return len(self.classes)
+
+    @property
+    def objective(self) -> Objective:
+        """What is learnt: loss, predictions and scores."""
+        return self.learnt or Classes(self.classes)
 
     @property
     def seed(self) -> int:
@@ -91,9 +99,11 @@ class Task:
 
     @property
     def fingerprint(self) -> str:
-        """Input shape, number of classes and digest of their names in order, for the census."""
+        """Kind, shape, number of classes, digest of their names and objective, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
-        return f"{'x'.join(map(str, self.shape))}/{self.num_classes}/{digest}"
+        shape = f"{self.kind.name}:{'x'.join(map(str, self.shape))}"
+        learnt = self.objective.fingerprint
+        return f"{shape}/{self.num_classes}/{digest}{learnt and f'/{learnt}'}"
 
     def card(self, spec: str) -> Card:
         """Return what the use of a network of the architecture ``spec`` needs."""
@@ -334,9 +344,30 @@ def _cached_network(spec: str, form: Form, layout: MemoryFormat) -> Classifier:
 
 
 class Result(NamedTuple):
-    accuracy: float  #: share of samples whose largest logit is the label's, in [0, 1]
-    loss: float  #: mean cross-entropy in nats
-    confusion: Confusion  #: of the n samples
+    """Scores of a network on n samples."""
+
+    measures: Values  #: by name, the objective's primary one first
+    loss: float  #: mean, such as the cross-entropy in nats
+    outputs: Tensor  #: of the network, float32 [n, C] on the CPU
+    y: Tensor  #: true values on the CPU
+    by_output: Mapping[str, Sequence[float | None]]  #: of each label or target
+
+    @property
+    def score(self) -> float | None:
+        """The primary score; None if these samples do not define it."""
+        return next(iter(self.measures.values()))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples whose largest logit is that of their class, in [0, 1]."""
+        accuracy = self.measures[ACCURACY.name]
+        assert accuracy is not None
+        return accuracy
+
+    @property
+    def confusion(self) -> Confusion:
+        """Numbers of samples by class and predicted class."""
+        return confusion(self.y.numpy(), self.outputs.argmax(1).numpy())
 
 
 @torch.no_grad()
@@ -349,7 +380,7 @@ def evaluate(
     bn: str = "",
     name: tuple[str | int, ...] = ("score",),
 ) -> Result:
-    """Return accuracy, loss and confusion of ``net`` on x [n, C, ...] and y [n], n ≥ 1.
+    """Return the scores of ``net`` on x [n, C, ...] and y [n, ...], n ≥ 1.
 
     ``bn``: statistics for BatchNorm, by default ``score.bn``. ``batch`` uses those of each test
     batch, in an order drawn from the stream ``name`` (transductive: the prediction for one sample
@@ -359,16 +390,17 @@ def evaluate(
     by_batch = (bn or task.config.score.bn) == "batch" and len(x) > 1
     was_training = net.training
     net.eval()
-    pairs, loss = list[Tensor](), 0.0
+    found, true, loss = list[Tensor](), list[Tensor](), 0.0
     with batch_statistics(net) if by_batch else nullcontext():
         for samples, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
-            logits = net(samples)
-            pairs.append(torch.stack([labels, logits.argmax(1)]).cpu())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            outputs = net(samples)
+            loss += float(task.objective.total(outputs, labels))
+            found.append(outputs.float().cpu())
+            true.append(labels.cpu())
     net.train(was_training)
-    labels, predicted = torch.cat(pairs, 1).numpy()
-    correct = int((labels == predicted).sum())
-    return Result(correct / len(x), loss / len(x), confusion(labels, predicted))
+    outputs, labels = torch.cat(found), torch.cat(true)
+    scores = task.objective.scores(outputs, labels)
+    return Result(scores.measures, loss / len(x), outputs, labels, scores.by_output)
 
 
 def global_spec(task: Task) -> str:
@@ -399,6 +431,7 @@ def check_fleet(task: Task) -> None:
             f'method = "{config.run.method}" takes images only: {why}; the data are '
             f"{kinds.describe(task.shape)}"
         )
+    check_objective(task)
     if "noise" in config.method.uses:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
@@ -408,6 +441,23 @@ def check_fleet(task: Task) -> None:
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)
     for spec in {*config.brought, global_spec(task)} if config.run.flops else ():
         _check_counted(task, spec)
+
+
+def check_objective(task: Task) -> None:
+    """Raise ``ValueError``, one line, if method or settings do not suit what is learnt."""
+    config, name = task.config, task.objective.name
+    options, learnt = config.method, task.objective
+    if name not in options.objectives:
+        why = f'method = "{config.run.method}"'
+        raise ValueError(
+            f"{why} learns {' or '.join(options.objectives)}, but the data have {name}: "
+            f"{options.classes_only}"
+        )
+    if learnt.one_each:
+        return
+    if (weights := config.train.class_weights) != "none":
+        raise not_allowed("train.class-weights", weights, f"{name}: samples have no class", "none")
+    learnt.primary.check("score.target", config.score.target)
 
 
 def _check_counted(task: Task, spec: str) -> None:

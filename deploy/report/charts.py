@@ -256,7 +256,7 @@ def against(groups: Groups, cost: Cost) -> Figure:
 
     def course(run: Run) -> Course:
         pairs = zip(run.entries, cost.spent(run.entries), strict=True) if cost.known(run) else ()
-        scored = [(e.round, x, a) for e, x in pairs if (a := e.primary_accuracy) is not None]
+        scored = [(e.round, x, a) for e, x in pairs if (a := e.primary_score) is not None]
         return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)

@@ -231,7 +231,7 @@ def _rounds(run: Run) -> Table:
         texts = (NONE if slowest is None else _name(run, slowest), number(len(clock.late)))
         of = entry.buffer and entry.buffer.as_dict()
         ages = (staleness(of), number(of["in_flight"])) if of else (NONE, NONE)
-        row = (str(entry.round), percent(entry.primary_accuracy, 2), *times, *texts)
+        row = (str(entry.round), percent(entry.primary_score, 2), *times, *texts)
         rows.append((*row, *ages) if run.buffered else row)
     header = ["round", "accuracy", "start", "end", "slowest client"]
     header += ["dropped", "staleness", "in flight"] if run.buffered else [UNUSED]

@@ -111,7 +111,7 @@ def accuracy(groups: Groups) -> Figure:
 
 def _further(entry: Entry) -> dict[str, float]:
     """Return the accuracies of a round beside the primary one, by name."""
-    accuracies = {OTHER[entry.primary]: entry.other_accuracy}
+    accuracies = {OTHER[entry.primary]: entry.other_score}
     if entry.primary == "personal" and entry.personal:
         accuracies = {"worst tenth of clients": entry.personal.worst_tenth, **accuracies}
     return {n: a for n, a in accuracies.items() if a is not None} | entry.accuracies

@@ -391,6 +391,6 @@ def _rounds(run: Run) -> Table:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
         replied = f"{len(e.replied)} / {asked(e)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
-        accuracy = percent(e.primary_accuracy, 2)
+        accuracy = percent(e.primary_score, 2)
         rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))
     return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)

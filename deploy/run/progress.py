@@ -188,9 +188,9 @@ class Progress:
         if t == 0:
             scored = f", accuracy {percent(entry.accuracy)} before training"
             return f"census: {len(entry.clients)} clients{'' if entry.accuracy is None else scored}"
-        accuracy = f"{ACCURACY[entry.primary]} {percent(entry.primary_accuracy)}"
+        accuracy = f"{ACCURACY[entry.primary]} {percent(entry.primary_score)}"
         texts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
-        if (other := entry.other_accuracy) is not None:
+        if (other := entry.other_score) is not None:
             texts.append(f"{OTHER[entry.primary]} {percent(other)}")
         if entry.clock:
             texts.append(f"{duration(entry.clock.end)} on the clock")
@@ -211,7 +211,7 @@ class Progress:
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
-            Text.assemble((f"{ACCURACY[now.primary]} ", "dim"), percent(now.primary_accuracy)),
+            Text.assemble((f"{ACCURACY[now.primary]} ", "dim"), percent(now.primary_score)),
             Text.assemble(("best ", "dim"), percent(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
@@ -281,7 +281,7 @@ def show_summary(run: Run, console: Console) -> None:
 
 def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
     """Yield a line for the newest score that is not primary, the clients, and the classes."""
-    if (other := run.newest("other_accuracy")) is not None:
+    if (other := run.newest("other_score")) is not None:
         yield OTHER[run.primary], f"newest {percent(other)}"
     personal: Personal | None = run.newest("personal")
     if personal is not None:

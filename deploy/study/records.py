@@ -295,7 +295,7 @@ def append(folder: Path, *cells: Recorded) -> None:
 def _numbers(entry: Entry) -> dict[str, Any]:
     """Return the numbers of one journal entry that belong to curves, by dotted name."""
     fields = entry.model_dump(include=CURVE, exclude_unset=True)
-    fields["primary"] = entry.primary_accuracy
+    fields["primary"] = entry.primary_score
     known = ((name, getattr(entry, name)) for name in AS_SUMMARY)
     fields |= {name: value.as_dict() for name, value in known if value is not None}
     return {name: value for name, value in dotted(fields).items() if value is not None}

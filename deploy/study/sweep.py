@@ -379,8 +379,8 @@ def _latest(place: Path) -> tuple[int, float | None]:
     """Return the last scored round of a running cell, and its primary accuracy."""
     if not (place / reading.JOURNAL).exists():
         return 0, None
-    scored = [e for e in reading.read(place).entries if e.round and e.primary_accuracy is not None]
-    return (scored[-1].round, scored[-1].primary_accuracy) if scored else (0, None)
+    scored = [e for e in reading.read(place).entries if e.round and e.primary_score is not None]
+    return (scored[-1].round, scored[-1].primary_score) if scored else (0, None)
 
 
 def chosen(file: SweepFile, found: Result) -> str:

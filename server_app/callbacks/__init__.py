@@ -6,7 +6,7 @@ Each is a class of its own. A user's own are named by the setting ``callbacks``:
         best = 0.0
 
         def after_round(self, entry):
-            self.best = max(self.best, entry.primary_accuracy or 0.0)
+            self.best = max(self.best, entry.primary_score or 0.0)
 
         def state(self):
             return {"best": self.best}

@@ -1,4 +1,4 @@
-"""Detect a collapsed accuracy from the scores before it (``score.collapse``).
+"""Detect a collapsed score from the scores before it (``score.collapse``).
 
 A client can ruin the model with updates that are neither refused nor make the loss absurd. Only
 scores in the journal decide, so a resumed run decides as an uninterrupted one. The window is
@@ -25,47 +25,53 @@ that still learn has a wide range."""
 SHARE = 0.2  #: a drop is larger than this share of what the model has learnt beyond a guess
 
 
-def collapse(accuracy: float, former: Sequence[float], classes: int) -> float | None:
-    """Return the accuracy from which ``accuracy`` collapsed, or None if it did not.
+def collapse(
+    score: float, former: Sequence[float], chance: float, *, higher: bool = True
+) -> float | None:
+    """Return the score from which ``score`` collapsed, or None if it did not.
 
-    ``former``: the accuracies of all scored rounds before, in [0, 1]; ``classes``: their number,
-    which gives the accuracy of a guess. The result is the median of the last ``WINDOW`` of them.
+    ``former``: the scores of all scored rounds before; ``chance``: the score of a guess;
+    ``higher``: whether a larger score is better. The result is the median of the last ``WINDOW``.
     """
+    sign = 1 if higher else -1
     window = former[-WINDOW:]
     if len(window) < FEWEST:
         return None
-    median, learnt = statistics.median(window), statistics.median(window) - 1 / classes
+    median = statistics.median(window)
+    learnt = sign * (median - chance)
     drop = max(RANGES * (max(window) - min(window)), SHARE * learnt)
-    return median if learnt > 0 and median - accuracy > drop else None
+    return median if learnt > 0 and sign * (median - score) > drop else None
 
 
 @final
 class Collapse(RunCallback):
-    """Comparison of each accuracy of the server's model with the former ones."""
+    """Comparison of each score of the server's model with the former ones."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.accuracies: list[float] = []  #: of the scored rounds so far
+        self.scores: list[float] = []  #: of the scored rounds so far
 
     def begin(self, entries: Sequence[Entry]) -> None:
-        """Take the accuracies of the rounds so far."""
-        self.accuracies = []
+        """Take the scores of the rounds so far."""
+        self.scores = []
         for entry in entries[1:]:
             self.after_round(entry)
 
     def after_score(self) -> None:
-        """Report a collapsed accuracy; raise ``CollapsedRound`` to repeat the round.
+        """Report a collapsed score; raise ``CollapsedRound`` to repeat the round.
 
         The round is repeated if ``score.collapse`` wants it and a client stands out.
         """
         run, entry, reaction = self.run, self.run.entry, self.run.config.score.collapse
         off = reaction == "off" or run.private or run.method.one_shot
-        if off or entry.accuracy is None:
+        score, learnt = entry.score("global"), run.task.objective
+        if off or score is None:
             return
-        before = collapse(entry.accuracy, self.accuracies, run.task.num_classes)
+        higher = learnt.primary.higher
+        before = collapse(score, self.scores, learnt.chance, higher=higher)
         if before is None:
             return
-        line = f"round {entry.round}: the accuracy collapsed to {entry.accuracy:.4f}"
+        line = f"round {entry.round}: the {learnt.primary.title} collapsed to {score:.4f}"
         collapsed = CollapsedRound(f"{line} from {before:.4f}", entry.round)
         try:
             warning = run.plan(collapsed).why
@@ -78,6 +84,6 @@ class Collapse(RunCallback):
         entry.notes = [warning]
 
     def after_round(self, entry: Entry) -> None:
-        """Keep the accuracy of a scored round; the census is none."""
-        if entry.round and entry.accuracy is not None:
-            self.accuracies.append(entry.accuracy)
+        """Keep the score of a scored round; the census is none."""
+        if entry.round and (score := entry.score("global")) is not None:
+            self.scores.append(score)

@@ -27,15 +27,11 @@ class Ending(RunCallback):
     def after_score(self) -> None:
         """Note the target that is reached, or the rounds without a new best score."""
         entry, score = self.run.entry, self.run.config.score
-        accuracy = entry.primary_accuracy
-        if score.ends(accuracy):
+        value = entry.primary_score
+        if score.ends(value, entry.measure):
             entry.reached = score.target
         since = entry.round - self.best.round
-        if (
-            accuracy is not None
-            and 0 < score.patience <= since
-            and not _is_better(entry, self.best)
-        ):
+        if value is not None and 0 < score.patience <= since and not _is_better(entry, self.best):
             entry.stalled = since
 
     def after_client_scores(self, good: Sequence[tuple[Client, ScoreReply]]) -> None:
@@ -58,6 +54,7 @@ class Ending(RunCallback):
 
 
 def _is_better(entry: Entry, best: Entry) -> bool:
-    """Return whether a round has a primary accuracy, above that of ``best`` if it has one."""
-    new, old = entry.primary_accuracy, best.primary_accuracy
-    return entry.round > 0 and new is not None and (old is None or new > old)
+    """Return whether a round has a primary score, better than that of ``best`` if it has one."""
+    new, old = entry.primary_score, best.primary_score
+    better = new is not None and (old is None or entry.measure.better(new, old))
+    return entry.round > 0 and better

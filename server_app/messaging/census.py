@@ -226,7 +226,7 @@ def why_not(
     for name, value, expected in (
         ("experiment", info.experiment, experiment),
         ("code version", info.version, version_of(task.config)),
-        ("task (shape/classes/names)", info.task, task.fingerprint),
+        ("task (kind:shape/classes/names/objective)", info.task, task.fingerprint),
     ):
         if value != expected:
             return f"client {info.k} has {name} {value!r}, the server {expected!r}"
@@ -234,7 +234,7 @@ def why_not(
         check_brought(info.model, task.config)
     except ValueError as error:
         return f"client {info.k}: {error}"
-    wrong = _wrong_numbers(info, task.num_classes, max_samples)
+    wrong = _wrong_numbers(info, task.num_classes, max_samples, one_each=task.objective.one_each)
     return f"client {info.k} {wrong}" if wrong else ""
 
 
@@ -254,17 +254,21 @@ def check_kept(infos: Sequence[ClientInfo], kept: Mapping[int, int], t: int) -> 
         )
 
 
-def _wrong_numbers(info: ClientInfo, classes: int, max_samples: int) -> str:
-    """Return what is impossible about a client's samples or classes; empty if nothing is."""
+def _wrong_numbers(info: ClientInfo, classes: int, max_samples: int, *, one_each: bool) -> str:
+    """Return what is impossible about a client's samples or classes; empty if nothing is.
+
+    ``one_each``: whether each sample has exactly one class.
+    """
     for part, n in (("training", info.n), ("test", info.n_test)):
         if n > max_samples:
             return f"claims {n} {part} samples, max-samples = {max_samples}"
-    if info.classes != sorted({c for c in info.classes if c < classes}) or not info.classes:
+    held = {c for c in info.classes if c < classes}
+    if info.classes != sorted(held) or (one_each and not held):
         shown = str(info.classes[:20])
         return f"claims classes {shown}, allowed are 0 to {classes - 1}, each once, ascending"
     if info.counts is not None and (
         len(info.counts) != classes
-        or sum(info.counts) != info.n
+        or (sum(info.counts) != info.n if one_each else max(info.counts) > info.n)
         or [c for c, count in enumerate(info.counts) if count] != info.classes
     ):
         return f"claims class counts that are not those of its {info.n} samples"

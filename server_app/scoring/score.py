@@ -1,12 +1,12 @@
 """Scores of models: the server's on its test set, and those of clients on their own data."""
 
-import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from statistics import fmean
 from typing import final
 
 import torch
+from torch import Tensor
 
 from common import seeds
 from common.data.dataset import Dataset
@@ -14,11 +14,19 @@ from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
 from common.journal import ByClass, ClientScore, Entry, Fairness, Personal, Primary, Spread
-from common.metrics import Confusion, fairness, over_classes, over_clients, pooled
+from common.metrics import (
+    Confusion,
+    fairness,
+    mean_of_known,
+    over_classes,
+    over_clients,
+    pooled,
+)
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
+from common.objectives import MEASURES, Classes, Objective
 from common.settings.config import MethodOptions, not_allowed
-from common.training.task import evaluate
+from common.training.task import Result, evaluate
 from server_app.method import Client, Method
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.stopped import DivergedRound
@@ -64,20 +72,26 @@ class Scorer:
         return entry
 
     def score(self, entry: Entry) -> None:
-        """Write accuracy and loss of the server's model, or the mean of several, to the entry.
+        """Write score and loss of the server's model, or the mean of several, to the entry.
 
         If this is the primary score, also write the metrics by class, over all these models.
         """
+        learnt = self.task.objective
         method, nets = self.method, self.scored.nets()
         if not nets:
             entry.accuracy = entry.loss = None
+            return
+        if not learnt.one_each:
+            self._score_measures(entry, nets)
             return
         results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
         main = self.main(nets)
         entry.accuracy = fmean(results[net].accuracy for net in main)
         entry.loss = fmean(results[net].loss for net in main)
         if self.primary == "global":
-            self._write_classes(entry, [results[net].confusion for net in main])
+            areas = [_macro_auc(learnt, results[net]) for net in main]
+            confusions = [results[net].confusion for net in main]
+            self._write_classes(entry, confusions, mean_of_known(areas))
         if any(norms(net) for net in nets):
             entry.accuracy_bn = self._by_statistics(entry.accuracy)
         if (covered := self._covered(main)) is not None:
@@ -98,6 +112,34 @@ class Scorer:
         if named:
             entry.accuracies = named
 
+    def _score_measures(self, entry: Entry, nets: Sequence[Classifier]) -> None:
+        """Write the measures of labels or numbers to the entry, the means of several models."""
+        results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
+        main = [results[net] for net in self.main(nets)]
+        entry.loss = fmean(result.loss for result in main)
+        names, columns = main[0].measures, main[0].by_output
+        means = {n: mean_of_known([result.measures[n] for result in main]) for n in names}
+        named = zip(self.method.networks(), (r.score for r in results.values()), strict=False)
+        further = {
+            name: fmean(known)
+            for name, models in self.scored.further().items()
+            if (known := self._known(models))
+        }
+        primary = self.task.objective.primary.name
+        more = {f"{primary}:{name}": score for name, score in [*named, *further.items()]}
+        entry.measures = {**means, **more}
+        entry.by_output = {
+            name: [mean_of_known(of) for of in zip(*(r.by_output[name] for r in main), strict=True)]
+            for name in columns
+        }
+
+    def _known(self, models: Mapping[str, StateDict]) -> list[float]:
+        """Return the primary scores of further models, without those that are not defined."""
+        kept = [self.method.main] if self.method.main else models
+        built = [self.method.build(spec, models[spec]) for spec in kept]
+        scores = [evaluate(net, self.x, self.y, self.task).score for net in built]
+        return [score for score in scores if score is not None]
+
     def remember(self, entry: Entry) -> None:
         """Keep each client's newest score, which counts as long as the client is busy."""
         self.newest |= {s.k: (entry.round - s.age, s) for s in entry.scores}
@@ -115,20 +157,39 @@ class Scorer:
         scores = client_scores(replies) + [s.model_copy(update={"age": age}) for age, s in old]
         entry.scores = sorted(scores, key=lambda score: score.k)
         self.remember(entry)
-        tested = [(score, score.accuracy) for score in entry.scores if score.accuracy is not None]
+        tested = [(score, score.own) for score in entry.scores if score.own is not None]
         if not tested:
             return
-        entry.fairness = _fairness([score for score, _ in tested], self.method.name)
-        numbers = over_clients([a for _, a in tested], [score.n or 0 for score, _ in tested])
-        entry.personal = Personal(**numbers, clients=len(tested))
+        primary = self.task.objective.primary
+        scored, sizes = [s for s, _ in tested], [s.n or 0 for s, _ in tested]
+        entry.fairness = _fairness(scored, self.method.name, primary.higher)
+        numbers = over_clients([a for _, a in tested], sizes, higher=primary.higher)
+        entry.personal = Personal.model_validate({**numbers, "clients": len(tested)})
+        if not self.task.objective.one_each:
+            entry.personal.accuracy = None
+            entry.personal.measures = _combined(scored)
+            self._pool(entry, [r.sums for r in replies if r.sums is not None], len(scores))
         counted = [score.confusion.tolist() for score in replies if score.confusion is not None]
         if self.primary == "personal" and len(counted) == len(tested):
             self._write_classes(entry, counted)
 
-    def _write_classes(self, entry: Entry, confusions: Sequence[Confusion]) -> None:
+    def _pool(self, entry: Entry, sums: Sequence[Tensor], clients: int) -> None:
+        """Write the scores of all clients' samples together, if every client has sent its sums."""
+        if self.primary != "personal" or not sums or len(sums) < clients:
+            return
+        assert entry.personal is not None
+        found = self.task.objective.pooled(torch.stack(list(sums)).sum(0))
+        entry.personal.measures = {**entry.personal.measures, **found.measures}
+        entry.personal.pooled = True
+        entry.by_output = {name: list(values) for name, values in found.by_output.items()}
+
+    def _write_classes(
+        self, entry: Entry, confusions: Sequence[Confusion], macro_auc: float | None = None
+    ) -> None:
         self.confusion = pooled(confusions)
         numbers = over_classes(self.confusion, self.task.num_classes)
-        entry.by_class = ByClass.model_validate(numbers)
+        known = {} if macro_auc is None else {"macro_auc": macro_auc}
+        entry.by_class = ByClass.model_validate({**numbers, **known})
 
     @property
     def counts(self) -> bool:
@@ -170,7 +231,7 @@ class Scorer:
 
         ``first``: the journal's entry of round 0.
         """
-        return max(first.loss or 0.0, math.log(self.task.num_classes))
+        return max(first.loss or 0.0, self.task.objective.guess)
 
     def check_sound(self, entry: Entry, guess: float) -> None:
         """Raise ``DivergedRound`` for an infinite or too large loss, relative to ``guess``.
@@ -231,26 +292,37 @@ def score_check(
     A score must cover the test samples of the census and the requested models. ``confusion``:
     whether the confusions were requested.
     """
-    classes = method.task.num_classes
+    classes, learnt = method.task.num_classes, method.task.objective
     further = [*method.further(), *([FINE_TUNED] if method.config.fine_tunes else [])]
+    names = [m.name for m in learnt.measures]
+    named = [f"{learnt.primary.name}:{name}" for name in further]
     shared = method.weights_to_score() is not None and not method.parts_to_score()
 
     def check(client: Client, score: ScoreReply) -> None:
         n = client.info.n_test
         if score.n != n:
             raise ValueError(f"it is over {score.n} test samples, in the census the client had {n}")
+        one = learnt.one_each
         for what, got, expected in (
-            ("accuracy of the own model", score.accuracy, n > 0),
-            ("accuracy of the global model", score.accuracy_global, n > 0 and shared),
-            ("confusion", score.confusion, n > 0 and confusion),
+            ("accuracy of the own model", score.accuracy, one and n > 0),
+            ("accuracy of the global model", score.accuracy_global, one and n > 0 and shared),
+            ("confusion", score.confusion, one and n > 0 and confusion),
+            ("sums", score.sums, not one and n > 0 and confusion),
         ):
             if (got is not None) != expected:
                 why = "is missing" if expected else "was not asked for"
                 raise ValueError(f"the {what} {why}")
         if score.confusion is not None:
             _check_confusion(score.confusion.tolist(), classes, n, score.accuracy)
-        if sorted(score.accuracies) != (names := sorted(further) if n else []):
-            raise ValueError(f"it scores the models {sorted(score.accuracies)}, expected {names}")
+        if score.sums is not None:
+            learnt.check_sums(score.sums, n)
+        for values, models in (
+            (score.accuracies, further if one else []),
+            (score.measures, [] if one else [*names, *named]),
+            (score.measures_global, names if shared and not one else []),
+        ):
+            if sorted(values) != (wanted := sorted(models) if n else []):
+                raise ValueError(f"it scores the models {sorted(values)}, expected {wanted}")
 
     return check
 
@@ -271,27 +343,43 @@ def _check_confusion(
 
 
 def client_scores(scores: Sequence[ScoreReply]) -> list[ClientScore]:
-    """Return the accuracies of the replies as fields of the journal."""
+    """Return the scores of the replies as fields of the journal."""
     always = {"k", "n", "accuracy", "accuracy_global"}
+    some = ("accuracies", "measures", "measures_global")
     return [
-        ClientScore(**s.model_dump(include=always | ({"accuracies"} if s.accuracies else set())))
+        ClientScore(**s.model_dump(include=always | {name for name in some if getattr(s, name)}))
         for s in scores
     ]
 
 
-def _fairness(tested: Sequence[ClientScore], name: str) -> Fairness:
+def _macro_auc(learnt: Objective, result: Result) -> float | None:
+    assert isinstance(learnt, Classes)
+    return learnt.macro_auc(result.outputs, result.y)
+
+
+def _combined(scores: Sequence[ClientScore]) -> dict[str, float | None]:
+    """Return every measure over the clients in whose samples it is defined."""
+    combined = dict[str, float | None]()
+    for name in scores[0].measures:
+        known = [(v, s.n or 0) for s in scores if (v := s.measures.get(name)) is not None]
+        measure = MEASURES[name.partition(":")[0]]
+        combined[name] = measure.combined(*zip(*known, strict=True)) if known else None
+    return combined
+
+
+def _fairness(tested: Sequence[ClientScore], name: str, higher: bool) -> Fairness:
     """Return AMP, FM and WLP of the global model, else of the clients' own, and of each model.
 
     ``name``: that of the run's own model.
     """
     sizes = [score.n or 0 for score in tested]
     named: dict[str, list[float | None]] = {
-        name: [score.accuracy_global for score in tested],
-        "own": [score.accuracy for score in tested],
-        **{model: [s.accuracies.get(model) for s in tested] for model in tested[0].accuracies},
+        name: [score.shared for score in tested],
+        "own": [score.own for score in tested],
+        **{model: [s.further.get(model) for s in tested] for model in tested[0].further},
     }
     known = {
-        model: Spread(**fairness([value for value in values if value is not None], sizes))
+        model: Spread(**fairness([v for v in values if v is not None], sizes, higher=higher))
         for model, values in named.items()
         if None not in values
     }

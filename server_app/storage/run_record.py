@@ -125,9 +125,9 @@ class Record:
 
 def _log_text(entry: Entry) -> str:
     """Return a round's results for Flower's log (``flwr run --stream``)."""
-    accuracy, name = entry.primary_accuracy, "personal accuracy"
-    name = name if entry.primary == "personal" else "accuracy"
-    texts = ["not scored" if accuracy is None else f"{name} {accuracy:.4f}"]
+    score, name = entry.primary_score, entry.measure.title
+    name = f"personal {name}" if entry.primary == "personal" else name
+    texts = ["not scored" if score is None else f"{name} {score:.4f}"]
     texts += [f"{len(entry.failures)} failures"] if entry.failures else []
     texts += entry.notes
     texts += [f"the run ends: {entry.end}"] if entry.end else []

@@ -12,15 +12,26 @@ import torch
 from common.exchange import model_file
 from common.exchange.records import StateDict
 from common.files import home, parse_json, write_atomically
-from common.journal import OVER, ClientScore, Entry, JsonObject, members, over, primary_course
+from common.journal import (
+    OVER,
+    ClientScore,
+    Entry,
+    JsonObject,
+    measure_of,
+    members,
+    over,
+    primary_course,
+)
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
+from common.objectives import ACCURACY, MEASURES
 from common.settings.config import Config
 from common.settings.version import VERSION
 
 KEYS = (
     *("status", "error", "ended", "stalled", "method", "dataset", "scored_on", "runtime", "rounds"),
     *("seed", "accuracy", "accuracies", "accuracy_bn", "rounds_to_target", "fairness", "primary"),
-    *("personal", "accuracy_covered", "uncovered", "metrics", "incentive", "coefficients", "cost"),
+    *("personal", "measures", "by_output", "accuracy_covered", "uncovered", "metrics"),
+    *("incentive", "coefficients", "cost"),
     *("clients", "clients_in_all", "bytes", "drift", "flops", "memory", "seconds"),
     *("clock", "time_to_target"),
     *("seconds_by_phase", "failures", "further_failures", "warnings", "weights_sha256", "privacy"),
@@ -29,7 +40,7 @@ KEYS = (
 """Keys of a summary, in their order. A key that names a field of the journal has the value of that
 field over all rounds, unless ``summary`` gives it another one."""
 OPTIONAL = {"clients_in_all", "drift", "flops", "memory", "further_failures", "privacy", "warnings"}
-OPTIONAL |= {"stalled", "scored_on", "clock", "time_to_target"}
+OPTIONAL |= {"stalled", "scored_on", "clock", "time_to_target", "measures", "by_output"}
 """Keys that a summary leaves out if they have no value; all other keys are ``null`` then."""
 
 
@@ -124,7 +135,8 @@ def complete(folder: Path, config: Config) -> str:
     if rounds >= config.run.rounds:
         return f"rounds = {config.run.rounds}, all of them done; for more: -s rounds=N"
     scored = saved.get("primary") or accuracy  # earlier releases have no key "primary"
-    if config.score.ends(scored and scored["final"]):
+    measure = MEASURES[(scored or {}).get("measure", ACCURACY.name)]
+    if config.score.ends(scored and scored["final"], measure):
         target = f"score.target = {config.score.target:g}"
         return f"{target} was reached in round {rounds}; for more: -s score.stop=false"
     if 0 < config.score.patience <= saved.get("stalled", 0):
@@ -146,8 +158,9 @@ def _time_to_target(rounds: list[Entry], target: float) -> dict[str, float | Non
     """
     if not target or not any(entry.clock for entry in rounds):
         return None
-    scored = ((entry, entry.primary_accuracy) for entry in rounds if entry.clock)
-    ends = (e.clock.end for e, a in scored if e.clock and a is not None and a >= target)
+    scored = ((entry, entry.primary_score) for entry in rounds if entry.clock)
+    reaches = measure_of(rounds).reaches
+    ends = (e.clock.end for e, a in scored if e.clock and a is not None and reaches(a, target))
     return {"target": target, "seconds": next(ends, None)}
 
 
@@ -167,11 +180,13 @@ def _clients(entries: list[Entry]) -> list[dict[str, object]]:
     if len(clients) > MANY:
         return []
     by_k = {score.k: score for score in over(entries, "scores")}
-    no_score, accuracies = ClientScore(k=-1), {"accuracy", "accuracy_global", "accuracies"}
+    no_score, known = ClientScore(k=-1), {"accuracy", "accuracy_global", "accuracies"}
+    if measure_of(entries) is not ACCURACY:
+        known = {"measures", "measures_global"}
     return [
         {
             **client.model_dump(include={"k", "model", "n"}),
-            **by_k.get(client.k, no_score).model_dump(include=accuracies),
+            **by_k.get(client.k, no_score).model_dump(include=known),
         }
         for client in clients
     ]
@@ -182,7 +197,7 @@ def _clients_in_all(entries: list[Entry]) -> dict[str, object] | None:
 
     The journal has every single client.
     """
-    clients, scores = members(entries), over(entries, "scores")
+    clients, scores, measure = members(entries), over(entries, "scores"), measure_of(entries)
     if len(clients) <= MANY:
         return None
     return {
@@ -190,22 +205,24 @@ def _clients_in_all(entries: list[Entry]) -> dict[str, object] | None:
         "scored": len(scores),
         "models": Counter(client.model for client in clients),
         "n": quantiles(client.n for client in clients),
-        "accuracy": quantiles(score.accuracy for score in scores),
-        "accuracy_global": quantiles(score.accuracy_global for score in scores),
+        measure.name: quantiles(score.own for score in scores),
+        f"{measure.name}_global": quantiles(score.shared for score in scores),
     }
 
 
 def _primary(rounds: Sequence[Entry]) -> dict[str, object] | None:
-    """Return the course of the primary accuracy, and its newest metrics by class.
+    """Return the course of the primary score, its measure, and its newest metrics by class.
 
     None if no round has the score.
     """
-    if not (accuracies := primary_course(rounds)):
+    if not (course := primary_course(rounds)):
         return None
-    last = next(entry for entry in rounds if entry.round == accuracies[-1][0])
+    last = next(entry for entry in rounds if entry.round == course[-1][0])
+    of, measure = [score for _, score in course], last.measure
+    name = {} if measure is ACCURACY else {"measure": measure.name}
     metrics = last.by_class.model_dump() if last.by_class else {}
     metrics = {"by_class" if name == "accuracy" else name: v for name, v in metrics.items()}
-    return {"score": last.primary, **over_rounds([a for _, a in accuracies]), **metrics}
+    return {"score": last.primary, **name, **over_rounds(of, measure.best), **metrics}
 
 
 def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | None] | None:
@@ -215,8 +232,9 @@ def _rounds_to_target(rounds: list[Entry], target: float) -> dict[str, float | N
     """
     if not target:
         return None
-    course = primary_course(rounds)
-    accuracies = [accuracy for _, accuracy in course]
-    hits = {"first": rounds_to(accuracies, target), "mean5": rounds_to(accuracies, target, 5)}
+    course, reaches = primary_course(rounds), measure_of(rounds).reaches
+    scores = [score for _, score in course]
+    windows = {"first": 1, "mean5": 5}
+    hits = {name: rounds_to(scores, target, of, reaches) for name, of in windows.items()}
     reached = {name: course[i - 1][0] if i else None for name, i in hits.items()}
     return {"target": target, **reached}

@@ -26,10 +26,10 @@ def scalars(entry: Entry) -> dict[str, float]:
 
 
 def scores(entry: Entry) -> dict[str, list[float]]:
-    """Return the clients' accuracies in [0, 1] by a path; empty if clients scored no model."""
+    """Return the clients' primary scores by a path; empty if clients scored no model."""
     accuracies: dict[str, list[float]] = {}
     for score in entry.scores:
-        by_model = {"own": score.accuracy, "global": score.accuracy_global, **score.accuracies}
+        by_model = {"own": score.own, "global": score.shared, **score.further}
         for name, value in by_model.items():
             if value is not None and math.isfinite(value):
                 accuracies.setdefault(f"clients/{_plain(name)}", []).append(value)
@@ -40,8 +40,8 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
     for name, field in Entry.model_fields.items():
         if Use.TRACKED in field.metadata:
             yield from _numbers(name, getattr(entry, name))
-    if entry.primary_accuracy is not None:
-        yield "primary_accuracy", entry.primary_accuracy
+    if entry.primary_score is not None:
+        yield "primary_score", entry.primary_score
     if entry.privacy is not None:  # the other numbers are withheld
         return
     yield "failures", len(entry.failures)

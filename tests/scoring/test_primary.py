@@ -92,7 +92,7 @@ def test_without_a_global_model_the_clients_scores_count_in_every_scored_round(p
     assert summary["personal"]["worst_tenth"] == last["personal"]["worst_tenth"]
     shown = api.load(run.folder)
     assert (shown.accuracy, shown.primary) == (course[-1], "personal")
-    assert shown.journal["primary_accuracy"].iloc[-1] == course[-1]
+    assert shown.journal["primary_score"].iloc[-1] == course[-1]
 
 
 def test_with_a_global_model_the_servers_score_counts_and_both_stand(played: Run) -> None:
@@ -219,10 +219,10 @@ def test_a_terminal_shows_the_statistics(played: Run) -> None:
 
 def test_trackers_get_the_score_that_counts() -> None:
     told = numbers.scalars(scored(1, primary="personal", accuracy=0.3))
-    assert told["primary_accuracy"] == told["personal/accuracy"] == 0.8 and told["accuracy"] == 0.3
+    assert told["primary_score"] == told["personal/accuracy"] == 0.8 and told["accuracy"] == 0.3
     assert told["personal/worst_tenth"] == 0.5 and told["by_class/macro_f1"] == 0.85
     assert "by_class/accuracy" not in told
-    assert numbers.scalars(scored(1, accuracy=0.3))["primary_accuracy"] == 0.3
+    assert numbers.scalars(scored(1, accuracy=0.3))["primary_score"] == 0.3
 
 
 def test_a_table_has_the_score_that_counts_and_says_whose(played: Run, tmp_path: Path) -> None:

@@ -1,0 +1,427 @@
+"""What is learnt: one class for each sample, several labels, or numbers; one objective each.
+
+An objective owns the loss, the predictions, the scores of a model and how the scores of several
+clients combine. The first of its measures is the primary score. The outputs of a network are
+logits [n, C] for classes, logits [n, L] for L labels, and standardised numbers [n, D] for D
+targets. Code elsewhere asks the objective and rarely compares objectives.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.losses.distillation import Reduction, kl
+from common.metrics import auc, f1, mean_of_known, r2
+
+Name = Literal["classes", "labels", "number"]
+RegressionLoss = Literal["mse", "huber"]
+Values = Mapping[str, float | None]  #: by measure; None where the samples do not define it
+
+
+@final
+@dataclass(frozen=True)
+class Measure:
+    """A score of models: its name in files, in words, its range and its direction."""
+
+    name: str
+    title: str
+    least: float = 0.0
+    most: float = 1.0
+    higher: bool = True  #: whether a larger value is better
+    squares: bool = False  #: whether clients combine by the root of the mean square, not the mean
+
+    def better(self, new: float, old: float) -> bool:
+        """Return whether ``new`` is better than ``old``."""
+        return new > old if self.higher else new < old
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Return whether ``value`` is at least as good as ``target``."""
+        return value >= target if self.higher else value <= target
+
+    def best(self, values: Sequence[float]) -> float:
+        """Return the best of ≥ 1 values."""
+        return max(values) if self.higher else min(values)
+
+    def worst(self, values: Sequence[float]) -> float:
+        """Return the worst of ≥ 1 values."""
+        return min(values) if self.higher else max(values)
+
+    def combined(self, values: Sequence[float], sizes: Sequence[int]) -> float:
+        """Return the score over ≥ 1 clients, weighted by their numbers of test samples.
+
+        Of accuracies it is the score of all their samples together, and so it is of root mean
+        squares. Of AUC, F1 and R² it is the mean over clients, which pooled samples would not give.
+        """
+        powers = np.square(values) if self.squares else np.asarray(values, dtype=np.float64)
+        mean = float(np.average(powers, weights=np.asarray(sizes, dtype=np.float64)))
+        return math.sqrt(mean) if self.squares else mean
+
+    def text(self, value: float | None, digits: int = 1) -> str:
+        """Return a value for people: shares in percent, others as numbers."""
+        if value is None or math.isnan(value):
+            return "–"
+        if self is ACCURACY:
+            return f"{100 * value:.{digits}f} %"
+        return f"{value:.{digits + 2}f}"
+
+    def check(self, key: str, value: float) -> None:
+        """Raise ``ValueError``, one line, for a setting ``key`` outside the range."""
+        if not self.least <= value <= self.most:
+            low = "any number" if math.isinf(self.least) else f"{self.least:g}"
+            raise ValueError(
+                f"{key} = {value:g} is not allowed with {self.title}; allowed: {low} to "
+                f"{self.most:g}"
+            )
+
+
+ACCURACY = Measure("accuracy", "accuracy")
+MACRO_AUC = Measure("macro_auc", "macro AUC")
+MACRO_F1 = Measure("macro_f1", "macro F1")
+R2 = Measure("r2", "R²", least=-math.inf)
+RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, squares=True)
+MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE)}
+BINS, REACH = 1024, 8.0  #: of histograms of logits; those beyond ±REACH count at the ends
+HALF = 0.5  #: probability from which a label is predicted
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a model on n ≥ 1 samples."""
+
+    measures: Values  #: the primary one first
+    by_output: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """Measures of each label or target; empty for classes."""
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """Loss, predictions and scores of networks with an output for each of ``outputs``."""
+
+    outputs: tuple[str, ...]
+
+    name: ClassVar[Name]
+    noun: ClassVar[tuple[str, str]]  #: word for an output, and for several
+    primary: ClassVar[Measure]
+    one_each: ClassVar[bool] = False  #: whether each sample has exactly one of the outputs
+
+    @property
+    @abstractmethod
+    def measures(self) -> tuple[Measure, ...]:
+        """Measures of a model, the primary one first."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Primary score of a guess."""
+
+    @property
+    @abstractmethod
+    def guess(self) -> float:
+        """Loss of a guess."""
+
+    @abstractmethod
+    def total(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the sum over samples of the loss of each one."""
+
+    def loss(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch; ``weight`` [C]: of each class."""
+        return self.loss_of(self.form(outputs), y, weight)
+
+    def form(self, outputs: Tensor) -> Tensor:
+        """Return outputs in the form that ``loss_of`` and ``divergence`` take."""
+        return outputs
+
+    @abstractmethod
+    def loss_of(self, form: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch from the outputs' ``form``."""
+
+    @abstractmethod
+    def divergence(self, teacher: Tensor, student: Tensor, reduction: Reduction) -> Tensor:
+        """Return how far the student's outputs are from the teacher's, both as ``form``.
+
+        It is a mean over the batch; ``mean``: over the outputs too.
+        """
+
+    @abstractmethod
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Return the predictions: classes [n], probabilities [n, L], or numbers in data's unit."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, y: Tensor) -> Scores:
+        """Return the scores of outputs and true values on the CPU."""
+
+    def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return float64 [outputs, m], whose sum over clients gives the ``pooled`` scores."""
+        raise NotImplementedError  # of classes it is the confusion
+
+    def pooled(self, sums: Tensor) -> Scores:
+        """Return the scores of all clients' samples together from the sum of their ``sums``."""
+        raise NotImplementedError
+
+    def check_sums(self, sums: Tensor, n: int) -> None:
+        """Raise ``ValueError``, one line, unless ``sums`` can be those of n samples."""
+        like = self.sums(torch.zeros(1, len(self.outputs)), torch.zeros(1, len(self.outputs)))
+        if sums.dtype != like.dtype or sums.shape != like.shape:
+            raise ValueError(f"the sums are {sums.dtype} {tuple(sums.shape)}, not {like.shape}")
+        if not bool(torch.isfinite(sums).all()) or not bool((self.counted(sums) == n).all()):
+            raise ValueError(f"the sums are not those of {n} samples")
+
+    def counted(self, sums: Tensor) -> Tensor:
+        """Return the number of samples behind the sums of each output."""
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """Part of the census' fingerprint of the task; empty for classes."""
+        return self.name
+
+    @staticmethod
+    @abstractmethod
+    def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
+        """Raise ``ValueError``, one line, for training values that nothing can be learnt from.
+
+        ``every``: whether each class needs a sample.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class Classes(Objective):
+    """One class for each sample: y int64 [n], logits [n, C], cross-entropy in nats."""
+
+    name = "classes"
+    noun = "class", "classes"
+    primary = ACCURACY
+    measures = (ACCURACY,)
+    one_each = True
+
+    @property
+    def chance(self) -> float:
+        return 1 / len(self.outputs)
+
+    @property
+    def guess(self) -> float:
+        return math.log(len(self.outputs))
+
+    def total(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="sum")
+
+    def loss(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.cross_entropy(outputs, y, weight)
+
+    def form(self, outputs: Tensor) -> Tensor:
+        """Return the logarithm of the softmax, of which loss and divergence share one."""
+        return F.log_softmax(outputs, dim=1)
+
+    def loss_of(self, form: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.nll_loss(form, y, weight)
+
+    def divergence(self, teacher: Tensor, student: Tensor, reduction: Reduction) -> Tensor:
+        """Return KL(teacher ‖ student) of the classes."""
+        return kl(teacher, student, given="logs", reduction=reduction)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(1)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Scores:
+        accuracy = int((outputs.argmax(1) == y).sum()) / len(y)
+        return Scores({ACCURACY.name: accuracy})
+
+    def macro_auc(self, outputs: Tensor, y: Tensor) -> float | None:
+        """Return the mean over classes of the AUC of one class against the others.
+
+        Its ranking is by the softmax. Classes without samples, or with all of them, do not count.
+        """
+        shares, labels = F.softmax(outputs.double(), dim=1).numpy(), y.numpy()
+        return mean_of_known([auc(labels == c, shares[:, c]) for c in range(shares.shape[1])])
+
+    @property
+    def fingerprint(self) -> str:
+        return ""
+
+    @staticmethod
+    def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
+        if len(names) < 2:
+            raise ValueError(f"{len(names)} classes; at least 2 are needed")
+        counts = torch.bincount(y, minlength=len(names)).tolist()
+        for label, count in zip(names, counts, strict=True):
+            if count == 0 and every:
+                raise ValueError(f"class {label!r} has no samples")
+
+
+@final
+@dataclass(frozen=True)
+class Labels(Objective):
+    """Several labels for each sample: y float32 [n, L] of 0 and 1, logits [n, L].
+
+    The loss is the binary cross-entropy in nats, the mean over labels.
+    """
+
+    name = "labels"
+    noun = "label", "labels"
+    primary = MACRO_AUC
+    measures = MACRO_AUC, MACRO_F1
+    chance = 0.5
+    guess = math.log(2)
+
+    def total(self, outputs: Tensor, y: Tensor) -> Tensor:
+        terms = F.binary_cross_entropy_with_logits(outputs, y, reduction="sum")
+        return terms / outputs.shape[1]
+
+    def loss_of(self, form: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.binary_cross_entropy_with_logits(form, y)
+
+    def divergence(self, teacher: Tensor, student: Tensor, reduction: Reduction) -> Tensor:
+        """Return the mean over labels of the Bernoulli KL(teacher ‖ student)."""
+        p, q = torch.sigmoid(teacher), student
+        on = F.logsigmoid(teacher) - F.logsigmoid(q)
+        off = F.logsigmoid(-teacher) - F.logsigmoid(-q)
+        return (p * on + (1 - p) * off).mean()
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return torch.sigmoid(outputs)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Scores:
+        shares, truth = torch.sigmoid(outputs.double()).numpy(), y.numpy() > HALF
+        columns = range(shares.shape[1])
+        areas = [auc(truth[:, i], shares[:, i]) for i in columns]
+        each = [f1(truth[:, i], shares[:, i] >= HALF) for i in columns]
+        means = {MACRO_AUC.name: mean_of_known(areas), MACRO_F1.name: mean_of_known(each)}
+        return Scores(means, {"auc": areas, "f1": each})
+
+    def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return a histogram of the logits of samples without and with each label, [L, 2 BINS].
+
+        Pooled F1 is exact; pooled AUC counts logits of one bin, 16/BINS wide, as equal.
+        """
+        bins = ((outputs.double() / REACH + 1) * BINS / 2).floor().clamp(0, BINS - 1).long()
+        places = bins + BINS * (y > HALF)
+        counts = [torch.bincount(column, minlength=2 * BINS) for column in places.T]
+        return torch.stack(counts).double()
+
+    def counted(self, sums: Tensor) -> Tensor:
+        return torch.where((sums >= 0).all(1), sums.sum(1), -1.0)
+
+    def pooled(self, sums: Tensor) -> Scores:
+        areas, each = list[float | None](), list[float | None]()
+        for without, having in sums.view(len(sums), 2, BINS).numpy():
+            above = float((having * (without.cumsum() - without / 2)).sum())
+            pairs = float(without.sum() * having.sum())
+            areas.append(above / pairs if pairs else None)
+            right, marked = having[BINS // 2 :].sum(), without[BINS // 2 :].sum() + having.sum()
+            marked += right
+            each.append(float(2 * right / marked) if marked else None)
+        means = {MACRO_AUC.name: mean_of_known(areas), MACRO_F1.name: mean_of_known(each)}
+        return Scores(means, {"auc": areas, "f1": each})
+
+    @staticmethod
+    def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
+        for label, column in zip(names, y.T, strict=True):
+            if every and not bool(column.any()):
+                raise ValueError(f"label {label!r} has no sample, so nothing can be learnt of it")
+            if every and bool(column.all()):
+                raise ValueError(f"label {label!r} is on all samples: nothing can be learnt of it")
+
+
+@final
+@dataclass(frozen=True)
+class Number(Objective):
+    """One or several numbers for each sample: y float32 [n, D] in the data's unit.
+
+    The loss is the mean square, or Huber's with δ = 1, of outputs and targets (y − mean) / std.
+    """
+
+    mean: tuple[float, ...] = ()  #: of each target over the data set's training samples
+    std: tuple[float, ...] = ()
+    how: RegressionLoss = "mse"
+
+    name = "number"
+    noun = "target", "targets"
+    primary = R2
+    chance = 0.0
+    guess = 1.0
+
+    def _standardised(self, y: Tensor) -> Tensor:
+        return (y - y.new_tensor(self.mean)) / y.new_tensor(self.std)
+
+    def _terms(self, outputs: Tensor, y: Tensor) -> Tensor:
+        loss: Callable[..., Tensor] = F.mse_loss if self.how == "mse" else F.huber_loss
+        return loss(outputs, self._standardised(y), reduction="none")
+
+    def total(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self._terms(outputs, y).sum() / outputs.shape[1]
+
+    def loss_of(self, form: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return self._terms(form, y).mean()
+
+    def divergence(self, teacher: Tensor, student: Tensor, reduction: Reduction) -> Tensor:
+        """Return ½ ‖teacher − student‖² of the standardised numbers; ``mean``: by target."""
+        value = 0.5 * (teacher - student).square().sum() / len(student)
+        return value / student.shape[1] if reduction == "mean" else value
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs * outputs.new_tensor(self.std) + outputs.new_tensor(self.mean)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Scores:
+        found, truth = self.predicted(outputs.double()).numpy(), y.double().numpy()
+        errors: list[float | None] = np.sqrt(np.square(found - truth).mean(0)).tolist()
+        shares = [r2(truth[:, i], found[:, i]) for i in range(truth.shape[1])]
+        return self._scores(shares, errors)
+
+    def _scores(self, shares: list[float | None], errors: list[float | None]) -> Scores:
+        """Return the scores from R² and RMSE of each target."""
+        means = (mean_of_known(shares), *errors[: len(self.measures) - 1])
+        measures = {m.name: value for m, value in zip(self.measures, means, strict=True)}
+        return Scores(measures, {"r2": shares, "rmse": errors})
+
+    def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return n, Σ y, Σ y² and Σ (y − ŷ)² of each target, [D, 4], of standardised numbers."""
+        truth = self._standardised(y.double())
+        squares = (truth - outputs.double()).square().sum(0)
+        counts = torch.full_like(squares, len(y))
+        return torch.stack([counts, truth.sum(0), truth.square().sum(0), squares], 1)
+
+    def counted(self, sums: Tensor) -> Tensor:
+        return sums[:, 0]
+
+    def pooled(self, sums: Tensor) -> Scores:
+        n, total, squares, residual = sums.T
+        spread = squares - total.square() / n
+        shares = [1 - r / s if s > 0 else None for r, s in zip(residual, spread, strict=True)]
+        errors = ((residual / n).sqrt() * residual.new_tensor(self.std)).tolist()
+        return self._scores([None if r is None else float(r) for r in shares], errors)
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """R², and RMSE of one target: no mean has a meaning for targets of different units."""
+        return (R2, RMSE) if len(self.outputs) == 1 else (R2,)
+
+    @property
+    def fingerprint(self) -> str:
+        scales = (f"{m:.6g}±{s:.6g}" for m, s in zip(self.mean, self.std, strict=True))
+        return f"{self.name}({', '.join(scales)})"
+
+    @staticmethod
+    def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
+        for target, column in zip(names, y.T, strict=True):
+            if not bool(torch.isfinite(column).all()):
+                row = int((~torch.isfinite(column)).nonzero()[0])
+                raise ValueError(f"target {target!r} of sample {row} is not a finite number")
+            if every and bool((column == column[0]).all()):
+                raise ValueError(
+                    f"target {target!r} is {float(column[0]):g} for all samples: nothing can be "
+                    "learnt of it"
+                )
+
+
+OBJECTIVES: Mapping[str, type[Objective]] = {o.name: o for o in (Classes, Labels, Number)}
