@@ -40,8 +40,8 @@ def digits() -> Dataset:
 def several_digits() -> Dataset:
     """Return pictures (N, 1, 16, 16) of up to four of the ``digits``, with labels (N, 10).
 
-    Each quarter but the first is empty with a probability of 0.4. Eight owners prefer different digits: theirs
-    have the shares p ~ Dir(0.5). Training pictures have training digits, test pictures test digits.
+    Each quarter but the first is empty with a probability of 0.4. Eight owners prefer different
+    digits: theirs have the shares p ~ Dir(0.5). Test pictures have test digits.
     """
     single, draw = digits(), rng(0, "several-digits")
     shares = draw.dirichlet(np.full(10, 0.5), OWNERS)

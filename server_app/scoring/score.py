@@ -175,13 +175,14 @@ class Scorer:
 
     def _pool(self, entry: Entry, sums: Sequence[Tensor], clients: int) -> None:
         """Write the scores of all clients' samples together, if every client has sent its sums."""
-        if self.primary != "personal" or not sums or len(sums) < clients:
+        if not sums or len(sums) < clients:
             return
         assert entry.personal is not None
         found = self.task.objective.pooled(torch.stack(list(sums)).sum(0))
         entry.personal.measures = {**entry.personal.measures, **found.measures}
         entry.personal.pooled = True
-        entry.by_output = {name: list(values) for name, values in found.by_output.items()}
+        if self.primary == "personal":
+            entry.by_output = {name: list(values) for name, values in found.by_output.items()}
 
     def _write_classes(
         self, entry: Entry, confusions: Sequence[Confusion], macro_auc: float | None = None
@@ -193,8 +194,13 @@ class Scorer:
 
     @property
     def counts(self) -> bool:
-        """Whether clients that score send the confusion of their models."""
-        return self.primary == "personal" and self.task.config.run.share_counts
+        """Whether clients that score send the confusion of their models, or their sums.
+
+        The confusion is of the primary score only; sums give every personal score of labels and
+        numbers, so that it means the same for every method.
+        """
+        needed = self.primary == "personal" or not self.task.objective.one_each
+        return needed and self.task.config.run.share_counts
 
     def main(self, nets: Sequence[Classifier]) -> list[Classifier]:
         """Return the networks whose mean is the run's score."""

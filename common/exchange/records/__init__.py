@@ -129,7 +129,7 @@ class Records(BaseModel):
     def _split(self) -> tuple[bytes, dict[str, Numbers]]:
         """Return the schema and the numbers by dtype."""
         leaves: list[tuple[str, Tensor]] = []
-        fields = {name: value for name, value in self if name not in self.omitted or value}
+        fields = {name: value for name, value in self if name not in self.omitted or _given(value)}
         return dump(to_json(fields, "", leaves)), flatten(leaves)
 
     @classmethod
@@ -149,6 +149,11 @@ class Records(BaseModel):
         if rest := {name: array.left() for name, array in pool.items() if array.left()}:
             raise ValueError(f"{cls.kind}: the payload has numbers that belong to no field: {rest}")
         return built
+
+
+def _given(value: object) -> bool:
+    """Return whether an omitted field has another value than the empty one."""
+    return isinstance(value, Tensor) or bool(value)
 
 
 def count_bytes(content: RecordDict) -> int:
