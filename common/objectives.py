@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.losses.distillation import Reduction, kl
+from common.losses.distillation import Reduction, kl, kl_from
 from common.metrics import auc, f1, mean_of_known, r2
 
 Name = Literal["classes", "labels", "number"]
@@ -152,6 +152,18 @@ class Objective(ABC):
         It is a mean over the batch; ``mean``: over the outputs too.
         """
 
+    def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
+        """Return probabilities [n, C] of outputs at temperature T > 0."""
+        raise NotImplementedError  # numbers have none; methods that need them refuse numbers
+
+    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+        """Return KL(shares ‖ outputs) at temperature T of the outputs, a mean over the batch."""
+        raise NotImplementedError
+
+    def sharpened(self, shares: Tensor, T: float) -> Tensor:
+        """Return shares [n, C] with less entropy for a small T > 0 (DS-FL, entropy reduction)."""
+        raise NotImplementedError
+
     @abstractmethod
     def predicted(self, outputs: Tensor) -> Tensor:
         """Return the predictions: classes [n], probabilities [n, L], or numbers in data's unit."""
@@ -230,6 +242,15 @@ class Classes(Objective):
         """Return KL(teacher ‖ student) of the classes."""
         return kl(teacher, student, given="logs", reduction=reduction)
 
+    def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
+        return torch.softmax(outputs / T, dim=1)
+
+    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+        return kl_from(shares, outputs, T)
+
+    def sharpened(self, shares: Tensor, T: float) -> Tensor:
+        return torch.softmax(shares / T, dim=1)
+
     def predicted(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(1)
 
@@ -287,6 +308,18 @@ class Labels(Objective):
         on = F.logsigmoid(teacher) - F.logsigmoid(q)
         off = F.logsigmoid(-teacher) - F.logsigmoid(-q)
         return (p * on + (1 - p) * off).mean()
+
+    def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
+        return torch.sigmoid(outputs / T)
+
+    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+        """Return the mean over labels of the Bernoulli KL(shares ‖ outputs)."""
+        entropy: Tensor = torch.special.entr(shares) + torch.special.entr(1 - shares)
+        return F.binary_cross_entropy_with_logits(outputs / T, shares) - entropy.mean()
+
+    def sharpened(self, shares: Tensor, T: float) -> Tensor:
+        """Return the softmax of (p, 1 − p) / T of each label."""
+        return torch.sigmoid((2 * shares - 1) / T)
 
     def predicted(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs)
@@ -424,4 +457,5 @@ class Number(Objective):
                 )
 
 
+ONE_CLASS = Classes(())  #: objective of functions that need no names of the classes
 OBJECTIVES: Mapping[str, type[Objective]] = {o.name: o for o in (Classes, Labels, Number)}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import ClassVar, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -83,9 +82,9 @@ class GlobalModel(Method[O, U], ABC):
         return self.net
 
     def predicted(self, x: Tensor) -> Tensor:
-        """Return softmax f(w; x) [n, classes] for samples x [n, C, ...], on the CPU."""
+        """Return the probabilities f(w; x) [n, classes] for samples x [n, C, ...], on the CPU."""
         self.net.load_state_dict(self.w)
-        return torch.softmax(self.task.logits(self.net, x), dim=1)
+        return self.task.objective.shares(self.task.logits(self.net, x))
 
 
 MATCHINGS: dict[str, type[Matching]] = {

@@ -70,6 +70,7 @@ def test_the_tables_of_a_node() -> None:
         *("out", "plugins", "track", "name", "labels", "membership", "select.by"),
         "callbacks",
         *("select.tags", "node.K.tags", "node.K.name", "fedktl.generator"),
+        *("data.target-mean", "data.target-std"),
         *("experiment", "device", "node.K.device"),
         *("data.label-column", "data.owner-column", "data.ignore-columns", "data.digest"),
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),

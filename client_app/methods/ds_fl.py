@@ -2,15 +2,13 @@
 
 from typing import final
 
-import torch
-
 from client_app.bases.own_model import OwnModel
 from client_app.bases.public_set import SharedPublicSet
 from common.exchange import quantise
-from common.losses.distillation import kl_from
 from common.methods.ds_fl import Agreeing, Reply, Request
 from common.models.classifier import Classifier
 from common.techniques.public_set import digest, subset
+from common.training.fit import Loss
 
 
 @final
@@ -23,7 +21,7 @@ class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
         metrics = p.train(t, net.train().parameters(), p.supervised(net))
         self.keep(t, net)
         images = self.images(t) if request.rows is None else p.public[request.rows.long()]
-        theta = torch.softmax(self.task.logits(net, images), dim=1)
+        theta = self.task.objective.shares(self.task.logits(net, images))
         return Reply(
             metrics={**metrics, **digested}, theta=quantise.encode(theta, self.config.wire.dtype)
         )
@@ -36,8 +34,8 @@ class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
         rows = request.y_rows
         if rows is None:
             rows = subset(self.task, request.since, len(p.public))
-        targets, images = quantise.decode_probabilities(request.y), p.public[rows.long()]
-        loss = digest(
-            self.task, request.t, net, images, targets, lambda z, y: kl_from(y, z), "digest", p.k
-        )
-        return {"digest_loss": loss}
+        learnt, images = self.task.objective, p.public[rows.long()]
+        targets = quantise.decode_probabilities(request.y, one_each=learnt.one_each)
+        loss: Loss = lambda z, y: learnt.from_shares(y, z)  # noqa: E731
+        mean = digest(self.task, request.t, net, images, targets, loss, "digest", p.k)
+        return {"digest_loss": mean}

@@ -1,5 +1,6 @@
 """FedMD, client half: send predictions for public images, then learn their mean and train."""
 
+from functools import partial
 from typing import final
 
 from client_app.bases.own_model import ClientState, OwnModel
@@ -66,9 +67,10 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
     def train(self, request: Request) -> Reply:
         """Return θ_k's predictions for A_t; in the client's first round, train θ_k before."""
         t, o, state = request.t, self.options, self._kept(request.t, request.t)
+        learnt = self.task.objective
         net = self.participant.model(self.spec, state.local if state else None)
         metrics = self._start(t, net) if state is None and self._starts else {}
-        predictions = o.speak(self.task.logits(net, self.images(t)))
+        predictions = o.speak(self.task.logits(net, self.images(t)), learnt)
         theta = encoded(predictions, self.config.wire.dtype, probabilities=o.probabilities)
         return Reply(metrics=metrics, **theta)
 
@@ -94,7 +96,7 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
     def second(self, request: protocol.Request) -> ConsensusReply:
         """Learn the consensus and train, from the weights of the first exchange."""
         assert isinstance(request, ConsensusRequest)
-        p, o, t = self.participant, self.options, request.t
+        p, o, t, learnt = self.participant, self.options, request.t, self.task.objective
         state = self._kept(t, t + 1)
         if state is None and self._starts:
             raise ValueError(f"there is no model of round {t} to continue from")
@@ -103,9 +105,10 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
         if o.keeps_optimizers:
             own = Moments(state.train if isinstance(state, Started | Kept) else {})
             public = Moments(state.digest if isinstance(state, Kept) else {})
-        target = request.said(probabilities=o.probabilities)
+        target = request.said(probabilities=o.probabilities, one_each=learnt.one_each)
         name, images = ("digest", p.k), self.images(t)
-        align = digest(self.task, t, net, images, target, o.distance, *name, moments=public)
+        distance = partial(o.distance, learnt=learnt)
+        align = digest(self.task, t, net, images, target, distance, *name, moments=public)
         epochs = o.private_epochs(t, self.config.train.epochs)
         loss = p.supervised(net)
         metrics = p.train(t, net.train().parameters(), loss, times=epochs, moments=own)
@@ -115,5 +118,5 @@ class FedMD(SharedPublicSet[PredictionExchange, Request], OwnModel[PredictionExc
             p.save_state(t, Kept(local=upload(net), train=own.state, digest=public.state))
         metrics["align_loss"] = align
         if o.whole_test:
-            metrics["test_accuracy"] = p.test_accuracy(net)
+            metrics |= p.whole_test(net)
         return ConsensusReply(metrics=metrics)

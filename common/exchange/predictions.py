@@ -24,9 +24,12 @@ class Predictions(Records, kind="predictions.Predictions"):
     high: float
     """Value of byte 255 in theta; 1 for probabilities."""
 
-    def check_predictions(self, shape: tuple[int, int], dtype: str, *, probabilities: bool) -> None:
+    def check_predictions(
+        self, shape: tuple[int, int], dtype: str, *, probabilities: bool, one_each: bool = True
+    ) -> None:
         """Raise a one-line ``ValueError`` unless theta has ``shape`` [N, C], the wire's ``dtype``
-        and one distribution in each row, or logits within ± ``LARGEST``.
+        and one distribution in each row, or logits within ± ``LARGEST``. ``one_each``: as for
+        ``quantise.check_rows``.
         """
         quantise.check_dtype(self.theta, shape, dtype, "theta")
         if not -LARGEST <= self.low <= self.high <= LARGEST:
@@ -36,15 +39,18 @@ class Predictions(Records, kind="predictions.Predictions"):
                 raise ValueError(
                     f"theta is for {self.low} to {self.high}, probabilities for 0 to 1"
                 )
-            quantise.check_rows(self.theta, dtype, "theta")
+            quantise.check_rows(self.theta, dtype, "theta", one_each=one_each)
         elif dtype != "uint8" and not bool((self.theta.abs() <= LARGEST).all()):
             most = float(self.theta.abs().max())
             raise ValueError(f"theta has the logit {most:g}, at most {LARGEST:g} is allowed")
 
-    def said(self, *, probabilities: bool) -> Tensor:
-        """Return the predictions as float32 [N, C]; rows of probabilities sum to 1 again."""
+    def said(self, *, probabilities: bool, one_each: bool = True) -> Tensor:
+        """Return the predictions as float32 [N, C].
+
+        ``one_each``: rows of probabilities sum to 1 again; false for probabilities of labels.
+        """
         if probabilities:
-            return quantise.decode_probabilities(self.theta)
+            return quantise.decode_probabilities(self.theta, one_each=one_each)
         return quantise.decode(self.theta, self.low, self.high)
 
 

@@ -28,10 +28,10 @@ def decode(values: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     return values.to(torch.float32) / LEVELS * (high - low) + low
 
 
-def decode_probabilities(values: Tensor) -> Tensor:
-    """Return rows [n, C] of probabilities as float32, divided by their sums."""
+def decode_probabilities(values: Tensor, *, one_each: bool = True) -> Tensor:
+    """Return probabilities [n, C] as float32; ``one_each``: rows are divided by their sums."""
     p = decode(values)
-    return p / p.sum(1, keepdim=True)
+    return p / p.sum(1, keepdim=True) if one_each else p
 
 
 def check_dtype(values: Tensor, shape: tuple[int, ...], dtype: str, name: str) -> None:
@@ -50,9 +50,14 @@ def check_unit(values: Tensor, name: str) -> None:
         raise ValueError(f"{name} reaches from {low:g} to {high:g}, it must stay in [0, 1]")
 
 
-def check_rows(values: Tensor, dtype: str, name: str) -> None:
-    """Raise a one-line ``ValueError`` unless every row [C] is a distribution up to rounding."""
+def check_rows(values: Tensor, dtype: str, name: str, *, one_each: bool = True) -> None:
+    """Raise a one-line ``ValueError`` unless every row [C] is a distribution up to rounding.
+
+    ``one_each``: false for probabilities of labels, which need not sum to 1.
+    """
     check_unit(values, name)
+    if not one_each:
+        return
     sums = decode(values).sum(1)
     slack = 1e-3 + values.shape[1] * STEPS[dtype] / 2
     off = (sums - 1).abs()

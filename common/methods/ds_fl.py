@@ -80,6 +80,8 @@ class Agreeing(OnPublicSet):
 class Options(Agreeing):
     """Options of DS-FL."""
 
+    objectives = ("classes", "labels")
+
 
 @final
 class Request(protocol.Request, kind="ds_fl.Down"):

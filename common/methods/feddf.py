@@ -50,8 +50,10 @@ Deviations, with their switches:
 from typing import Literal, final
 
 from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import not_allowed
 from common.settings.section import Positive
 from common.techniques.public_set import OnPublicSet
+from common.training.task import Task
 
 CLIENT = "fedavg"
 
@@ -70,6 +72,7 @@ class Options(OnPublicSet, Averaging):
         networks="own",
     )
 
+    objectives = ("classes", "labels")
     leaks = "single clients' models that predict public images"
     uses = ("average", "oca", "finetune", "public")
     auto = {"average.across": "same", "public.optimizer": "adam", "public.lr": 0.001}
@@ -81,6 +84,11 @@ class Options(OnPublicSet, Averaging):
     """T of the teachers' and the student's softmax."""
     ensemble: Literal["logits", "softmax"] = "logits"
     """Quantity that the scored ensemble averages over the prototypes."""
+
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        if self.ensemble != "logits" and not task.objective.one_each:
+            raise not_allowed("feddf.ensemble", self.ensemble, task.objective.name, "logits")
 
     @property
     def mean_predictions(self) -> bool:

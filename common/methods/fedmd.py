@@ -57,6 +57,7 @@ from torch import Tensor
 from common.exchange import protocol
 from common.exchange.predictions import Predictions
 from common.losses.distillation import kl_from
+from common.objectives import ONE_CLASS, Objective
 from common.settings.config import OwnModels, Value
 from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
@@ -91,11 +92,11 @@ class PredictionExchange(OnPublicSet, OwnModels, ABC):
         """Whether messages carry probabilities; false: logits."""
 
     @abstractmethod
-    def speak(self, z: Tensor) -> Tensor:
+    def speak(self, z: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
         """Return the predictions [n, C] that a client sends for its logits z [n, C]."""
 
     @abstractmethod
-    def distance(self, z: Tensor, target: Tensor) -> Tensor:
+    def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
         """Return the scalar loss between logits z and the server's targets, both [n, C]."""
 
     def private_epochs(self, t: int, epochs: int) -> int:
@@ -117,6 +118,7 @@ class Options(PredictionExchange):
         "clients get the mean, from which a client of two can compute the other's",
     )
 
+    objectives = ("classes", "labels")
     leaks = "logits of public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.optimizer": "adam",
@@ -146,12 +148,12 @@ class Options(PredictionExchange):
     def mean_predictions(self) -> bool:
         return True
 
-    def speak(self, z: Tensor) -> Tensor:
-        return torch.softmax(z, dim=1) if self.probabilities else z
+    def speak(self, z: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
+        return learnt.shares(z) if self.probabilities else z
 
-    def distance(self, z: Tensor, target: Tensor) -> Tensor:
+    def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
         if self.align == "kl":
-            return kl_from(target, z)
+            return learnt.from_shares(target, z)
         return (F.l1_loss if self.align == "l1" else F.mse_loss)(z, target)
 
 

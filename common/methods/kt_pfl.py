@@ -46,7 +46,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.losses.distillation import kl_from
 from common.methods.fedmd import (
     ConsensusReply,
     ConsensusRequest,
@@ -54,6 +53,7 @@ from common.methods.fedmd import (
     Reply,
     Request,
 )
+from common.objectives import ONE_CLASS, Objective
 from common.settings.config import Value
 from common.settings.marks import Mark
 from common.settings.section import NonNegative, Positive
@@ -71,6 +71,7 @@ class Options(PredictionExchange):
         "clients resemble one another. A client gets a mixture of its own",
     )
 
+    objectives = ("classes", "labels")
     leaks = "predictions about public images"
     auto: ClassVar[Mapping[str, Value]] = {
         "public.lr": 0.02,
@@ -97,11 +98,11 @@ class Options(PredictionExchange):
     def probabilities(self) -> bool:
         return True
 
-    def speak(self, z: Tensor) -> Tensor:
-        return torch.softmax(z / self.temperature, dim=1)
+    def speak(self, z: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
+        return learnt.shares(z, self.temperature)
 
-    def distance(self, z: Tensor, target: Tensor) -> Tensor:
-        divergence = kl_from(target, z, self.temperature)
+    def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
+        divergence = learnt.from_shares(target, z, self.temperature)
         return divergence / z.shape[1] if self.kl == "mean" else divergence
 
     def private_epochs(self, t: int, epochs: int) -> int:

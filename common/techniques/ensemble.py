@@ -60,14 +60,6 @@ def literal_product(predictions: Sequence[Tensor], W: Tensor) -> Tensor:
     return torch.stack(list(predictions)).mean(0) * W.mean(0)[:, None]
 
 
-def entropy_reduced(p: Tensor, T: float) -> Tensor:
-    """Return softmax(p/T) of probabilities p [n, C], T > 0; a small T reduces the entropy.
-
-    DS-FL's entropy reduction aggregation (Itahara et al.; the paper has T = 0.1).
-    """
-    return torch.softmax(p / T, dim=1)
-
-
 def odin_score(
     net: nn.Module, x: Tensor, *, T: float, epsilon: float, std: Sequence[float]
 ) -> Tensor:

@@ -42,11 +42,13 @@ class Agreement(SharedPublicSet[A, Reply], ABC):
             (self.of_a_round, self.task.num_classes),
             self.config.wire.dtype,
             probabilities=self.options.probabilities,
+            one_each=self.task.objective.one_each,
         )
 
     def predictions(self, replies: Replies[Reply]) -> list[Tensor]:
         """Return each client's predictions, float32 [n, C]."""
-        return [reply.said(probabilities=self.options.probabilities) for _, reply in replies]
+        one_each, shares = self.task.objective.one_each, self.options.probabilities
+        return [reply.said(probabilities=shares, one_each=one_each) for _, reply in replies]
 
     def consensus(self, predictions: Sequence[Tensor], weights: Tensor) -> ConsensusRequest:
         """Return the request with Σ_k weights_k predictions_k; ``weights`` [|S_t|] sum to 1."""

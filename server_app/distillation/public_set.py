@@ -83,7 +83,7 @@ class ServerPublicSet(Method[O, U], ABC):
     def robust_mean(self, predictions: Iterable[Tensor]) -> Tensor:
         """Return the coordinate-wise median or trimmed mean of predictions [n, C] (``[public]``).
 
-        Rows of probabilities do not sum to 1 any more; see ``robust.probabilities``.
+        Rows of probabilities do not sum to 1 any more; see ``normalised``.
         """
         return centre(list(predictions), self.config.public.robust, self.config.public.trim)
 
@@ -95,11 +95,20 @@ class ServerPublicSet(Method[O, U], ABC):
         ``how``: as in ``losses.distillation.opinion``. With ``public.robust`` it is "logits" or
         "mean", and a robust mean replaces the mean.
         """
+        learnt = self.task.objective
         if how == "logits" and self.robust:
-            return torch.softmax(self.robust_mean(logits) / T, dim=1)
+            return learnt.shares(self.robust_mean(logits), T)
         if self.robust:
-            return probabilities(self.robust_mean(torch.softmax(z / T, dim=1) for z in logits))
-        return opinion(logits, how, T)
+            return self.normalised(self.robust_mean(learnt.shares(z, T) for z in logits))
+        if learnt.one_each:
+            return opinion(logits, how, T)
+        values = list(logits if how == "logits" else (learnt.shares(z, T) for z in logits))
+        mean = torch.stack(values).mean(0)
+        return learnt.shares(mean, T) if how == "logits" else mean
+
+    def normalised(self, shares: Tensor) -> Tensor:
+        """Return the ``robust_mean`` of probabilities [n, C] as probabilities again."""
+        return probabilities(shares) if self.task.objective.one_each else shares
 
     def train_student(
         self, t: int, spec: str, w: StateDict, targets: Tensor, loss: Loss

@@ -1,5 +1,6 @@
 """DS-FL, server half: average and sharpen the clients' predictions, and distil them into w."""
 
+from functools import partial
 from typing import final
 
 import torch
@@ -7,11 +8,8 @@ from torch import Tensor
 
 from common.exchange import quantise, tree
 from common.exchange.records import Records, StateDict
-from common.losses.distillation import kl_from
 from common.methods.ds_fl import Agreeing, Reply, Request
-from common.techniques.ensemble import entropy_reduced
 from common.techniques.public_set import digest, subset
-from server_app.aggregation.robust import probabilities
 from server_app.distillation.public_set import SharedPublicSet
 from server_app.global_model import GlobalModel
 from server_app.method import Client, Metrics, Replies
@@ -46,30 +44,41 @@ class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
         n, choose = self.config.public.subset, self.options.choose
         if choose == "random" or t == 1 or not 0 < n < self.samples:
             return None
-        chosen = uncertainty(self.predicted(self.public), choose).topk(n).indices
+        chosen = self._uncertainty(self.predicted(self.public), choose).topk(n).indices
         return chosen.sort().values.int()
+
+    def _uncertainty(self, p: Tensor, by: str) -> Tensor:
+        """Return ``uncertainty`` of p [N, C]; of labels the mean over them, each yes or no."""
+        if self.task.objective.one_each:
+            return uncertainty(p, by)
+        return uncertainty(torch.stack([p, 1 - p], 2).flatten(0, 1), by).view(p.shape).mean(1)
 
     def check(self, client: Client, reply: Reply) -> None:
         dtype, shape = self.config.wire.dtype, (self.of_a_round, self.task.num_classes)
         quantise.check_dtype(reply.theta, shape, dtype, "theta")
-        quantise.check_rows(reply.theta, dtype, "theta")
+        one_each = self.task.objective.one_each
+        quantise.check_rows(reply.theta, dtype, "theta", one_each=one_each)
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        theta = (quantise.decode_probabilities(reply.theta) for _, reply in replies)
+        learnt = self.task.objective
+        decode = partial(quantise.decode_probabilities, one_each=learnt.one_each)
+        theta = (decode(reply.theta) for _, reply in replies)
         if self.robust:
-            y = probabilities(self.robust_mean(theta))
+            y = self.normalised(self.robust_mean(theta))
         else:
             y = sum(theta, torch.zeros(())) / len(replies)
         if self.options.aggregation == "era":
-            y = entropy_reduced(y, self.options.temperature)
+            y = learnt.sharpened(y, self.options.temperature)
         rows = subset(self.task, t, self.samples) if self.rows is None else self.rows.long()
         self.y, self.since = quantise.encode(y, self.config.wire.dtype), t
         self.y_rows = self.rows
         student = self.build(self.global_spec, self.w)
-        targets, images = quantise.decode_probabilities(self.y), self.public[rows]
-        loss = digest(self.task, t, student, images, targets, lambda z, y: kl_from(y, z), "digest")
+        targets, images = decode(self.y), self.public[rows]
+        loss = digest(
+            self.task, t, student, images, targets, lambda z, y: learnt.from_shares(y, z), "digest"
+        )
         self.w = tree.snapshot(student)
-        return {"distill_loss": loss, "entropy": float(uncertainty(y, "entropy").mean())}
+        return {"distill_loss": loss, "entropy": float(self._uncertainty(y, "entropy").mean())}
 
     def numbers(self, replies: Replies[Reply]) -> int:
         """Return n C up and, from the second round on, n C down for each client."""

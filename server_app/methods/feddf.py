@@ -7,7 +7,6 @@ from typing import final
 from torch import nn
 
 from common import progress
-from common.losses.distillation import kl_from
 from common.methods.feddf import Options, Reply
 from common.models.classifier import Classifier
 from common.models.ensemble import Ensemble
@@ -26,12 +25,14 @@ class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
     def refine(self, t: int, replies: Replies[Reply], models: Models) -> tuple[Models, Metrics]:
         if not self.config.public.learn:
             return models, {}
-        o, T = self.options, self.options.temperature
+        o, T, learnt = self.options, self.options.temperature, self.task.objective
         teachers = self.logits_of(t, ((self.trains(client), reply.w) for client, reply in replies))
         targets = self.opinion(teachers, "logits" if o.average == "logits" else "mean", T)
         specs = sorted({self.trains(client) for client in replies.clients})
         students = {
-            spec: self.train_student(t, spec, models[spec], targets, lambda z, y: kl_from(y, z, T))
+            spec: self.train_student(
+                t, spec, models[spec], targets, lambda z, y: learnt.from_shares(y, z, T)
+            )
             for spec in progress.steps(specs, "architecture")
         }
         losses = [loss for _, loss in students.values()]

@@ -6,7 +6,6 @@ import torch
 
 from common.exchange.protocol import Request
 from common.methods.fedmd import Options, Reply
-from server_app.aggregation.robust import probabilities
 from server_app.distillation.agreement import Agreement
 from server_app.method import Replies
 
@@ -23,7 +22,7 @@ class FedMD(Agreement[Options]):
         if self.robust:
             mixed = self.robust_mean(predictions)
             p = self.options.probabilities
-            consensus = self.targets(probabilities(mixed) if p else mixed)
+            consensus = self.targets(self.normalised(mixed) if p else mixed)
         else:
             uniform = torch.full((len(replies),), 1 / len(replies))
             consensus = self.consensus(predictions, uniform)

@@ -120,13 +120,18 @@ class Scorer:
         names, columns = main[0].measures, main[0].by_output
         means = {n: mean_of_known([result.measures[n] for result in main]) for n in names}
         named = zip(self.method.networks(), (r.score for r in results.values()), strict=False)
+        together = self.method.ensembles(nets)
+        ensembles = {n: evaluate(e, self.x, self.y, self.task).score for n, e in together.items()}
         further = {
             name: fmean(known)
             for name, models in self.scored.further().items()
             if (known := self._known(models))
         }
         primary = self.task.objective.primary.name
-        more = {f"{primary}:{name}": score for name, score in [*named, *further.items()]}
+        more = {
+            f"{primary}:{name}": score
+            for name, score in [*named, *further.items(), *ensembles.items()]
+        }
         entry.measures = {**means, **more}
         entry.by_output = {
             name: [mean_of_known(of) for of in zip(*(r.by_output[name] for r in main), strict=True)]

@@ -91,8 +91,8 @@ def journals(folders: list[Path]) -> Iterator[tuple[str, list[Entry]]]:
 def alarms(entries: list[Entry]) -> int:
     """Return the number of rounds after which ``score.collapse`` warns."""
     scores = [entry.accuracy for entry in entries[1:] if entry.accuracy is not None]
-    classes = len(entries[0].classes)
-    return sum(collapse(score, scores[:i], classes) is not None for i, score in enumerate(scores))
+    chance = 1 / len(entries[0].classes)
+    return sum(collapse(score, scores[:i], chance) is not None for i, score in enumerate(scores))
 
 
 def count(runs: list[list[Entry]]) -> None:

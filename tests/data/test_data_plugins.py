@@ -38,8 +38,14 @@ def test_a_plugin_is_a_data_set_or_a_function_whose_own_refusal_is_passed_on() -
         ({"x": toy().x.double()}, "x is float64 (360, 1, 8, 8); it should be uint8 or float32"),
         ({"x": toy().x[:, 0]}, "x is uint8 (360, 8, 8); it should be uint8 or float32 (N, C, H"),
         ({"x_test": toy().x_test[..., :4]}, "x_test is uint8 (120, 1, 8, 4); it should be"),
-        ({"y": toy().y.float()}, "y is float32 (360,); it should be int64 (360,); a data set of labels"),
-        ({"y": toy().y[:, None]}, "y is int64 (360, 1); it should be int64 (360,); a data set of labels"),
+        (
+            {"y": toy().y.float()},
+            "y is float32 (360,); it should be int64 (360,); a data set of labels",
+        ),
+        (
+            {"y": toy().y[:, None]},
+            "y is int64 (360, 1); it should be int64 (360,); a data set of labels",
+        ),
         ({"x": toy().x.long()[:, 0, 0]}, "x is int64 (360, 8); it should be uint8 or float32 (N"),
         ({"y": toy().y.int()}, "y is int32 (360,); it should be int64 (360,)"),
         ({"y": toy().y[1:]}, "y is int64 (359,); it should be int64 (360,)"),

@@ -230,7 +230,11 @@ def test_niid_adapted_to_four_devices_and_to_five_as_published():
 @pytest.mark.parametrize(
     ("change", "clients", "message"),
     [
-        ({"partition": "dirichlet"}, 5, "unknown data.partition 'dirichlet': choose from auto, iid"),
+        (
+            {"partition": "dirichlet"},
+            5,
+            "unknown data.partition 'dirichlet': choose from auto, iid",
+        ),
         ({}, 0, "0 clients: at least 1"),
         ({}, 2001, "2001 clients cannot share 2000 samples"),
         ({"partition": "label_dirichlet", "min_size": 401}, 5, "needs 2005 samples"),

@@ -163,7 +163,7 @@ def test_a_run_stops_and_blames_nobody_if_nobody_stands_out(tmp_path: Path) -> N
 def test_a_collapse_is_a_drop_beyond_the_range_of_the_scores_before(
     former: list[float], accuracy: float, before: float | None
 ) -> None:
-    assert collapse(accuracy, former, classes=10) == pytest.approx(before)
+    assert collapse(accuracy, former, chance=0.1) == pytest.approx(before)
 
 
 def collapsed(out: Path, reaction: str, **changes: Any) -> TinyRun:

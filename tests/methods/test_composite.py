@@ -20,6 +20,7 @@ from common.exchange.protocol import ScoreRequest
 from common.models.classifier import Classifier
 from common.models.composite import Gate, Gated, Matryoshka, Small
 from common.parse import parse
+from tests.support import halves
 from tests.support.halves import server, task
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, TinyRun, flat
@@ -137,6 +138,7 @@ def test_the_losses_and_a_step_by_hand(weight: float) -> None:
     net = Matryoshka(Scale(2.0, (0.5, 0.0)), Scale(3.0, (0.0, 0.1)), joint)
     x, y = torch.ones(1, 1), torch.tensor([0])
     half = FedMRL.__new__(FedMRL)
+    half.participant = halves.learner()
     half.options = task(**MRL, fedmrl__weight=weight).config.method
     loss = half.loss(net)(x, y)
     own, small = math.log(1 + math.exp(-3.5)), math.log(1 + math.exp(0.7))
@@ -169,13 +171,13 @@ def test_a_client_scores_its_parts_with_the_newest_w(played: Run) -> None:
         net = FedMRL(p).compose(p.model(p.spec, own), p.model(p.global_spec, run.model))
         net.joint.load_state_dict(joint)
         assert joint["weight"].shape == (32, 48)
-        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
-        assert score["accuracies"] == {"small": p.accuracy(Small(net))}
+        assert score["accuracy"] == score["accuracy_global"] == p.score(net)
+        assert score["accuracies"] == {"small": p.score(Small(net))}
 
 
 def test_before_its_first_round_a_client_scores_its_first_draw(tmp_path: Path) -> None:
     p = Participant(parse(flat(tmp_path, **MRL)), {"partition-id": 0}, "test")
     half, w = FedMRL(p), p.model(p.global_spec, part="any").state_dict()
     own, small = (half.to_score(ScoreRequest(w=w, spec="", models={}), part) for part in (w, {}))
-    assert p.accuracy(own) is not None and isinstance(small, Small)
+    assert p.score(own) is not None and isinstance(small, Small)
     assert same(own.state_dict(), half.composite(1, w).state_dict())

@@ -1,7 +1,6 @@
 """FIARSE: the largest entries travel, are trained and averaged."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from common.methods.fiarse import Options, Reply
 from common.parse import parse
 from common.techniques import importance
 from server_app.method import Replies
+from tests.support import halves
 from tests.support.halves import client, server, task
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat
@@ -139,7 +139,7 @@ def test_an_entry_that_falls_below_stays_where_it_fell() -> None:
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[0.55], [0.6]]))
     half = FIARSE.__new__(FIARSE)
-    half.participant = SimpleNamespace(train=train)  # type: ignore[assignment]
+    half.participant = halves.learner(train=train)
     half.options = Options()
     half.learn(1, net, {"weight": 0.5})  # type: ignore[arg-type]
     first = [each[0] for each in course]

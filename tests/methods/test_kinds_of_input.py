@@ -132,5 +132,5 @@ def test_a_client_with_samples_of_another_shape_is_refused_by_name_at_the_census
     data = {"data__name": "npz", "data__kind": kind, "data__dir": str(tmp_path / "{k}")}
     rest = {"data__partition": "own", "data__samples": 0, "data__test_samples": 0, "clients": 3}
     expected, actual = ("x".join(map(str, sizes)) for sizes in (shape, other))
-    with pytest.raises(Stopped, match=f"client 1 has task .* '{actual}/3/.* server '{expected}/3/"):
+    with pytest.raises(Stopped, match=f"'{kind}:{actual}/3/.* server '{kind}:{expected}/3/"):
         play(flat(tmp_path / "run", method="fedavg", fleet="mlp@0.1", **data, **rest))

@@ -22,6 +22,7 @@ from common.methods.fml import Options
 from common.parse import parse
 from common.techniques import low_rank
 from server_app.methods.fedkd import FedKD as ServerHalf
+from tests.support import halves
 from tests.support.battery import Losing
 from tests.support.recorded_calls import record_calls
 from tests.support.tiny import Run, flat, play
@@ -31,7 +32,9 @@ FLEET = {"fleet": "cnn2@0.25,mlp@0.25"}
 
 
 def losses(own: Tensor = OWN, shared: Tensor = SHARED, **options: Any) -> tuple[Tensor, Tensor]:
-    half: Any = SimpleNamespace(options=Options(**options))
+    half: Any = SimpleNamespace(
+        options=Options(**options), task=halves.TASK, participant=halves.learner()
+    )
     return FML.losses(half, own, shared, Y)
 
 
@@ -109,7 +112,9 @@ def network(features: Tensor, logits: Tensor) -> Any:
 
 
 def loss(own: Tensor = OWN, shared: Tensor = SHARED, f_k: Any = None, **options: Any) -> Tensor:
-    half: Any = SimpleNamespace(options=FedKDOptions(**options))
+    half: Any = SimpleNamespace(
+        options=FedKDOptions(**options), task=halves.TASK, participant=halves.learner()
+    )
     f_k = torch.ones(1, 3) if f_k is None else f_k
     nets = network(f_k, own), network(torch.zeros(1, 2), shared)
     projection = nn.Linear(2, 3, bias=False).requires_grad_(False)

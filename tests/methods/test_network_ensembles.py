@@ -20,6 +20,7 @@ from common.methods.fedkemf import Options
 from common.methods.fedkemf import Reply as FedKEMFReply
 from common.parse import parse
 from server_app.method import Replies
+from tests.support import halves
 from tests.support.halves import client, server
 from tests.support.tiny import Run, flat, overrides, under
 from tests.support.weights import moved, own_models, same
@@ -137,7 +138,7 @@ OWN, SHARED, Y = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.t
 
 
 def losses(**options: Any) -> tuple[float, float]:
-    half: Any = SimpleNamespace(options=Options(**options))
+    half: Any = SimpleNamespace(options=Options(**options), participant=halves.learner())
     own, shared = FedKEMF.losses(half, OWN, SHARED, Y)
     return float(own), float(shared)
 

@@ -20,8 +20,8 @@ from common.methods.ds_fl import Reply as DSFLReply
 from common.methods.fedmd import Reply
 from common.methods.kt_pfl import Options, step
 from common.methods.kt_pfl import Reply as KTReply
+from common.objectives import ONE_CLASS
 from common.parse import parse
-from common.techniques.ensemble import entropy_reduced
 from common.techniques.public_set import subset
 from common.training.task import check_fleet
 from deploy.report import sections
@@ -235,7 +235,7 @@ def entropy(p: torch.Tensor) -> float:
     [(0.1, [0.8438, 0.1142, 0.0420], 0.5243), (1.0, [0.3907, 0.3199, 0.2894], 1.0906)],
 )
 def test_entropy_reduction_by_hand(T: float, row: list[float], nats: float) -> None:
-    reduced = entropy_reduced(P, T)
+    reduced = ONE_CLASS.sharpened(P, T)
     assert_close(reduced, torch.tensor([row]), atol=5e-5, rtol=0)
     assert entropy(P) == pytest.approx(1.0297, abs=5e-5)
     assert entropy(reduced) == pytest.approx(nats, abs=5e-5)

@@ -274,9 +274,9 @@ def test_small_networks_do_without_torchvision() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_one_class_and_exits_with_a_common_number_of_features_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 classes; at least 2"):
-        check("mlp", (1, 8, 8), 1)
+def test_no_output_and_exits_with_a_common_number_of_features_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 outputs; at least 1"):
+        check("mlp", (1, 8, 8), 0)
     with pytest.raises(ValueError, match="has exits, whose heads feature-dim cannot change"):
         parameters("cnn2-exits1", GREY, 3, feature_dim=8)
 

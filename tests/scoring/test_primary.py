@@ -102,6 +102,7 @@ def test_with_a_global_model_the_servers_score_counts_and_both_stand(played: Run
     assert summary["primary"]["final"] == last["accuracy"] == share_right(counts(run))
     assert sum(n for *_, n in counts(run)) == 60, "the server's test samples"
     expected = over_classes(counts(run), 3)
+    assert 0.5 < last["by_class"].pop("macro_auc") <= 1
     assert last["by_class"] == expected and run.journal[0]["by_class"] != expected
     assert summary["personal"]["final"] == last["fairness"]["main"]["amp"]
     assert "personal" not in run.journal[1]

@@ -1,0 +1,39 @@
+"""Small data sets of labels and of numbers, on the images of ``toy``'s size."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.dataset import Dataset, measured
+from common.seeds import rng
+
+
+def _made(n: int, n_test: int, objective: str) -> Dataset:
+    """Images that are sums of three patterns, each on with probability ½, or of any strength."""
+    draw = rng(0, "test-outputs", objective)
+    patterns = draw.uniform(0, 90, (3, 1, 8, 8))
+
+    def sample(size: int) -> tuple[Tensor, Tensor]:
+        on = draw.uniform(0, 1, (size, 3))
+        on = np.round(on) if objective == "labels" else on
+        x = np.einsum("ni,ichw->nchw", on, patterns) + draw.normal(0, 8, (size, 1, 8, 8))
+        y = on if objective == "labels" else np.stack([40 * on[:, 0] + 7, on[:, 1] - on[:, 2]], 1)
+        return torch.from_numpy(x.clip(0, 255).astype(np.uint8)), torch.from_numpy(y).float()
+
+    x, y = sample(n)
+    x_test, y_test = sample(n_test)
+    names = ("one", "two", "three") if objective == "labels" else ("size", "balance")
+    dataset = measured("made", names, x=x, y=y, x_test=x_test, y_test=y_test)
+    return replace(dataset, objective=objective)  # type: ignore[arg-type]
+
+
+def labels() -> Dataset:
+    """Three labels, each on half of the images."""
+    return _made(160, 80, "labels")
+
+
+def number() -> Dataset:
+    """Two numbers of different units."""
+    return _made(160, 80, "number")
