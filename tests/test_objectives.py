@@ -49,7 +49,8 @@ def settings(method: str, objective: str, out: Path, **changes: Any) -> dict[str
     """A tiny run of a method on made data."""
     data = {"data__name": f"made-{objective}", "data__samples": 0, "data__test_samples": 0}
     public = {"data__public": 0.4} if "data__public" in battery.OVERRIDES.get(method, {}) else {}
-    train = {"train__epochs": 6, "train__lr": 0.1, "share_counts": True}
+    lr = {"labels": 0.1, "number": 0.03}[objective]
+    train = {"train__epochs": 6, "train__lr": lr, "share_counts": True}
     return battery.config(method, out, **{**data, **public, **train, "rounds": 3, **changes})
 
 
@@ -284,6 +285,7 @@ def test_without_counts_personal_scores_are_means_over_clients(tmp_path: Path) -
     [
         pytest.param(m, marks=[] if m in ("fedavg", "fml", "dl-mh") else pytest.mark.full)
         for m in names()
+        if m != "fedktl"
     ],
 )
 def test_every_method_weighs_the_classes_of_its_clients(method: str, tmp_path: Path) -> None:
@@ -298,6 +300,13 @@ def test_every_method_weighs_the_classes_of_its_clients(method: str, tmp_path: P
         for run in runs
     ]
     assert losses[0] != losses[1]
+
+
+def test_a_loss_without_cross_entropy_has_no_weights(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r'class-weights = "balanced" is not .* whose loss is ArcFace'
+    ):
+        parse(battery.config("fedktl", tmp_path, train__class_weights="balanced"))
 
 
 def test_balanced_weights_are_those_of_scikit_learn(tmp_path: Path) -> None:

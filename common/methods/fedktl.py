@@ -51,6 +51,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.exchange import protocol
+from common.settings.config import Required
 from common.settings.marks import Mark, Place
 from common.settings.section import AtLeastOne, NonNegative, Positive
 from common.techniques.class_table import Outputs, RowOptions, TableReply
@@ -77,6 +78,7 @@ class Options(RowOptions):
 
     leaks = "class means of single clients' projections"
     images = "its server generates images with a StyleGAN"
+    requires = {"train.class-weights": Required("none", why=", whose loss is ArcFace")}
     outputs: ClassVar[Outputs] = "logits"
 
     generator: Annotated[str, Place()] = ""
