@@ -21,7 +21,7 @@ from torch import Tensor
 from common import objectives
 from common.data import kinds
 from common.data.account import Account, ignored, unpacked
-from common.data.kinds import IMAGE, Kind, Shape
+from common.data.kinds import IMAGE, Kind, OfKind, Shape
 from common.objectives import Number, Objective
 from common.seeds import rng
 
@@ -65,6 +65,7 @@ class Dataset:
     owner: Tensor | None = None
     owner_test: Tensor | None = None
     account: Account = NOTHING
+    declared: str = ""  #: name of the samples' kind; empty: the one of their number of axes
     objective: objectives.Name = "classes"
     scale: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     """Mean and standard deviation of each number over the training samples; else empty."""
@@ -88,13 +89,14 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """Shape of one sample: (C, H, W), (C, T) or (F,)."""
-        return tuple(self.x.shape[1:])
+        """Shape of one sample: (C, H, W), (C, T) or (F,), with its kind."""
+        return OfKind(self.x.shape[1:], self.kind)
 
     @property
     def kind(self) -> Kind:
-        """Kind of the samples."""
-        return kinds.of(self.shape)
+        """Kind of the samples: as declared, else by their number of axes."""
+        sizes = tuple(self.x.shape[1:])
+        return kinds.named(self.declared) if self.declared else kinds.of(sizes)
 
     @property
     def num_classes(self) -> int:

@@ -85,8 +85,11 @@ def check(name: str, dataset: object) -> None:
         ("", dataset.x, dataset.y, dataset.owner),
         ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
     ):
-        if not (kinds.is_valid(x) and x.shape[1:] == shape and x.dtype == dataset.x.dtype):
+        alike = x.shape[1:] == shape and x.dtype == dataset.x.dtype
+        if not (kinds.is_valid(x, dataset.declared) and alike):
             allowed = f"{kinds.LAYOUTS}, as {shape} in all parts"
+            if dataset.declared:
+                allowed += f", of the declared kind {dataset.declared!r}"
             raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
         ranges = [(f"owner{side}", owner, math.inf)]
         if dataset.objective == "classes":

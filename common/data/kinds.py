@@ -1,13 +1,15 @@
 """Kinds of input: images (C, H, W), signals (C, T) and tables (F,), one row of ``KINDS`` each.
 
-The shape of one sample declares its kind. Axis 1 of a batch (n, C, ...) is the channel, or the
-column of a table: each channel has one mean and one standard deviation. Code outside
-``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs to compare kinds.
+A data set declares the kind of its samples, and ``OfKind`` carries it with their shape to all that
+depends on it; the kind of a plain shape follows from its number of axes. Axis 1 of a batch
+(n, C, ...) is the channel, or the column of a table: each channel has one mean and one standard
+deviation. Code outside ``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs
+to compare kinds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -43,20 +45,54 @@ KINDS = (IMAGE, SIGNAL, TABLE)
 LAYOUTS = ", ".join(kind.layout for kind in KINDS)
 
 
+@final
+class OfKind(tuple[int, ...]):
+    """Shape of one sample with its declared kind; two of different kinds are not equal."""
+
+    kind: Kind
+
+    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None) -> Self:
+        shape = super().__new__(cls, sizes)
+        shape.kind = kind or of(tuple(shape))
+        return shape
+
+    def __getnewargs__(self) -> tuple[tuple[int, ...], Kind]:
+        return tuple(self), self.kind
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and isinstance(other, tuple) and of(other) == self.kind
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+def named(name: str) -> Kind:
+    """Return the kind ``name``; raise ``ValueError``, one line, for another name."""
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    raise ValueError(f"no kind {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
+
+
 def of(shape: Shape) -> Kind:
-    """Return the kind of samples of ``shape``.
+    """Return the declared kind of samples of ``shape``, else that of its number of axes.
 
     Raises ``ValueError``, one line, for a shape of no kind.
     """
+    if isinstance(shape, OfKind):
+        return shape.kind
     for kind in KINDS:
         if len(kind.axes) == len(shape) and all(shape):
             return kind
     raise ValueError(f"samples of shape {shape} are of no kind; there are {LAYOUTS}")
 
 
-def is_valid(x: Tensor) -> bool:
-    """Return whether a batch (n, ...) has the shape and the number type of a kind."""
-    return any(x.ndim == 1 + len(kind.axes) and x.dtype in kind.dtypes for kind in KINDS)
+def is_valid(x: Tensor, declared: str = "") -> bool:
+    """Return whether a batch (n, ...) is as a kind wants it, or as the ``declared`` one does."""
+    kinds = [kind for kind in KINDS if declared in ("", kind.name)]
+    return any(x.ndim == 1 + len(kind.axes) and x.dtype in kind.dtypes for kind in kinds)
 
 
 def describe(shape: Shape) -> str:

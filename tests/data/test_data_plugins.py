@@ -1,17 +1,24 @@
 """Data sets and partitions of plug-ins: what they give is checked, with one line for each fault."""
 
+import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from common.data import Dataset
+from common import models
+from common.data import Dataset, kinds
 from common.data.embedded import toy
 from common.data.external import check, check_shares, guarded, loader
+from common.data.kinds import TABLE, Kind, OfKind
 from common.data.partition import rule
+from common.parse import parse
 from common.settings.config import Data
+from common.training.task import Task
+from tests.support.tiny import flat
 
 
 def test_a_plugin_is_a_data_set_or_a_function_whose_own_refusal_is_passed_on() -> None:
@@ -99,3 +106,17 @@ def greedy(dataset: Dataset, clients: int, rng: np.random.Generator, *, beta: fl
 def test_a_partition_that_asks_for_no_key_of_data_is_refused() -> None:
     with pytest.raises(ValueError, match=r"greedy': its option 'beta' is no key of \[data\]"):
         rule(f"{__name__}:greedy")
+
+
+def test_a_declared_kind_goes_with_the_shape_to_the_task_and_the_census(tmp_path: Path) -> None:
+    """A second kind of one axis, as rows of numbers are: nothing guesses it from the axes."""
+    other = Kind("row", ("F",), (torch.float32,), "others of {}")
+    shape, plain = OfKind((16,), other), OfKind((16,), TABLE)
+    assert shape != plain == (16,) and plain != shape and pickle.loads(pickle.dumps(shape)) == shape
+    assert kinds.of(shape) is other and kinds.describe(shape) == "others of 16"
+    with pytest.raises(ValueError, match="takes tables, but the data are others of 16"):
+        models.check("table-mlp2", shape, 3)
+    with pytest.raises(ValueError, match="x is uint8 .*, of the declared kind 'signal'"):
+        loader("own", replace(toy(), declared="signal"))(Data())
+    fingerprint = Task.of(parse(flat(tmp_path)), toy(), torch.device("cpu")).fingerprint
+    assert fingerprint.startswith("image:1x8x8/3/")
