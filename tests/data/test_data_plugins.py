@@ -117,6 +117,6 @@ def test_a_declared_kind_goes_with_the_shape_to_the_task_and_the_census(tmp_path
     with pytest.raises(ValueError, match="takes tables, but the data are others of 16"):
         models.check("table-mlp2", shape, 3)
     with pytest.raises(ValueError, match="x is uint8 .*, of the declared kind 'signal'"):
-        loader("own", replace(toy(), declared="signal"))(Data())
+        check("own", replace(toy(), declared="signal"))
     fingerprint = Task.of(parse(flat(tmp_path)), toy(), torch.device("cpu")).fingerprint
     assert fingerprint.startswith("image:1x8x8/3/")
