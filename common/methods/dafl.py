@@ -31,6 +31,8 @@ CLIENT = "fedavg"
 
 @final
 class Options(Averaging):
+    classes_only = "its server generates samples of a class"
+
     facts = Averaging.facts.but(
         asynchronous="training",
         whole="the student, and w (`teacher`)",

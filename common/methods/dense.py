@@ -65,6 +65,8 @@ from common.training.task import Task
 class OneShot(MethodOptions):
     """Options that DENSE and Co-Boosting share, with the defaults of DENSE."""
 
+    classes_only = "its server generates samples of a class"
+
     facts = OwnModels.facts.but(
         asynchronous="together",
         up="θ_k",

@@ -76,6 +76,8 @@ from common.techniques.public_set import OnPublicSet
 class Distilling(OnPublicSet):
     """Options of methods that distil the clients' predictions for the public set."""
 
+    classes_only = "a client predicts the classes that it has"
+
     facts = OwnModels.facts.but(
         asynchronous="together",
         down="predictions for public images",

@@ -55,6 +55,8 @@ CLIENT = "fedprox"
 
 @final
 class Options(Averaging):
+    classes_only = "its server generates samples of a class"
+
     facts = Averaging.facts.but(
         asynchronous="training",
         leaves="the same as `fedavg`; the census must tell class counts (`share-counts = true`)",

@@ -47,6 +47,8 @@ from common.settings.section import AtLeastOne, NonNegative
 
 @final
 class Options(Averaging):
+    classes_only = "its server generates samples of a class"
+
     facts = Averaging.facts.but(
         asynchronous="training",
         down="w; also a generator of features",

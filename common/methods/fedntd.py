@@ -26,6 +26,8 @@ SERVER = "fedavg"
 
 @final
 class Options(Copying):
+    classes_only = "its loss leaves out the true class"
+
     beta: NonNegative = 1.0
     """β, the weight of the distillation."""
     temperature: Positive = 1.0

@@ -61,6 +61,7 @@ __all__ = ["Options", "Reply", "Request", "fuse", "row", "rows"]
 class Options(SharedHead):
     """Options of FedSSA. Request: all rows; reply: the trained rows of the client's classes."""
 
+    classes_only = "the rows of its head belong to classes"
     facts = SharedHead.facts.but(
         asynchronous="tables",
         down="the head's rows",

@@ -33,6 +33,8 @@ class ClassTable(NamedTuple):
 class RowOptions(OwnModels):
     """Options of methods whose clients send rows of numbers by class and keep their models."""
 
+    classes_only = "its messages have a row of numbers for each class"
+
     outputs: ClassVar[Outputs] = "features"
     """Outputs to which the rows belong."""
 

@@ -152,6 +152,17 @@ def leaving() -> list[tuple[str, ...]]:
     return [(names, *row) for names, row in grouped(lambda facts: (facts.leaves, facts.infers))]
 
 
+def learning() -> list[tuple[str, ...]]:
+    """Return the rows of what methods learn: objectives, methods, and the reason for one alone."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in ordered():
+        contract = methods.options(name)
+        alone = len(contract.objectives) == 1
+        why = contract.classes_only if alone else ""
+        groups.setdefault((", ".join(contract.objectives), why), []).append(f"`{name}`")
+    return [(learnt, ", ".join(names), why) for (learnt, why), names in groups.items()]
+
+
 TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[], list[tuple[str, ...]]]]] = {
     "exchanged": ("methods", ("leaves a client", "methods"), exchanged),
     "described": ("methods", ("method", "what it is", "source", "halves"), described),
@@ -160,6 +171,7 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[], list[tuple[str, ..
         ("method", "down", "up", "kept by the client", "scored"),
         shared,
     ),
+    "learning": ("objectives", ("learns", "methods", "why no more"), learning),
     "leaving": (
         "leaves",
         ("method", "leaves a client in a round", "what the server can infer"),
