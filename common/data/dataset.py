@@ -128,7 +128,11 @@ def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
 
 
 def of_files(
-    root: Path, tensors: Mapping[str, Tensor], read: Iterable[str | Path], **changes: Any
+    root: Path,
+    tensors: Mapping[str, Tensor],
+    read: Iterable[str | Path],
+    objective: objectives.Name = "classes",
+    **changes: Any,
 ) -> Dataset:
     """Return the data set that a reader decoded from files in ``root``, whose name it gets.
 
@@ -140,7 +144,8 @@ def of_files(
     account = replace(unpacked(fields.pop("account")), ignored=ignored(root, read), **changes)
     if "x_test" not in fields:
         fields = halved(fields, "folder")
-    return replace(measured(root.name, account.classes, **fields), account=account)
+    dataset = measured(root.name, account.classes, **fields)
+    return replace(dataset, account=account, objective=objective)
 
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
