@@ -339,8 +339,8 @@ def _load(
     tensors, notes = dict(decoded.cached_files(data.name, paths, decode, *options)), []
     if objective != "classes":
         width = tensors["y"].shape[1]
-        names = [f"y{i}" for i in range(width)] if width > 1 else ["y"]
-        tensors["account"] = Account(classes=tuple(names)).packed()
+        outputs = tuple(f"y{i}" for i in range(width)) if width > 1 else ("y",)
+        tensors["account"] = Account(classes=outputs).packed()
         return of_files(root, tensors, paths, objective)
     if tensors["y"].ndim == 2:
         notes.append("y is one-hot: each column is a class")

@@ -175,7 +175,8 @@ def _outputs(data: Data, folders: Sequence[Path]) -> tuple[str, ...]:
     classes = tuple(sorted({name for folder in folders for name in subfolders(folder)}))
     if len(classes) < 2:
         where = str(folders[0]) if len(folders) == 1 else f"{folders[0]} and others"
-        hint = f"; {LABELS} needs data.objective" * (folders[0] / LABELS).is_file()
+        advice = f"; set data.objective to 'labels' or 'number' to read {LABELS}"
+        hint = advice if (folders[0] / LABELS).is_file() else ""
         raise ValueError(f"{where}: {len(classes)} class folders, at least 2 are needed{hint}")
     return classes
 

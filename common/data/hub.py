@@ -31,13 +31,14 @@ from common.data.sheets import unused
 from common.data.spelling import Names, check_numbers, flags
 from common.extras import imported
 from common.files import check_regular, parse_json
-from common.objectives import Name
+from common.objectives import OBJECTIVES, Name
 from common.settings.config import Data
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
 """Exceptions of the decoder for files that are no images."""
 NUMBERS = ("int", "uint", "float")  #: beginnings of the names of numeric types
 LABELS = ("int", "uint", "string", "large_string", "bool")  #: the same, of columns of labels
+TO_LEARN = "for labels or numbers set data.objective"
 
 
 def load_hub(data: Data) -> Dataset:
@@ -189,6 +190,7 @@ def _label_columns(root: Path, features: Any, data: Data) -> list[str]:
     if (objective := data.objective_of_files) == "classes":
         return [_label(root, features, data.label_column)]
     columns, kinds = list(data.label_columns), _kinds(features)
+    noun = OBJECTIVES[objective].noun[1]
     if not columns:
         lists = [n for n, kind in kinds.items() if kind == "list" and _names(features[n])]
         usual = [n for n in ("label", "labels") if n in kinds]
@@ -197,7 +199,7 @@ def _label_columns(root: Path, features: Any, data: Data) -> list[str]:
         is_class = objective == "number" and name in kinds and _names(features[name])
         if is_class or kinds.get(name, "image") == "image":
             raise ValueError(
-                f"{root}: data.label-column should name columns of {objective}, not {name!r}; "
+                f"{root}: data.label-column should name columns of {noun}, not {name!r}; "
                 f"there are {_describe(features)}"
             )
     return columns
@@ -218,7 +220,9 @@ def _label(root: Path, features: Any, chosen: str) -> str:
         kind in ("number", "value") and features[name].dtype.startswith(LABELS)
     ):
         there = _describe(features)
-        raise ValueError(f"{root}: column {name!r} holds no classes; there are {there}")
+        raise ValueError(
+            f"{root}: column {name!r} holds no classes ({TO_LEARN}); there are {there}"
+        )
     return name
 
 
@@ -313,7 +317,8 @@ def _column(root: Path, features: Any, kind: str) -> str:
     """Return the name of the only column of a kind."""
     names = [name for name, of_column in _kinds(features).items() if of_column == kind]
     if len(names) != 1:
-        hint = "; choose with data.label-column" if kind == "label" and names else ""
+        choose = "; choose with data.label-column" if names else f" ({TO_LEARN})"
+        hint = choose if kind == "label" else ""
         raise ValueError(
             f"{root}: {len(names)} {kind} columns, one is needed{hint}; "
             f"there are {_describe(features)}"

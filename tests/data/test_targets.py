@@ -255,8 +255,8 @@ def test_columns_of_a_hub_data_set_are_labels_or_numbers(read: Load, tmp_path: P
     assert numbers.classes == ("dose", "at0", "at1")
     assert by_first(numbers)[1].tolist() == [[i / 2, i, -i] for i in range(10)]
     for objective, column, line in (
-        ("number", "", "should name columns of number, not ''"),
-        ("number", "ill", "should name columns of number, not 'ill'"),
+        ("number", "", "should name columns of targets, not ''"),
+        ("number", "ill", "should name columns of targets, not 'ill'"),
         ("labels", "dose", "sample 1, column 'dose': '0.5' is no label"),
         ("labels", "at", "column 'at': sample 1 has -1; labels"),
     ):
