@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data import Dataset, decoded, load
+from common.data import Dataset, decoded, divide, load
 from common.data.embedded import toy
 from common.data.external import loader
 from common.settings.config import Data
@@ -275,6 +275,13 @@ def test_cached_copies_differ_by_objective_and_columns(read, tmp_path, monkeypat
     clients(tmp_path, np.eye(2, dtype=int)[[0, 1] * 4])
     assert read("npz", kind="table", objective="labels").y.shape == (8, 2)
     assert read("npz", kind="table").y.shape == (8,)
+
+
+def test_a_public_set_of_classes_serves_labels(options: Callable[..., Data]) -> None:
+    data = options(name="several-digits", objective="labels", public_name="digits")
+    divided = divide(data.model_copy(update={"public_samples": 50}), 1)
+    assert divided.public is not None and divided.public.shape == (50, 1, 16, 16)
+    assert divided.labels is None and divided.pool.objective == "labels"
 
 
 def test_a_plugin_says_what_is_learnt() -> None:
