@@ -153,11 +153,13 @@ def flags(values: Sequence[object], column: str, place: str, first: int) -> np.n
     ``place``: the file and what its lines are called; ``first``: number of the first value. Raises
     ``ValueError``, one line with both and the column, for a value that is not in ``FLAGS``.
     """
-    known = [FLAGS.get(plain(value).casefold()) for value in values]
-    if None in known:
-        i = known.index(None)
+    texts = list(map(str, values))
+    known = {text: FLAGS.get(plain(text).casefold()) for text in set(texts)}
+    found = [known[text] for text in texts]
+    if None in found:
+        i = found.index(None)
         raise ValueError(
-            f"{place} {first + i}, column {column!r}: {plain(values[i])[:40]!r} is no label; "
-            "labels are 0 or 1"
+            f"{place} {first + i}, column {column!r}: {texts[i][:40]!r} is no label; labels are 0 "
+            "or 1"
         )
-    return np.array(known, np.float32)
+    return np.array(found, np.float32)
