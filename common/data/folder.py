@@ -216,8 +216,7 @@ def _labelled(folder: Path, targets: Sequence[str], data: Data) -> Part:
                 raise ValueError(f"{sheet.path}: row {i}: row {rows[path][0]} has {path!r} too")
             rows[path] = i, y[i - first].tolist()
     if missing := sorted(known - rows.keys()):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"{sheet.path}: no row for the image {missing[0]!r}{more}")
+        raise ValueError(f"{sheet.path}: {len(missing)} images have no row, such as {missing[0]!r}")
     return [(path, rows[os.path.relpath(path, folder)][1]) for path in images]
 
 

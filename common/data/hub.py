@@ -38,7 +38,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.Decompress
 """Exceptions of the decoder for files that are no images."""
 NUMBERS = ("int", "uint", "float")  #: beginnings of the names of numeric types
 LABELS = ("int", "uint", "string", "large_string", "bool")  #: the same, of columns of labels
-TO_LEARN = "for labels or numbers set data.objective"
+TO_LEARN = " (for labels or numbers set data.objective)"  #: advice in errors
 
 
 def load_hub(data: Data) -> Dataset:
@@ -220,9 +220,7 @@ def _label(root: Path, features: Any, chosen: str) -> str:
         kind in ("number", "value") and features[name].dtype.startswith(LABELS)
     ):
         there = _describe(features)
-        raise ValueError(
-            f"{root}: column {name!r} holds no classes ({TO_LEARN}); there are {there}"
-        )
+        raise ValueError(f"{root}: column {name!r} holds no classes{TO_LEARN}; there are {there}")
     return name
 
 
@@ -317,7 +315,7 @@ def _column(root: Path, features: Any, kind: str) -> str:
     """Return the name of the only column of a kind."""
     names = [name for name, of_column in _kinds(features).items() if of_column == kind]
     if len(names) != 1:
-        choose = "; choose with data.label-column" if names else f" ({TO_LEARN})"
+        choose = "; choose with data.label-column" if names else TO_LEARN
         hint = choose if kind == "label" else ""
         raise ValueError(
             f"{root}: {len(names)} {kind} columns, one is needed{hint}; "

@@ -154,7 +154,7 @@ def test_pictures_of_clients_have_a_labels_csv_each(read: Load, tmp_path: Path) 
         (["a/0.png,0,1", "a/9.png,0,1"], "labels.csv: row 2: 'a/9.png' does not exist in"),
         (["a/0.png,0,1", "labels.csv,0,1"], "row 2: 'labels.csv' is no image to read"),
         (["a/0.png,0,1", "./a/0.png,0,1"], "row 2: row 1 has 'a/0.png' too"),
-        (["a/0.png,0,1"], "labels.csv: no row for the image 'b/1.png'"),
+        (["a/0.png,0,1"], "labels.csv: 1 images have no row, such as 'b/1.png'"),
         (["a/0.png,0,1", "b/1.png,0,x"], "labels.csv: row 2, column 'third': 'x' is no label"),
     ],
 )
