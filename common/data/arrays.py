@@ -24,7 +24,7 @@ from common.data.spelling import check_numbers
 from common.data.unpickle import check_sizes, read_npz
 from common.errors import first_line
 from common.files import check_regular, in_order, parse_json
-from common.objectives import Name
+from common.measures import ObjectiveName
 from common.settings.config import OWN, Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
@@ -138,7 +138,7 @@ def _located_at(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from None
 
 
-def pair(content: object, kind: str, objective: Name) -> Pair | None:
+def pair(content: object, kind: str, objective: ObjectiveName) -> Pair | None:
     """Return samples and y of a dictionary with ``x`` and ``y``, or None without samples.
 
     ``kind``: the value of ``data.kind``; ``objective``: what y is. Raises ``ValueError``, one line,
@@ -266,7 +266,7 @@ def labels(values: object, samples: int) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def targets(values: object, samples: int, objective: Name) -> np.ndarray:
+def targets(values: object, samples: int, objective: ObjectiveName) -> np.ndarray:
     """Return labels (0 and 1) or numbers to learn as float32 (N, D); (N,) counts as (N, 1).
 
     Raises ``ValueError``, one line with the sample, for other values.

@@ -31,7 +31,8 @@ from common.data.sheets import unused
 from common.data.spelling import Names, check_numbers, flags
 from common.extras import imported
 from common.files import check_regular, parse_json
-from common.objectives import OBJECTIVES, Name
+from common.measures import ObjectiveName
+from common.objectives import OBJECTIVES
 from common.settings.config import Data
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
@@ -248,7 +249,7 @@ def _labels(root: Path, parts: dict[str, Any], column: str) -> tuple[list[str], 
 
 
 def _targets(
-    root: Path, parts: dict[str, Any], columns: list[str], objective: Name
+    root: Path, parts: dict[str, Any], columns: list[str], objective: ObjectiveName
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Return the names of the labels or numbers, and y float32 (N, D) of each part."""
     names, tensors = list[str](), dict[str, Tensor]()
@@ -263,7 +264,7 @@ def _targets(
 
 
 def _column_of_targets(
-    root: Path, part: Any, column: str, objective: Name
+    root: Path, part: Any, column: str, objective: ObjectiveName
 ) -> tuple[list[str], np.ndarray]:
     """Return the names of the labels or numbers in a column, and their values (N, D)."""
     values, known = list(part[column]), _names(part.features[column])

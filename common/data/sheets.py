@@ -18,7 +18,7 @@ import numpy as np
 from common.data.spelling import flags
 from common.extras import imported
 from common.files import check_regular
-from common.objectives import Name
+from common.measures import ObjectiveName
 
 TEXT = (".csv", ".tsv")
 PARQUET = ".parquet"
@@ -101,7 +101,7 @@ class Sheet:
                 first += len(block)
 
     def targets(
-        self, columns: Columns, names: Sequence[str], row: int, objective: Name
+        self, columns: Columns, names: Sequence[str], row: int, objective: ObjectiveName
     ) -> np.ndarray:
         """Return the labels or numbers to learn in a block, float32 (n, D); ``row``: its first.
 

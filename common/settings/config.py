@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from common.objectives import ACCURACY, Measure, Name, RegressionLoss
+from common.measures import ACCURACY, Measure, ObjectiveName, RegressionLoss
 from common.settings.buffer import Buffer
 from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
@@ -368,7 +368,7 @@ class Data(Section):
             )
 
     @property
-    def objective_of_files(self) -> Name:
+    def objective_of_files(self) -> ObjectiveName:
         """What is learnt from files, which do not say it themselves."""
         return "classes" if self.objective == "auto" else self.objective
 
