@@ -22,6 +22,7 @@ from common.data.dataset import Dataset
 from common.data.kinds import Shape
 from common.data.shares import for_testing
 from common.keys import general_table
+from common.measures import ObjectiveName
 from common.parse import defaults
 from common.progress import Reporter, reporting
 from common.settings.config import NATURAL, Config, entries
@@ -50,6 +51,7 @@ class Form:
     classes: tuple[str, ...]
     of_bytes: bool
     public: int = 0
+    objective: ObjectiveName = "classes"
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset) -> Self:
@@ -58,7 +60,8 @@ class Form:
         if config.data.public or config.data.elsewhere:
             public = divide(config.data, config.partition_seed).public
         of_bytes = dataset.x.dtype == torch.uint8
-        return cls(dataset.shape, dataset.classes, of_bytes, 0 if public is None else len(public))
+        n = 0 if public is None else len(public)
+        return cls(dataset.shape, dataset.classes, of_bytes, n, dataset.objective)
 
     @classmethod
     def anywhere(cls, config: Config) -> Self:
@@ -94,7 +97,10 @@ class Form:
             return torch.randn(count, *self.shape, generator=rng)
 
         def labels(count: int) -> torch.Tensor:
-            return torch.arange(count) % classes
+            of = torch.arange(count)
+            if self.objective == "classes":
+                return of % classes
+            return (of[:, None] % (classes + 1) == torch.arange(classes)).float()
 
         total, channels = owners * n, self.shape[0]
         return Dataset(
@@ -109,6 +115,7 @@ class Form:
             x_public=drawn(self.public) if self.public else None,
             y_public=labels(self.public) if self.public else None,
             owner=torch.arange(total) // n,
+            objective=self.objective,
         )
 
 
