@@ -65,13 +65,34 @@ class Measure:
         mean = float(np.average(powers, weights=np.asarray(sizes, dtype=np.float64)))
         return math.sqrt(mean) if self.squares else mean
 
+    @property
+    def heading(self) -> str:
+        """The title with a capital letter."""
+        return self.title[0].upper() + self.title[1:]
+
+    @property
+    def meaning(self) -> str:
+        """Range and direction in words; empty for the accuracy, which everybody knows."""
+        if self is ACCURACY:
+            return ""
+        limits = f"{self.least:g} to {self.most:g}"
+        if math.isinf(self.least):
+            limits = f"at most {self.most:g}"
+        elif math.isinf(self.most):
+            limits = f"at least {self.least:g}"
+        return f"{limits}, {'higher' if self.higher else 'lower'} is better"
+
     def text(self, value: float | None, digits: int = 1) -> str:
-        """Return a value for people: shares in percent, others as numbers."""
-        if value is None or math.isnan(value):
+        """Return a value for people: accuracies in percent, others as numbers.
+
+        ``digits``: decimals of a percentage; other numbers have as many digits.
+        """
+        if value is None or not math.isfinite(value):
             return "–"
         if self is ACCURACY:
             return f"{100 * value:.{digits}f} %"
-        return f"{value:.{digits + 2}f}"
+        bounded = math.isfinite(self.most)
+        return f"{value:.{digits + 2}f}" if bounded else f"{value:.{digits + 3}g}"
 
     def check(self, key: str, value: float) -> None:
         """Raise ``ValueError``, one line, for a setting ``key`` outside the range."""
@@ -88,7 +109,8 @@ MACRO_AUC = Measure("macro_auc", "macro AUC")
 MACRO_F1 = Measure("macro_f1", "macro F1")
 R2 = Measure("r2", "R²", least=-math.inf)
 RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, squares=True)
-MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE)}
+AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
+MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1)}
 BINS, REACH = 1024, 8.0  #: of histograms of logits; those beyond ±REACH count at the ends
 HALF = 0.5  #: probability from which a label is predicted
 
@@ -191,6 +213,11 @@ class Objective(ABC):
     def counted(self, sums: Tensor) -> Tensor:
         """Return the number of samples behind the sums of each output."""
         raise NotImplementedError
+
+    @property
+    def scale(self) -> Mapping[str, tuple[float, ...]]:
+        """Fields of a model's card from which predictions have the data's unit; empty: they do."""
+        return {}
 
     @property
     def fingerprint(self) -> str:
@@ -438,6 +465,10 @@ class Number(Objective):
     def measures(self) -> tuple[Measure, ...]:
         """R², and RMSE of one target: no mean has a meaning for targets of different units."""
         return (R2, RMSE) if len(self.outputs) == 1 else (R2,)
+
+    @property
+    def scale(self) -> Mapping[str, tuple[float, ...]]:
+        return {"target_mean": self.mean, "target_std": self.std}
 
     @property
     def fingerprint(self) -> str:

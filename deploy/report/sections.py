@@ -7,11 +7,13 @@ from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY, thinned
 from common.metrics import fairness as measures
+from common.objectives import ACCURACY, MEASURES
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
+from deploy.report.charts import measure_in
 from deploy.report.groups import Group, Groups, named
-from deploy.report.read import Run, asked, of_clients, scalars, total
+from deploy.report.read import Run, asked, of_clients, over_classes, scalars, total
 from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
@@ -37,37 +39,51 @@ MEAN = "Mean over clients, weighted by their test samples"
 
 
 def learning(run: Run) -> Section | None:
-    """Return the primary accuracy, and the loss on the server's test set; None without scores."""
+    """Return the primary score, and the loss on the server's test set; None without scores."""
     if run.done and not run.accuracies():
         return None
-    alone = [Group(run.name, [run])]
-    cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
+    alone, measure = [Group(run.name, [run])], run.measure
+    cards = [Card(measure.heading, plots.score(alone), _course(run), behind=_rounds(run))]
+    for name in others(alone):
+        title = MEASURES[name].heading
+        cards.append(Card(title, plots.other(alone, name), f"{title} by round."))
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
     before = "; round 0 is before training" if run.primary == "global" else ""
-    lead = f"{SCORE[run.primary]} after each round{before}."
+    lead = f"{SCORE[run.primary]} after each round{before}.{meanings(alone)}"
     return Section("Learning", cards, lead)
 
 
+def others(groups: Groups) -> list[str]:
+    """Return the names of the measures beside the primary one."""
+    return list(dict.fromkeys(n for _, run in named(groups) for e in run.entries for n in e.others))
+
+
+def meanings(groups: Groups) -> str:
+    """Return range and direction of the measures in words; empty for classes."""
+    measures = [measure_in(groups), *(MEASURES[name] for name in others(groups))]
+    return "".join(f" {m.heading}: {m.meaning}." for m in measures if m.meaning)
+
+
 def clients(run: Run) -> Section | None:
-    """Return every client's accuracy as a plot and a table; None if no client was scored."""
+    """Return every client's score as a plot and a table; None if no client was scored."""
     scores = run.scores()
-    if all(s.accuracy is None and s.accuracy_global is None for _, s in scores):
+    if all(s.own is None and s.shared is None for _, s in scores):
         return None
     whose, mean = run.mean_on_clients()
-    result, n = f"{whose} {percent(mean)}", len(scores)
+    result, n, title = f"{whose} {run.text(mean)}", len(scores), run.measure.title
     if n > MANY:
-        figure, caption = plots.ascending(run), f"Curve: sorted accuracies of {n} clients"
+        figure, caption = plots.ascending(run), f"Curve: sorted scores of {n} clients"
     else:
-        caption = f"Bars: accuracy of {n} clients on their own test shares"
+        caption = f"Bars: {title} of {n} clients on their own test shares"
         figure = plots.clients(run)
     alt = f"{caption}; {result}."
-    lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
+    lead = f"{run.measure.heading} on each client's own test share. {MEAN}: {result}."
     if personal := run.newest("personal"):
-        tenth, worst = percent(personal.worst_tenth), percent(personal.worst)
+        tenth, worst = run.text(personal.worst_tenth), run.text(personal.worst)
         lead += (
-            f" Unweighted mean {percent(personal.unweighted)}, standard deviation "
-            f"{percent(personal.std)}, worst tenth {tenth}, worst client {worst}."
+            f" Unweighted mean {run.text(personal.unweighted)}, standard deviation "
+            f"{run.text(personal.std)}, worst tenth {tenth}, worst client {worst}."
         )
     behind = of_clients(run, parameters=True)
     return single("Clients", lead, figure=figure, alt=alt, behind=behind)
@@ -94,10 +110,9 @@ def classes(run: Run) -> Section | None:
         for c in shown
     ]
     table = Table(("class", "test samples", "accuracy"), rows)
-    macro, balanced = percent(by_class.macro_f1, 2), percent(by_class.balanced_accuracy, 2)
     lead = (
         f"{SCORE[newest.primary]} after round {newest.round}, all samples together: "
-        f"macro F1 {macro}, balanced accuracy {balanced}."
+        f"{over_classes(by_class, 2)}."
     )
     cards = [Card("Accuracy by class", table=table)]
     if counts and len(names) <= MOST_CLASSES:
@@ -110,29 +125,29 @@ def classes(run: Run) -> Section | None:
 def fairness(run: Run) -> Section | None:
     """Return AMP, FM and WLP of every model, and its accuracy on agnostic domains: random mixtures.
 
-    None if fewer than two clients were scored.
+    Mixtures are of accuracies alone: another measure of a mixture is no mean of the clients'. None
+    if fewer than two clients were scored.
     """
-    models = run.on_clients()
+    models, measure = run.on_clients(), run.measure
     if not models or len(run.scores()) < 2:
         return None
-    worst = {name: min(values) for name, (values, _) in models.items()}
-    lowest = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
-    lead = (
-        f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client. "
-        "On every mixture of the clients' data a model is at least as accurate as WLP."
-    )
+    worst = {name: measure.worst(values) for name, (values, _) in models.items()}
+    lowest = "; ".join(f"{name} {run.text(low)}" for name, low in worst.items())
+    lead = f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client."
+    mixes = measure is ACCURACY
+    if mixes:
+        lead += " On every mixture of the clients' data a model is at least as accurate as WLP."
     rows = []
     for i, (name, (values, sizes)) in enumerate(models.items()):
-        spread = measures(values, sizes)
-        amp, wlp = percent(spread["amp"], 2), percent(spread["wlp"], 2)
+        spread = measures(values, sizes, higher=measure.higher)
+        amp, wlp = run.text(spread["amp"], 2), run.text(spread["wlp"], 2)
         rows.append((Cell(name, dot=i), amp, f"{spread['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)
     mixed = f"Accuracy on {plots.DRAWS} random mixtures of clients"
     alts = f"Dots: clients; worst client: {lowest}.", f"Accuracy over mixtures; floor: {lowest}."
-    cards = [
-        Card("Clients' accuracies", plots.distribution(models), alts[0], behind=behind),
-        Card(mixed, plots.mixtures(models), alts[1]),
-    ]
+    title = "Clients' accuracies" if mixes else f"Clients' {measure.title}"
+    cards = [Card(title, plots.distribution(models, measure), alts[0], behind=behind)]
+    cards += [Card(mixed, plots.mixtures(models), alts[1])] if mixes else []
     return Section("Fairness", cards, lead)
 
 
@@ -150,15 +165,16 @@ def data(run: Run) -> Section | None:
     if figure is None:
         return None
     n = sum(p.n for p in run.members)
-    alt = f"Bubbles: samples of {len(run.classes)} classes on {len(run.members)} clients."
+    noun, nouns = run.objective.noun
+    alt = f"Bubbles: samples of {len(run.classes)} {nouns} on {len(run.members)} clients."
     lead = (
         f"{number(n)} training samples on {len(run.members)} clients; "
-        "the area of a bubble is a client's number of samples of a class."
+        f"the area of a bubble is a client's number of samples of a {noun}."
     )
     if len(run.members) > MANY:
         lead += f" Shown are {MANY} of them."
     span = 6 if figure.get_figwidth() < 7.5 else 12
-    cards = [Card("Samples per class", figure, alt, span=span)]
+    cards = [Card(f"Samples per {noun}", figure, alt, span=span)]
     return Section("Data and models", [*cards, Card("Architectures", table=_fleet(run))], lead)
 
 
@@ -360,12 +376,12 @@ def _resolved(table: str, key: str, value: object, method: str) -> object:
 def _course(run: Run) -> str:
     points = run.accuracies()
     if not points:
-        return "Accuracy by round: not scored yet."
+        return f"{run.measure.heading} by round: not scored yet."
     t, best = run.best()
     (first, a), (last, z) = points[0], points[-1]
     return (
-        f"Accuracy by round: {percent(a)} at round {first}, {percent(z)} at "
-        f"round {last}, best {percent(best)} at round {t}."
+        f"{run.measure.heading} by round: {run.text(a)} at round {first}, {run.text(z)} at "
+        f"round {last}, best {run.text(best)} at round {t}."
     )
 
 
@@ -386,11 +402,13 @@ def _duration(entry: Entry) -> str:
 
 
 def _rounds(run: Run) -> Table:
-    rows = []
+    rows, names = [], others([Group(run.name, [run])])
     for e in run.entries:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
         replied = f"{len(e.replied)} / {asked(e)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
-        accuracy = percent(e.primary_score, 2)
-        rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))
-    return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)
+        scores = [run.text(e.primary_score, 2)]
+        scores += [MEASURES[name].text(e.others.get(name), 2) for name in names]
+        rows.append((str(e.round), *scores, number(e.loss), replied, *spent))
+    titles = [run.measure.title, *(MEASURES[name].title for name in names)]
+    return Table(("round", *titles, "loss", "replied / selected", "down", "up", "time"), rows)
