@@ -66,6 +66,11 @@ class Measure:
         return math.sqrt(mean) if self.squares else mean
 
     @property
+    def direction(self) -> Literal["higher", "lower"]:
+        """Which values are better."""
+        return "higher" if self.higher else "lower"
+
+    @property
     def heading(self) -> str:
         """The title with a capital letter."""
         return self.title[0].upper() + self.title[1:]
@@ -80,7 +85,7 @@ class Measure:
             limits = f"at most {self.most:g}"
         elif math.isinf(self.most):
             limits = f"at least {self.least:g}"
-        return f"{limits}, {'higher' if self.higher else 'lower'} is better"
+        return f"{limits}, {self.direction} is better"
 
     def text(self, value: float | None, digits: int = 1) -> str:
         """Return a value for people: accuracies in percent, others as numbers.
@@ -91,8 +96,10 @@ class Measure:
             return "–"
         if self is ACCURACY:
             return f"{100 * value:.{digits}f} %"
-        bounded = math.isfinite(self.most)
-        return f"{value:.{digits + 2}f}" if bounded else f"{value:.{digits + 3}g}"
+        places = digits + 2
+        if math.isinf(self.most):  # in the data's unit: as many digits in all
+            places = max(places - math.floor(math.log10(abs(value) or 1)), 0)
+        return f"{value:,.{places}f}"
 
     def check(self, key: str, value: float) -> None:
         """Raise ``ValueError``, one line, for a setting ``key`` outside the range."""

@@ -374,7 +374,7 @@ def _row(entry: Entry) -> dict[str, object]:
     row |= {name.replace(":", "_"): value for name, value in entry.measures.items()}
     row["primary_score"] = entry.primary_score
     if entry.personal:
-        personal = entry.personal.model_dump(exclude={"measures", "pooled"})
+        personal = entry.personal.model_dump(exclude={"measures", "pooled"}, exclude_none=True)
         personal |= entry.personal.measures
         row |= {f"personal_{name}": value for name, value in personal.items()}
     if entry.by_class:

@@ -25,7 +25,7 @@ from common.objectives import ACCURACY, Measure
 from deploy.report.groups import Groups
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run
-from deploy.report.style import PAPER, frame, series, set_hover_texts, style
+from deploy.report.style import MUTED, PAPER, frame, series, set_hover_texts, style
 from deploy.report.table import clean, number, size
 
 # Inches for half, full and a third of the page's width, so that all texts have the same size.
@@ -190,6 +190,32 @@ def curves(
     round_axis(axes, margin=0.02)
     if figsize != THIRD:  # a small multiple has no room for a legend
         legend(axes)
+    return figure
+
+
+@style()
+def diagonal(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    *,
+    dots: bool = False,
+    chance: bool = True,
+) -> Figure:
+    """Draw named lines (x, y), or their points as ``dots``; ``chance``: with the line y = x."""
+    figure, axes = frame(HALF)
+    for i, (name, (x, y)) in enumerate(lines.items()):
+        points = [(a, b, f"{name}: {a:.4g}, {b:.4g}") for a, b in zip(x, y, strict=True)]
+        if dots:
+            axes.plot(x, y, "o", color=series(i), alpha=0.45, markersize=4, markeredgewidth=0)
+            hover_points(axes, points, i)
+        else:
+            draw_line(axes, points, name, i)
+    if chance:
+        ends = [v for x, y in lines.values() for v in (*x, *y)]
+        both = [min(ends), max(ends)]
+        axes.plot(both, both, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.0)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    legend(axes)
     return figure
 
 

@@ -42,6 +42,7 @@ def one(run: Run) -> Page:
             sections.clients(run),
             sections.membership(run),
             sections.classes(run),
+            sections.outputs(run),
             sections.fairness(run),
             sections.data_read(run),
             sections.data(run),

@@ -29,6 +29,7 @@ from deploy.report.charts import (
     Cost,
     bubbles,
     curves,
+    diagonal,
     dot_rows,
     draw_groups,
     draw_line,
@@ -56,6 +57,9 @@ from deploy.report.table import clean, duration, percent, size
 
 Models = Mapping[str, tuple[list[float], list[int]]]
 """Model name -> the clients' scores and their numbers of test samples."""
+
+Outputs = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Label or target -> the samples' true values and predictions."""
 
 PHASES = ("select", "clients", "step", "statistics", "score", "client scores", "checkpoint")
 """Phases in a round's order."""
@@ -306,6 +310,54 @@ def coefficients(c: Sequence[Sequence[float]]) -> Figure:
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{int(x)}" if 0 <= x < n else ""))
         axis.set_label_text(label, color=MUTED)
     return figure
+
+
+@style()
+def by_output(
+    names: Sequence[str], scores: Mapping[str, Sequence[float | None]], noun: str
+) -> Figure:
+    """Plot dots for each label or target; ``scores``: in [0, 1] or at most 1, by their titles."""
+    figure, axes = frame(WIDE)
+    for i, (title, values) in enumerate(scores.items()):
+        known = [or_nan(value) for value in values]
+        (dots,) = axes.plot(range(len(names)), known, "os^"[i % 3], color=series(i), label=title)
+        texts = zip(names, known, strict=True)
+        set_hover_texts(dots, [f"{name}: {title} {v:.3f}" for name, v in texts if v == v])
+    few = len(names) <= LABELLED
+    ticks = range(len(names)) if few else range(0, len(names), math.ceil(len(names) / 10))
+    shown = [clean(names[i], 16) for i in ticks]
+    axes.set_xticks(ticks, shown, rotation=90 if max(map(len, shown)) > 8 else 0)
+    axes.set_xlabel(noun)
+    legend(axes)
+    return figure
+
+
+def roc(labels: Outputs) -> Figure:
+    """Plot the ROC curve of each label."""
+    from sklearn.metrics import roc_curve
+
+    curves = {name: roc_curve(true, predicted)[:2] for name, (true, predicted) in labels.items()}
+    axes = "false positive rate", "true positive rate"
+    return diagonal({n: (thinned(x), thinned(y)) for n, (x, y) in curves.items()}, axes)
+
+
+def precision_recall(labels: Outputs) -> Figure:
+    """Plot the precision-recall curve of each label."""
+    from sklearn.metrics import precision_recall_curve
+
+    curves = {
+        n: precision_recall_curve(true, shares)[1::-1] for n, (true, shares) in labels.items()
+    }
+    thin = {name: (thinned(x), thinned(y)) for name, (x, y) in curves.items()}
+    return diagonal(thin, ("recall", "precision"), chance=False)
+
+
+def against_truth(targets: Outputs) -> list[tuple[str, Figure]]:
+    """Plot each target's predictions against its true values; the dashed line is y = x."""
+    return [
+        (name, diagonal({name: pair}, (f"true {name}", f"predicted {name}"), dots=True))
+        for name, pair in targets.items()
+    ]
 
 
 @style()

@@ -1,17 +1,20 @@
 """Sections of a report page, about a single run or a comparison of several."""
 
+import math
 from collections import Counter
+
+import numpy as np
 
 from common.journal import Entry, present
 from common.methods import names as methods
 from common.methods import options
-from common.metrics import MANY, thinned
+from common.metrics import MANY, SHARES, thinned
 from common.metrics import fairness as measures
-from common.objectives import ACCURACY, MEASURES
+from common.objectives import ACCURACY, MEASURES, Labels
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
-from deploy.report.charts import measure_in
+from deploy.report.charts import measure_in, or_nan
 from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, asked, of_clients, over_classes, scalars, total
 from deploy.report.style import Card, Section, single, tabular
@@ -29,6 +32,7 @@ from deploy.report.table import (
 
 MOST_METRICS = 24  # a page with more small figures is hard to read
 MOST_CLIENTS = 40  # with more clients the squares are too small to see
+MOST_LINES = 10  # with more labels or targets the curves are those with the lowest scores
 MOST_CLASSES = 100  # with more classes the squares of a confusion matrix are too small to see
 SCORE = {
     "global": "The server's model on its test set",
@@ -120,6 +124,71 @@ def classes(run: Run) -> Section | None:
         alt = f"Squares: share of each class (row) that is predicted as each class; {lead}"
         cards.insert(0, Card("Confusion matrix, % of each class", figure, alt))
     return Section("Classes", cards, lead)
+
+
+def outputs(run: Run) -> Section | None:
+    """Return the newest scores of each label or target, and the predictions of the final model.
+
+    None for classes, and if they are not recorded.
+    """
+    newest = next((e for e in reversed(run.entries) if e.by_output), None)
+    names, (noun, nouns) = run.classes, run.objective.noun
+    if newest is None or any(len(v) != len(names) for v in newest.by_output.values()):
+        return None
+    scores = {MEASURES[name]: values for name, values in newest.by_output.items()}
+    rows = [
+        (names[i], *(m.text(values[i], 2) for m, values in scores.items()))
+        for i in thinned(range(len(names)))
+    ]
+    header = (noun, *(m.title for m in scores))
+    table = Card(f"Scores by {noun}", table=Table(header, rows))
+    lead = f"{SCORE[newest.primary]} after round {newest.round}, all samples together."
+    cards = [table]
+    if len(names) > 1:
+        shown = {m.title: values for m, values in scores.items() if math.isfinite(m.most)}
+        title, alt = " and ".join(shown), f"Dots: {' and '.join(shown)} of {len(names)} {nouns}."
+        cards = [Card(title, plots.by_output(names, shown, noun), alt, span=12), table]
+    if (found := run.predictions) and found.round == newest.round and newest.primary == "global":
+        order = sorted(range(len(names)), key=lambda i: or_nan(next(iter(scores.values()))[i]))
+        lines = sorted(order[:MOST_LINES])
+        pairs = {
+            names[i]: ([row[i] for row in found.true], [row[i] for row in found.predicted])
+            for i in lines
+        }
+        cards += (_curves if run.objective is Labels else _residuals)(pairs)
+        lead += f" Predictions are of {number(len(found.true))} test samples"
+        lead += (
+            f" and the {MOST_LINES} {nouns} with the lowest score."
+            if len(order) > MOST_LINES
+            else "."
+        )
+    return Section(nouns.capitalize(), cards, lead)
+
+
+def _curves(labels: plots.Outputs) -> list[Card]:
+    """Return the curves of labels that have samples with and without it."""
+    both = {name: pair for name, pair in labels.items() if 0 < sum(pair[0]) < len(pair[0])}
+    if not both:
+        return []
+    return [
+        Card("ROC", plots.roc(both), f"Lines: ROC of {len(both)} labels."),
+        Card("Precision and recall", plots.precision_recall(both), f"{len(both)} labels."),
+    ]
+
+
+def _residuals(targets: plots.Outputs) -> list[Card]:
+    """Return predictions against true values, and a table of predicted less true."""
+    rows = []
+    for name, (true, predicted) in targets.items():
+        errors = np.subtract(predicted, true)
+        shares = np.quantile(errors, [0, 0.1, 0.5, 0.9, 1])
+        rows.append((name, *(number(float(v)) for v in (errors.mean(), errors.std(), *shares))))
+    header = ("target", "mean", "deviation", *SHARES)
+    cards = [
+        Card(f"Predicted {name}", figure, f"Dots: predicted against true {name}.")
+        for name, figure in plots.against_truth(targets)
+    ]
+    return [*cards, Card("Predicted less true", table=Table(header, rows))]
 
 
 def fairness(run: Run) -> Section | None:
