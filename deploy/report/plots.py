@@ -225,7 +225,7 @@ def spread(groups: Groups) -> Figure:
     return dot_rows((WIDE[0], height), rows, measure, "on each client's own test share")
 
 
-def distribution(models: Models, measure: Measure) -> Figure:
+def distribution(models: Models, measure: Measure = ACCURACY) -> Figure:
     """Plot a row for each model: a dot for every client and a stroke at AMP."""
     rows = [
         (name, [(value, measure.text(value)) for value in values], fairness(values, sizes)["amp"])

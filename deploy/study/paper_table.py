@@ -329,7 +329,7 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         for (row, column), values in results.items()
     }
     named = {c.name: records.named_measure(c.measure) for c in file.column}
-    better_in = {name: measure.direction for name, measure in named.items() if measure}
+    better_in: dict[str, str] = {name: m.direction for name, m in named.items() if m}
     better_in |= {c.name: c.better for c in file.column if c.better != "as the table"}
     notes = (*_scores(personal), *_differences(file, results), *([file.note] if file.note else []))
     digits = ".4g" if file.format == ".2f" and not percent else file.format

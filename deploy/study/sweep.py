@@ -22,7 +22,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from common.extras import imported
 from common.files import write_all
-from common.objectives import ACCURACY, Measure
 from common.parse import defaults, reads, to_toml
 from common.settings.plugins import nearest
 from common.settings.section import Value, kebab
@@ -365,25 +364,25 @@ def prune(peers: Sequence[CellRun], folder: Path, running: Sequence[Running]) ->
     """End runs whose score is below the median of the finished ``peers`` with the same seed."""
     known = records.read(folder)
     for one in running:
-        t, score, measure = _latest(one.place)
+        t, score = _latest(one.place)
         same = [c.fingerprint for c in peers if c.seed == one.cell.seed]
         courses = [dict(known[name].course("primary")) for name in same if name in known]
         others = [course[t] for course in courses if t in course]
         if t < GRACE * int(one.cell.flat["rounds"]) or len(others) < PEERS or score is None:
             continue
         middle = statistics.median(others)
+        measure = next(known[name].primary_measure for name in same if name in known)
         if measure.better(middle, score) and not one.stopped:
             mine, median = (measure.text(x).replace(" %", "%") for x in (score, middle))
             one.stop(f"ended in round {t}, {mine}; the others' median is {median}")
 
 
-def _latest(place: Path) -> tuple[int, float | None, Measure]:
-    """Return the last scored round of a running cell, its primary score and the measure."""
-    run = reading.read(place) if (place / reading.JOURNAL).exists() else None
-    last = run.last_scored() if run else None
-    if last is None or last.round == 0:
-        return 0, None, ACCURACY
-    return last.round, last.primary_score, last.measure
+def _latest(place: Path) -> tuple[int, float | None]:
+    """Return the last scored round of a running cell, and its primary score."""
+    if not (place / reading.JOURNAL).exists():
+        return 0, None
+    scored = [e for e in reading.read(place).entries if e.round and e.primary_score is not None]
+    return (scored[-1].round, scored[-1].primary_score) if scored else (0, None)
 
 
 def chosen(file: SweepFile, found: Result) -> str:
