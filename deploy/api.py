@@ -148,7 +148,7 @@ class Run:
         """Return what a model predicts for raw samples.
 
         Of classes the names [n], of labels the probabilities [n, L], and of numbers [n, D] in the
-        unit of the training data; ``run.summary`` and ``fedmosaic data`` name labels and targets.
+        unit of the training data; ``model.json`` in the run's folder names labels and targets.
 
         ``x``: images in bytes (n, H, W, C), (n, C, H, W) or (n, H, W), or Pillow images; signals
         (n, C, T); rows (n, F), or a data frame with the columns of the training. They are resized

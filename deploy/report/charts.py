@@ -38,6 +38,8 @@ MARKS = 60  # most points of a line with a hover text
 
 Point = tuple[float, float, str]
 """x, y and the hover text."""
+Line = tuple[Sequence[float], Sequence[float]]
+"""x and y of several points."""
 Course = dict[int, tuple[float, float]]
 """Round -> (x, y) of its point."""
 
@@ -194,27 +196,23 @@ def curves(
 
 
 @style()
-def diagonal(
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    labels: tuple[str, str],
-    *,
-    dots: bool = False,
-    chance: bool = True,
+def lines(
+    named: Mapping[str, Line], x: str, y: str, *, dots: bool = False, diagonal: bool = True
 ) -> Figure:
-    """Draw named lines (x, y), or their points as ``dots``; ``chance``: with the line y = x."""
+    """Draw lines, or their points as ``dots``, on the axes ``x`` and ``y``, and often y = x."""
     figure, axes = frame(HALF)
-    for i, (name, (x, y)) in enumerate(lines.items()):
-        points = [(a, b, f"{name}: {a:.4g}, {b:.4g}") for a, b in zip(x, y, strict=True)]
+    for i, (name, line) in enumerate(named.items()):
+        points = [(a, b, f"{name}: {a:.4g}, {b:.4g}") for a, b in zip(*line, strict=True)]
         if dots:
-            axes.plot(x, y, "o", color=series(i), alpha=0.45, markersize=4, markeredgewidth=0)
+            axes.plot(*line, "o", color=series(i), alpha=0.45, markersize=4, markeredgewidth=0)
             hover_points(axes, points, i)
         else:
             draw_line(axes, points, name, i)
-    if chance:
-        ends = [v for x, y in lines.values() for v in (*x, *y)]
+    if diagonal:
+        ends = [end for line in named.values() for of in line for end in (min(of), max(of))]
         both = [min(ends), max(ends)]
         axes.plot(both, both, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.0)
-    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.set(xlabel=x, ylabel=y)
     legend(axes)
     return figure
 

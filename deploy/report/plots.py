@@ -27,9 +27,9 @@ from deploy.report.charts import (
     THIRD,
     WIDE,
     Cost,
+    Line,
     bubbles,
     curves,
-    diagonal,
     dot_rows,
     draw_groups,
     draw_line,
@@ -38,6 +38,7 @@ from deploy.report.charts import (
     in_lines,
     legend,
     legend_above,
+    lines,
     measure_in,
     or_nan,
     percent_axes,
@@ -58,7 +59,7 @@ from deploy.report.table import clean, duration, percent, size
 Models = Mapping[str, tuple[list[float], list[int]]]
 """Model name -> the clients' scores and their numbers of test samples."""
 
-Outputs = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Outputs = Mapping[str, Line]
 """Label or target -> the samples' true values and predictions."""
 
 PHASES = ("select", "clients", "step", "statistics", "score", "client scores", "checkpoint")
@@ -164,10 +165,8 @@ def clients(run: Run) -> Figure:
                 hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
             )  # fmt: skip
             if colour != PAPER:
-                hover_bars(
-                    patches,
-                    [f"client {score.k}, {kind} model: {scored(value, score, run.measure)}"],
-                )
+                text = scored(value, score, run.measure)
+                hover_bars(patches, [f"client {score.k}, {kind} model: {text}"])
     percent_axes(axes.yaxis, measure=run.measure)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
     limits = score_limits(run.measure, [v for _, s in scores for v in (s.own, s.shared)])
@@ -332,32 +331,20 @@ def by_output(
     return figure
 
 
-def roc(labels: Outputs) -> Figure:
-    """Plot the ROC curve of each label."""
-    from sklearn.metrics import roc_curve
+def label_curves(labels: Outputs) -> dict[str, Figure]:
+    """Plot the ROC and the precision-recall curve of each label."""
+    from sklearn.metrics import precision_recall_curve, roc_curve
 
-    curves = {name: roc_curve(true, predicted)[:2] for name, (true, predicted) in labels.items()}
-    axes = "false positive rate", "true positive rate"
-    return diagonal({n: (thinned(x), thinned(y)) for n, (x, y) in curves.items()}, axes)
-
-
-def precision_recall(labels: Outputs) -> Figure:
-    """Plot the precision-recall curve of each label."""
-    from sklearn.metrics import precision_recall_curve
-
-    curves = {
-        n: precision_recall_curve(true, shares)[1::-1] for n, (true, shares) in labels.items()
+    roc, recall = dict[str, Line](), dict[str, Line]()
+    for name, pair in labels.items():
+        wrong, right, _ = roc_curve(*pair)
+        roc[name] = thinned(wrong), thinned(right)
+        precise, found, _ = precision_recall_curve(*pair)
+        recall[name] = thinned(found), thinned(precise)
+    return {
+        "ROC": lines(roc, "false positive rate", "true positive rate"),
+        "Precision and recall": lines(recall, "recall", "precision", diagonal=False),
     }
-    thin = {name: (thinned(x), thinned(y)) for name, (x, y) in curves.items()}
-    return diagonal(thin, ("recall", "precision"), chance=False)
-
-
-def against_truth(targets: Outputs) -> list[tuple[str, Figure]]:
-    """Plot each target's predictions against its true values; the dashed line is y = x."""
-    return [
-        (name, diagonal({name: pair}, (f"true {name}", f"predicted {name}"), dots=True))
-        for name, pair in targets.items()
-    ]
 
 
 @style()

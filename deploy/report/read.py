@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, Any, Self, TypeVar, final
 
-from pydantic import Field, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from common.errors import invalid
 from common.files import parse_json, parse_toml
@@ -99,8 +99,19 @@ class Predictions(JsonObject):
     """
 
     round: int = Field(ge=0)
-    predicted: list[list[float]]
-    true: list[list[float]]
+    predicted: Annotated[list[list[FiniteFloat]], Field(min_length=1)]
+    true: list[list[FiniteFloat]]
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        sizes = {(len(rows), len(row)) for rows in (self.predicted, self.true) for row in rows}
+        if len(sizes) != 1 or not self.true:
+            raise ValueError("predictions and true values differ in number")
+        return self
+
+    def shown(self, newest: Entry) -> bool:
+        """Return whether they are of the scores of an entry."""
+        return newest.primary == "global" and newest.round == self.round
 
 
 @final

@@ -14,7 +14,7 @@ from common.objectives import ACCURACY, MEASURES, Labels
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
-from deploy.report.charts import measure_in, or_nan
+from deploy.report.charts import lines, measure_in, or_nan
 from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, asked, of_clients, over_classes, scalars, total
 from deploy.report.style import Card, Section, single, tabular
@@ -148,47 +148,39 @@ def outputs(run: Run) -> Section | None:
         shown = {m.title: values for m, values in scores.items() if math.isfinite(m.most)}
         title, alt = " and ".join(shown), f"Dots: {' and '.join(shown)} of {len(names)} {nouns}."
         cards = [Card(title, plots.by_output(names, shown, noun), alt, span=12), table]
-    if (found := run.predictions) and found.round == newest.round and newest.primary == "global":
-        order = sorted(range(len(names)), key=lambda i: or_nan(next(iter(scores.values()))[i]))
-        lines = sorted(order[:MOST_LINES])
+    found = run.predictions
+    if found and found.shown(newest) and len(found.true[0]) == len(names):
+        first = next(iter(scores.values()))
+        lowest = sorted(range(len(names)), key=lambda i: or_nan(first[i]))[:MOST_LINES]
         pairs = {
             names[i]: ([row[i] for row in found.true], [row[i] for row in found.predicted])
-            for i in lines
+            for i in sorted(lowest)
         }
         cards += (_curves if run.objective is Labels else _residuals)(pairs)
         lead += f" Predictions are of {number(len(found.true))} test samples"
-        lead += (
-            f" and the {MOST_LINES} {nouns} with the lowest score."
-            if len(order) > MOST_LINES
-            else "."
-        )
+        lead += f" and at most {MOST_LINES} {nouns}, those with the lowest scores."
     return Section(nouns.capitalize(), cards, lead)
 
 
 def _curves(labels: plots.Outputs) -> list[Card]:
-    """Return the curves of labels that have samples with and without it."""
-    both = {name: pair for name, pair in labels.items() if 0 < sum(pair[0]) < len(pair[0])}
-    if not both:
-        return []
-    return [
-        Card("ROC", plots.roc(both), f"Lines: ROC of {len(both)} labels."),
-        Card("Precision and recall", plots.precision_recall(both), f"{len(both)} labels."),
-    ]
+    """Return the curves of labels that have samples with and without them."""
+    both = {name: pair for name, pair in labels.items() if {*pair[0]} == {0.0, 1.0}}
+    curves = plots.label_curves(both).items() if both else ()
+    return [Card(title, figure, f"{title} of {len(both)} labels.") for title, figure in curves]
 
 
 def _residuals(targets: plots.Outputs) -> list[Card]:
     """Return predictions against true values, and a table of predicted less true."""
-    rows = []
+    rows, cards = [], []
     for name, (true, predicted) in targets.items():
         errors = np.subtract(predicted, true)
-        shares = np.quantile(errors, [0, 0.1, 0.5, 0.9, 1])
-        rows.append((name, *(number(float(v)) for v in (errors.mean(), errors.std(), *shares))))
-    header = ("target", "mean", "deviation", *SHARES)
-    cards = [
-        Card(f"Predicted {name}", figure, f"Dots: predicted against true {name}.")
-        for name, figure in plots.against_truth(targets)
-    ]
-    return [*cards, Card("Predicted less true", table=Table(header, rows))]
+        spread = np.quantile(errors, [*SHARES.values()])
+        rows.append((name, *(number(float(v)) for v in (errors.mean(), errors.std(), *spread))))
+        axes = f"true {name}", f"predicted {name}"
+        figure = lines({name: (true, predicted)}, *axes, dots=True)
+        cards.append(Card(axes[1].capitalize(), figure, f"Dots: {axes[1]} by {axes[0]}."))
+    table = Table(("target", "mean", "deviation", *SHARES), rows)
+    return [*cards, Card("Predicted less true", table=table)]
 
 
 def fairness(run: Run) -> Section | None:

@@ -298,10 +298,8 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     results: Values = {pair: {} for pair in itertools.product(rows, columns)}
     all_cells = list(cells(file))
     known = recorded(all_cells, folder)
-    of_cells = ((c.measure, known.get(c.fingerprint)) for c in all_cells)
-    shown = {
-        measure for path, record in of_cells if record and (measure := record.measure_of(path))
-    }
+    done = [c for c in all_cells if c.fingerprint in known]
+    shown = {known[c.fingerprint].measure_of(c.measure) for c in done} - {None}
     percent = not shown or ACCURACY in shown
     unit = "" if file.unit == "%" and not percent else file.unit
     goals = {(c.row, c.column, c.seed): c for c in all_cells}

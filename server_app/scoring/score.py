@@ -46,9 +46,7 @@ class Scorer:
         self.x, self.y = dataset.x_test, dataset.y_test
         self.newest: dict[int, tuple[int, ClientScore]] = {}  #: with its round, by client
         self.confusion: Confusion = []  #: of the run's primary score in the current round
-        self.newest_result: tuple[int, Result] | None = (
-            None  #: of labels or numbers, with its round
-        )
+        self.newest_result: tuple[int, Result] | None = None  #: with its round, not of classes
 
     @cached_property
     def primary(self) -> Primary:

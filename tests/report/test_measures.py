@@ -142,10 +142,11 @@ def test_curves_of_labels_are_those_of_the_predictions(tmp_path: Path) -> None:
     assert np.trapezoid(np.asarray(y), np.asarray(x)) == pytest.approx(
         roc_auc_score(true, shares), abs=0.01
     )
-    stale = json.dumps({**content, "round": 1})
-    (tmp_path / "a" / "predictions.json").write_text(stale)
-    section = sections.outputs(read(tmp_path / "a"))
-    assert section is not None and [card.title for card in section.cards] == ["Scores by label"]
+    for change in ({"round": 1}, {"true": [[0.0, 1.0]]}, {"true": []}, {"true": [[0.5]] * 300}):
+        (tmp_path / "a" / "predictions.json").write_text(json.dumps({**content, **change}))
+        section = sections.outputs(read(tmp_path / "a"))
+        assert section is not None, change
+        assert [card.title for card in section.cards] == ["Scores by label"], change
 
 
 @pytest.fixture(scope="module")
