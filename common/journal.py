@@ -582,7 +582,7 @@ def _course(values: Sequence[Any]) -> dict[str, Any]:
             courses = _course([value.measures for value in values])
             others = last.model_dump(exclude={"accuracy", "measures"})
             return {**next(iter(courses.values())), **others, "measures": courses}
-        others = last.model_dump(exclude={"accuracy", "measures"})
+        others = last.model_dump(exclude={"accuracy", "measures", "pooled"})
         return {**over_rounds([value.accuracy for value in values]), **others}
     if isinstance(last, Mapping):
         each = {n: [v[n] for v in values if v.get(n) is not None] for n in last}

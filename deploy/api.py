@@ -378,7 +378,7 @@ def _row(entry: Entry) -> dict[str, object]:
         personal |= entry.personal.measures
         row |= {f"personal_{name}": value for name, value in personal.items()}
     if entry.by_class:
-        row |= entry.by_class.model_dump(exclude={"accuracy"})
+        row |= entry.by_class.model_dump(exclude={"accuracy"}, exclude_none=True)
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
     row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}
     if entry.privacy is None:  # otherwise withheld

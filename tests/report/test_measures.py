@@ -23,6 +23,7 @@ from deploy.report.read import Run, over_classes, read
 from deploy.run.progress import Progress, show_summary
 from deploy.study import paper_table, records
 from deploy.study.records import Recorded
+from server_app.tracking.numbers import scalars as tracked
 from tests.support import outputs
 from tests.support.run_folder import entry, write_run
 from tests.support.tiny import flat, play
@@ -241,6 +242,17 @@ def test_a_record_reaches_a_target_in_the_measures_direction(tmp_path: Path) -> 
     records.append(tmp_path, Recorded(fingerprint=cell.fingerprint, **fields))
     table = paper_table.collect(file, tmp_path)
     assert table.cell("a", "b").values == (2.0,) and table.unit == "", "not 200 %"
+
+
+def test_files_of_classes_have_no_measures(tmp_path: Path) -> None:
+    """Summary, card and trackers are those of earlier releases."""
+    folder = play(flat(tmp_path, method="local", rounds=1)).folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert not {"measures", "by_output"} & summary.keys()
+    assert "pooled" not in summary["personal"] and "macro_auc" not in summary["primary"]
+    assert not {"objective", "target_mean"} & json.loads((folder / "model.json").read_text()).keys()
+    assert not (folder / "predictions.json").exists()
+    assert "personal/pooled" not in tracked(read(folder).entries[-1])
 
 
 def test_the_area_of_classes_is_beside_f1() -> None:
