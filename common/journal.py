@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import invalid
 from common.files import parse_json
+from common.measures import ACCURACY, MEASURES, Measure
 from common.metrics import over_rounds, sums
-from common.objectives import ACCURACY, MEASURES, Measure
 
 Primary = Literal["global", "personal"]
 """Score that counts for a run: the server's model on the server's test set, or the clients' models

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -20,104 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.losses.distillation import Reduction, kl, kl_from
+from common.measures import (
+    ACCURACY,
+    MACRO_AUC,
+    MACRO_F1,
+    R2,
+    RMSE,
+    Measure,
+    ObjectiveName,
+    RegressionLoss,
+    Values,
+)
 from common.metrics import auc, f1, mean_of_known, r2
 
-Name = Literal["classes", "labels", "number"]
-RegressionLoss = Literal["mse", "huber"]
-Values = Mapping[str, float | None]  #: by measure; None where the samples do not define it
-
-
-@final
-@dataclass(frozen=True)
-class Measure:
-    """A score of models: its name in files, in words, its range and its direction."""
-
-    name: str
-    title: str
-    least: float = 0.0
-    most: float = 1.0
-    higher: bool = True  #: whether a larger value is better
-    squares: bool = False  #: whether clients combine by the root of the mean square, not the mean
-
-    def better(self, new: float, old: float) -> bool:
-        """Return whether ``new`` is better than ``old``."""
-        return new > old if self.higher else new < old
-
-    def reaches(self, value: float, target: float) -> bool:
-        """Return whether ``value`` is at least as good as ``target``."""
-        return value >= target if self.higher else value <= target
-
-    def best(self, values: Sequence[float]) -> float:
-        """Return the best of ≥ 1 values."""
-        return max(values) if self.higher else min(values)
-
-    def worst(self, values: Sequence[float]) -> float:
-        """Return the worst of ≥ 1 values."""
-        return min(values) if self.higher else max(values)
-
-    def combined(self, values: Sequence[float], sizes: Sequence[int]) -> float:
-        """Return the score over ≥ 1 clients, weighted by their numbers of test samples.
-
-        Of accuracies it is the score of all their samples together, and so it is of root mean
-        squares. Of AUC, F1 and R² it is the mean over clients, which pooled samples would not give.
-        """
-        powers = np.square(values) if self.squares else np.asarray(values, dtype=np.float64)
-        mean = float(np.average(powers, weights=np.asarray(sizes, dtype=np.float64)))
-        return math.sqrt(mean) if self.squares else mean
-
-    @property
-    def direction(self) -> Literal["higher", "lower"]:
-        """Which values are better."""
-        return "higher" if self.higher else "lower"
-
-    @property
-    def heading(self) -> str:
-        """The title with a capital letter."""
-        return self.title[0].upper() + self.title[1:]
-
-    @property
-    def meaning(self) -> str:
-        """Range and direction in words; empty for the accuracy, which everybody knows."""
-        if self is ACCURACY:
-            return ""
-        limits = f"{self.least:g} to {self.most:g}"
-        if math.isinf(self.least):
-            limits = f"at most {self.most:g}"
-        elif math.isinf(self.most):
-            limits = f"at least {self.least:g}"
-        return f"{limits}, {self.direction} is better"
-
-    def text(self, value: float | None, digits: int = 1) -> str:
-        """Return a value for people: accuracies in percent, others as numbers.
-
-        ``digits``: decimals of a percentage; other numbers have as many digits.
-        """
-        if value is None or not math.isfinite(value):
-            return "–"
-        if self is ACCURACY:
-            return f"{100 * value:.{digits}f} %"
-        places = digits + 2
-        if math.isinf(self.most):  # in the data's unit: as many digits in all
-            places = max(places - math.floor(math.log10(abs(value) or 1)), 0)
-        return f"{value:,.{places}f}"
-
-    def check(self, key: str, value: float) -> None:
-        """Raise ``ValueError``, one line, for a setting ``key`` outside the range."""
-        if not self.least <= value <= self.most:
-            low = "any number" if math.isinf(self.least) else f"{self.least:g}"
-            raise ValueError(
-                f"{key} = {value:g} is not allowed with {self.title}; allowed: {low} to "
-                f"{self.most:g}"
-            )
-
-
-ACCURACY = Measure("accuracy", "accuracy")
-MACRO_AUC = Measure("macro_auc", "macro AUC")
-MACRO_F1 = Measure("macro_f1", "macro F1")
-R2 = Measure("r2", "R²", least=-math.inf)
-RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, squares=True)
-AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
-MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1)}
 BINS, REACH = 1024, 8.0  #: of histograms of logits; those beyond ±REACH count at the ends
 HALF = 0.5  #: probability from which a label is predicted
 
@@ -138,7 +53,7 @@ class Objective(ABC):
 
     outputs: tuple[str, ...]
 
-    name: ClassVar[Name]
+    name: ClassVar[ObjectiveName]
     noun: ClassVar[tuple[str, str]]  #: word for an output, and for several
     primary: ClassVar[Measure]
     one_each: ClassVar[bool] = False  #: whether each sample has exactly one of the outputs

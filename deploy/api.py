@@ -17,7 +17,7 @@ from rich.console import Console
 from common.extras import imported, missing
 from common.files import read_json
 from common.journal import Entry
-from common.objectives import ACCURACY
+from common.measures import ACCURACY
 from common.settings.section import Value, dotted, kebab
 from deploy import settings as experiments
 from deploy.report import listing

@@ -67,8 +67,8 @@ def graph() -> dict[str, set[str]]:
 
 
 LAYERS = {
-    "common": "files progress metrics vision extras errors seeds losses objectives settings "
-    "journal exchange flower data models training techniques methods keys names parse",
+    "common": "files progress metrics measures vision extras errors seeds settings journal "
+    "exchange flower losses objectives data models training techniques methods keys names parse",
     "deploy": "log_lines user_modules report settings console flower run machines study "
     "leaderboard api docker cli fedmosaic",
 }

@@ -16,9 +16,10 @@ from torch.testing import assert_close
 from client_app.participant import Participant
 from common.data import DATASETS, Source, load
 from common.data.embedded import toy
+from common.measures import MACRO_AUC, R2, RMSE, Measure
 from common.methods import names, options
 from common.metrics import auc
-from common.objectives import MACRO_AUC, R2, RMSE, Classes, Labels, Measure, Number, Objective
+from common.objectives import Classes, Labels, Number, Objective
 from common.parse import parse
 from common.settings.config import Data
 from common.training.task import Task, check_fleet

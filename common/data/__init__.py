@@ -307,8 +307,11 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
     Raises ``ValueError`` if it cannot be loaded, has incompatible channels, points or another
     shape, or has too few samples.
     """
+    name = data.public_name or data.name
+    in_files = name in DATASETS and DATASETS[name].classes is None
     changes = {
-        "name": data.public_name or data.name,
+        "name": name,
+        "objective": data.objective if in_files else "auto",  # its labels are not learnt
         "dir": data.public_dir,
         "digest": "",
         "samples": 0,
@@ -321,7 +324,8 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
     except ValueError as error:  # name the keys of the public set in the message
         line = str(error).replace("data.dir", "data.public-dir")
         raise ValueError(line.replace("data.name", "data.public-name")) from error
-    return _fitted(other, data, dataset.shape, dataset.classes, seed)
+    x, y = _fitted(other, data, dataset.shape, dataset.classes, seed)
+    return x, y if other.objective == dataset.objective else None
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,7 @@ from common.data.spelling import check_numbers
 from common.data.unpickle import check_sizes, read_npz
 from common.errors import first_line
 from common.files import check_regular, in_order, parse_json
+from common.measures import ObjectiveName
 from common.settings.config import OWN, Data
 
 CHANNELS = (1, 3)  #: numbers of channels for which the last axis counts as channels
@@ -64,11 +65,11 @@ def _numbered_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def _from_npz(path: Path, kind: str) -> Iterator[Owned]:
+def _from_npz(path: Path, data: Data) -> Iterator[Owned]:
     """Yield one client's samples and labels."""
     content = read_npz(path, "data")
     with _located_at(str(path)):
-        samples = pair(content, kind)
+        samples = pair(content, data.kind, data.objective_of_files)
     yield str(path), path.stem, samples
 
 
@@ -89,7 +90,7 @@ def load_leaf(data: Data) -> Dataset:
     return _load(data, root, files, _users)
 
 
-def _users(path: Path, kind: str) -> Iterator[Owned]:
+def _users(path: Path, data: Data) -> Iterator[Owned]:
     """Yield the samples and labels of each user with samples in one file."""
     pairs: dict[str, Pair] = {}
     try:
@@ -113,7 +114,8 @@ def _users(path: Path, kind: str) -> Iterator[Owned]:
             with _located_at(f"user {str(user)[:80]!r}"):
                 if len(str(user)) > LONGEST:
                     raise ValueError(f"a name of {len(str(user))} characters, more than {LONGEST}")
-                samples = pair(content["user_data"].get(str(user)), kind)
+                of_user = content["user_data"].get(str(user))
+                samples = pair(of_user, data.kind, data.objective_of_files)
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
             if samples is not None:
@@ -136,10 +138,11 @@ def _located_at(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from None
 
 
-def pair(content: object, kind: str = "auto") -> Pair | None:
-    """Return samples and labels of a dictionary with ``x`` and ``y``, or None without samples.
+def pair(content: object, kind: str, objective: ObjectiveName) -> Pair | None:
+    """Return samples and y of a dictionary with ``x`` and ``y``, or None without samples.
 
-    ``kind``: the value of ``data.kind``. Raises ``ValueError``, one line, for anything else.
+    ``kind``: the value of ``data.kind``; ``objective``: what y is. Raises ``ValueError``, one line,
+    for anything else.
     """
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         has = ", ".join(map(repr, content)) if isinstance(content, dict) else type(content).__name__
@@ -148,7 +151,10 @@ def pair(content: object, kind: str = "auto") -> Pair | None:
     if _empty(x) and _empty(y):
         return None
     arrays = samples(x, kind)
-    return arrays, labels(y, len(arrays))
+    if objective == "classes":
+        return arrays, labels(y, len(arrays))
+    with _located_at("y"):
+        return arrays, targets(y, len(arrays), objective)
 
 
 def _empty(values: object) -> bool:
@@ -235,27 +241,48 @@ def _images(x: np.ndarray) -> np.ndarray:
 def labels(values: object, samples: int) -> np.ndarray:
     """Return labels int64 (N,) from 0 on; raise ``ValueError``, one line, for other values.
 
-    A column (N, 1) counts as (N,).
+    A column (N, 1) counts as (N,). One-hot rows (N, C), each with one 1, are returned as bool.
     """
     y = _array(values)
     if y.shape == (samples, 1):
         y = y[:, 0]
     if y.ndim == 2 and y.shape[1] > 1 and len(y) == samples:
+        if ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
+            return y.astype(np.bool_)
         raise ValueError(
-            f"y has the shape {y.shape}: several labels per sample are not supported, it should "
-            f"have one class per sample, the shape ({samples},)"
+            f"y has the shape {y.shape}; one class for each sample has the shape ({samples},). For "
+            "several labels set data.objective to 'labels', for numbers to 'number'"
         )
     if y.shape != (samples,):
         raise ValueError(f"y has the shape {y.shape}, but there are {samples} samples")
-    for wrong, advice in ((y != np.floor(y), "; regression is not supported"), (y < 0, "")):
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            raise ValueError(
-                f"y has values that are not classes 0, 1, 2, …{advice}; sample {row} has {y[row]}"
-            )
+    if (wrong := (y != np.floor(y)) | (y < 0)).any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"y has values that are not classes 0, 1, 2, …; sample {row} has {y[row]}. To learn "
+            "numbers, set data.objective to 'number'"
+        )
     if samples:
         check_classes(y.max().item(), "y")
     return y.astype(np.int64)
+
+
+def targets(values: object, samples: int, objective: ObjectiveName) -> np.ndarray:
+    """Return labels (0 and 1) or numbers to learn as float32 (N, D); (N,) counts as (N, 1).
+
+    Raises ``ValueError``, one line with the sample, for other values.
+    """
+    y = _array(values)
+    if y.shape[:1] != (samples,) or y.ndim > 2 or 0 in y.shape[1:]:
+        raise ValueError(f"its shape is {y.shape}, but there are {samples} samples")
+    y = y.reshape(samples, -1)
+    with np.errstate(over="ignore"):
+        y = y.astype(np.float32)
+    right = (y == 0) | (y == 1) if objective == "labels" else np.isfinite(y)
+    if not right.all():
+        row, column = np.argwhere(~right)[0]
+        rule = "labels are 0 or 1" if objective == "labels" else "numbers are finite"
+        raise ValueError(f"sample {row} has {y[row, column]:g}; {rule}")
+    return y
 
 
 def _array(values: object) -> np.ndarray:
@@ -289,7 +316,7 @@ def _load(
     data: Data,
     root: Path,
     files: Mapping[str, list[Path]],
-    read: Callable[[Path, str], Iterator[Owned]],
+    read: Callable[[Path, Data], Iterator[Owned]],
     check: Callable[[list[Path]], None] = lambda _: None,
     config: Path | None = None,
 ) -> Dataset:
@@ -298,16 +325,26 @@ def _load(
     ``check`` gets all files before the first is read. The classes are called by their numbers: 0 up
     to ``num_classes`` in ``config``, or the labels that occur, which are numbered anew if they are
     others than 0, 1, 2, … With partition ``own`` they are 0 up to the largest label, because a
-    client's files need not have all classes.
+    client's files need not have all classes. Labels and numbers are called ``y``, or ``y0``, …
     """
+    objective = data.objective_of_files
     paths = [path for part in files.values() for path in part]
 
     def decode() -> dict[str, Tensor]:
         check(paths)
-        parts = ([one for path in part for one in read(path, data.kind)] for part in files.values())
+        parts = ([one for path in part for one in read(path, data)] for part in files.values())
         return _tensors(root, *parts)
 
-    tensors, notes = dict(decoded.cached_files(data.name, paths, decode, data.kind)), []
+    options = (data.kind, objective)
+    tensors, notes = dict(decoded.cached_files(data.name, paths, decode, *options)), []
+    if objective != "classes":
+        width = tensors["y"].shape[1]
+        outputs = tuple(f"y{i}" for i in range(width)) if width > 1 else ("y",)
+        tensors["account"] = Account(classes=outputs).packed()
+        return of_files(root, tensors, paths, objective)
+    if tensors["y"].ndim == 2:
+        notes.append("y is one-hot: each column is a class")
+        tensors |= {name: tensors[name].byte().argmax(1) for name in ("y", "y_test")}
     used = torch.cat([tensors["y"], tensors["y_test"]]).unique()
     top = int(used[-1])
     names = range(top + 1)
@@ -335,19 +372,21 @@ def _tensors(root: Path, train: Sequence[Owned], test: Sequence[Owned]) -> dict[
     fields: dict[str, Tensor] = {}
     owners = sorted({owner for _, owner, _ in train}, key=in_order)
     number = {owner: k for k, owner in enumerate(owners)}
-    first, like = "", np.empty(0)
+    first, like, goal = "", np.empty(0), np.empty(0)
     for suffix, part in (("", train), ("_test", test)):
         full = [(name, owner, *samples) for name, owner, samples in part if samples]
         if not full:
             raise ValueError(f"{root}: there are no samples for training, or none for testing")
         if not suffix:
-            first, _, like, _ = full[0]
-        for name, _, x, _ in full:
+            first, _, like, goal = full[0]
+        for name, _, x, y in full:
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
                 raise ValueError(
                     f"{name}: samples are {x.dtype} {x.shape[1:]}, "
                     f"those of {first} {like.dtype} {like.shape[1:]}"
                 )
+            if y.shape[1:] != goal.shape[1:]:
+                raise ValueError(f"{name}: y is {y.shape}, that of {first} {goal.shape}")
         _, names, xs, ys = zip(*full, strict=True)
         fields[f"x{suffix}"] = torch.from_numpy(np.concatenate(xs))
         fields[f"y{suffix}"] = torch.from_numpy(np.concatenate(ys))

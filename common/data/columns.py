@@ -1,13 +1,14 @@
 """Data sets of tables in files: tables, and signals that are windows of consecutive rows.
 
-The first line names the columns. One column holds the classes (``data.label-column``), at most one
-the owners (``data.owner-column``); all others are numbers, but for row numbers of pandas and for
-``data.ignore-columns``. A table has a sample per row. With ``data.window`` > 0 the rows are time
-steps in order, and samples are signals (columns, window): the windows of each run of consecutive
-rows with one class and one owner in one file.
+The first line names the columns. ``data.label-column`` holds the classes, or is several columns of
+labels or numbers to learn; at most one has the owners (``data.owner-column``); all others are
+numbers, but for row numbers of pandas and for ``data.ignore-columns``. A table has a sample per
+row. With ``data.window`` > 0 the rows are time steps in order, and samples are signals (columns,
+window): the windows of each run of consecutive rows of one owner in one file, and of one class.
+Labels and numbers of a window are those of its last row, and do not end a run.
 
-Without test files a fifth is held out, always the same: of a table 20 % of each owner's rows of
-each class, of signals the last 20 % of each run's rows, so that no window overlaps a test window.
+Without test files a fifth is held out, always the same: of a table 20 % of each owner's rows (of
+each class), of signals the last 20 % of each run's rows, so that no window overlaps a test window.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, check_classes, holdout, of_files
+from common.data.dataset import Dataset, check_classes, holdout, of_files, strata
 from common.data.layout import by_part, clients_of, part_folders
 from common.data.sheets import SUFFIXES, Sheet, unused
 from common.data.spelling import Names, check_numbers
@@ -82,7 +83,9 @@ def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
         )
     names = root / CLASSES
     columns = (data.label_column, data.owner_column, data.ignore_columns)
-    paths = [path for _, path in train + test] + ([names] if names.is_file() else [])
+    objective = data.objective_of_files
+    listed = objective == "classes" and names.is_file()
+    paths = [path for _, path in train + test] + ([names] if listed else [])
     tensors = decoded.cached_files(
         "csv",
         paths,
@@ -90,8 +93,9 @@ def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
         *columns,
         str(data.window),
         str(data.stride),
+        objective,
     )
-    return of_files(root, tensors, paths)
+    return of_files(root, tensors, paths, objective)
 
 
 @final
@@ -99,13 +103,15 @@ class _Part(NamedTuple):
     """Rows of the files of one part, in their order."""
 
     values: np.ndarray  #: float32 (rows, columns)
-    label: np.ndarray  #: numbers of the classes (rows,)
+    label: np.ndarray  #: numbers of the classes (rows,); labels or numbers float32 (rows, D)
     owner: np.ndarray  #: numbers of the owners (rows,)
     starts: list[int]  #: row at which each file begins
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return the bounds of each run: consecutive rows of one class, owner and file."""
-        change = (np.diff(self.label) != 0) | (np.diff(self.owner) != 0)
+        """Return the bounds of each run: consecutive rows of one owner and file (and class)."""
+        change = np.diff(self.owner) != 0
+        if self.label.ndim == 1:
+            change |= np.diff(self.label) != 0
         inside = np.flatnonzero(change) + 1
         bounds = sorted({0, *self.starts, *inside.tolist(), len(self.label)})
         return list(pairwise(bounds))
@@ -113,9 +119,10 @@ class _Part(NamedTuple):
     def of(self, bounds: Sequence[tuple[int, int]], window: int, stride: int) -> "_Part":
         """Return the windows (n, C, window) of the rows in each of ``bounds``."""
         cut = [windows(self.values[a:b], window, stride) for a, b in bounds]
-        first = np.repeat([a for a, _ in bounds], [len(part) for part in cut])
+        rows = [windows(np.arange(a, b)[:, None], window, stride)[:, 0, -1] for a, b in bounds]
+        last = np.concatenate([np.empty(0, np.int64), *rows])
         empty = np.empty((0, self.values.shape[1], window), np.float32)
-        return _Part(np.concatenate([empty, *cut]), self.label[first], self.owner[first], [])
+        return _Part(np.concatenate([empty, *cut]), self.label[last], self.owner[last], [])
 
 
 @final
@@ -126,7 +133,11 @@ class _Reader:
         self._data = data
         self._header: list[str] = []
         self._commas: list[Path] = []
+        self.objective = data.objective_of_files
         self.label = Names(data.label_column or "label", dict.fromkeys(known))
+        self.targets = data.label_columns or ("label",)
+        if self.objective == "classes":
+            self.targets = (self.label.column,)
         self.owner = Names(data.owner_column, classes=False)
         self.features: list[int] = []
         self._unused: dict[str, str] = {}
@@ -136,7 +147,7 @@ class _Reader:
         commas = [f"{path.name}: decimal commas" for path in self._commas]
         return Account(
             features=tuple(self._header[i] for i in self.features),
-            label=self.label.column,
+            label=self.label.column if self.objective == "classes" else "",
             owner=self.owner.column,
             unused=self._unused,
             notes=(*commas, *self.owner.alike),
@@ -151,13 +162,18 @@ class _Reader:
         most, end, starts = sum(sheet.rows for _, sheet in opened), 0, []
         values = np.empty((most, len(self.features)), np.float32)
         label, owner = np.empty(most, np.int64), np.empty(most, np.int64)
-        position = self._header.index(self.label.column)
+        if self.objective != "classes":
+            label = np.empty((most, len(self.targets)), np.float32)
+        position = self._header.index(self.targets[0])
         by = self._header.index(self.owner.column) if self.owner.column else None
         for name, sheet in opened:
             starts.append(end)
             for first, columns in sheet.blocks():
                 into = slice(end, end := end + len(columns[0]))
-                label[into] = self.label.codes(columns[position], sheet.path, first)
+                if self.objective == "classes":
+                    label[into] = self.label.codes(columns[position], sheet.path, first)
+                else:
+                    label[into] = sheet.targets(columns, self.targets, first, self.objective)
                 if by is None:
                     owner[into] = self.owner.exact(name, len(columns[0]))
                 else:
@@ -177,12 +193,14 @@ class _Reader:
                 )
             return
         self._header = header = sheet.header
-        roles = [name for name in (self.label.column, self.owner.column) if name]
-        for name, role in zip(roles, ("label", "owner"), strict=False):
+        roles = [*self.targets, *([self.owner.column] if self.owner.column else [])]
+        for i, name in enumerate(roles):
             if name not in header:
+                role = "label" if i < len(self.targets) else "owner"
+                several = "; several need data.objective = 'labels' or 'number'"
                 raise ValueError(
                     f"{sheet.path}: no column {name!r}; data.{role}-column should be one of "
-                    f"{', '.join(header)}"
+                    f"{', '.join(header)}{several * (role == 'label' and ',' in name)}"
                 )
         self._unused = unused(header, roles, self._data.ignore_columns, sheet.path)
         self.features = [
@@ -193,25 +211,23 @@ class _Reader:
 
 
 def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Tensor]:
-    known = _listed(names)
+    has_classes = data.objective_of_files == "classes"
+    known = _listed(names) if has_classes else []
     reader = _Reader(data, known)
     parts = [reader.part(files) for files in (train, test) if files]
-    used = reader.label.order()
-    check_classes(len(used) - 1, str(names.parent))
-    classes = known or used
-    if known and (unknown := [name for name in used if name not in reader.label.known]):
-        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
-    if not known:
-        place = f"{train[0][1]}: column {reader.label.column!r}"
-        check_numbers(classes, sum(len(part.label) for part in parts), place)
-    label = reader.label.renumbered(classes, [part.label for part in parts])
+    classes, label = list(reader.targets), [part.label for part in parts]
+    if has_classes:
+        classes = known or reader.label.order()
+        _check_names(reader.label, names, known, train[0][1], sum(map(len, label)))
+        label = reader.label.renumbered(classes, label)
     owners, owner = reader.owner.owners([part.owner for part in parts])
     parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
     fields: dict[str, Tensor] = {}
     sides = _sides(data, parts, len(classes))
     for suffix, what, side in zip(("", "_test"), ("training", "testing"), sides, strict=True):
         if not len(side.label):
-            hint = f": no {data.window} rows in a row have one class" if data.window else ""
+            run = "have one class" if has_classes else "have one owner and file"
+            hint = f": no {data.window} rows in a row {run}" if data.window else ""
             raise ValueError(f"{names.parent}: no samples for {what}{hint}")
         arrays = {"x": side.values, "y": side.label}
         if owners != ("",) and (side.owner < len(owners)).all():
@@ -220,6 +236,19 @@ def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Ten
     owners = () if owners == ("",) else owners
     account = reader.account(declared=bool(known), owners=owners, classes=tuple(classes))
     return {**fields, "account": account.packed()}
+
+
+def _check_names(label: Names, names: Path, known: list[str], first: Path, samples: int) -> None:
+    """Raise ``ValueError``, one line, for classes that ``known`` (if any) lacks, and for numbers.
+
+    ``names``: the file of ``known``; ``first``: the first file of the ``samples``.
+    """
+    used = label.order()
+    check_classes(len(used) - 1, str(names.parent))
+    if known and (unknown := [name for name in used if name not in label.known]):
+        raise ValueError(f"{names}: class {unknown[0]!r} of the data is not in it")
+    if not known:
+        check_numbers(used, samples, f"{first}: column {label.column!r}")
 
 
 def _sides(data: Data, parts: Sequence[_Part], classes: int) -> list[_Part]:
@@ -239,7 +268,7 @@ def _sides(data: Data, parts: Sequence[_Part], classes: int) -> list[_Part]:
     (whole,) = parts
     if not len(whole.label):
         return [whole, whole]
-    key = torch.from_numpy(whole.owner * classes + whole.label)
+    key = torch.from_numpy(whole.owner) * classes + strata(torch.from_numpy(whole.label))
     return [
         _Part(whole.values[rows], whole.label[rows], whole.owner[rows], [])
         for rows in (part.numpy() for part in holdout(key, HELD_OUT, rng(0, "csv")))

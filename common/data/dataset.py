@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import objectives
 from common.data import kinds
 from common.data.account import Account, ignored, unpacked
 from common.data.kinds import IMAGE, Kind, OfKind, Shape
-from common.objectives import Number, Objective
+from common.measures import ObjectiveName, RegressionLoss
+from common.objectives import OBJECTIVES, Number, Objective
 from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
@@ -66,7 +66,7 @@ class Dataset:
     owner_test: Tensor | None = None
     account: Account = NOTHING
     declared: str = ""  #: name of the samples' kind; empty: the one of their number of axes
-    objective: objectives.Name = "classes"
+    objective: ObjectiveName = "classes"
     scale: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     """Mean and standard deviation of each number over the training samples; else empty."""
 
@@ -81,11 +81,11 @@ class Dataset:
         counts: list[int] = held.tolist()
         return counts
 
-    def goal(self, how: objectives.RegressionLoss = "mse") -> Objective:
+    def goal(self, how: RegressionLoss = "mse") -> Objective:
         """Return the objective for these outputs; ``how``: the loss of numbers."""
         if self.objective == "number":
             return Number(self.classes, *self.scale, how)
-        return objectives.OBJECTIVES[self.objective](self.classes)
+        return OBJECTIVES[self.objective](self.classes)
 
     @property
     def shape(self) -> Shape:
@@ -128,7 +128,11 @@ def measured(name: str, classes: tuple[str, ...], **tensors: Tensor) -> Dataset:
 
 
 def of_files(
-    root: Path, tensors: Mapping[str, Tensor], read: Iterable[str | Path], **changes: Any
+    root: Path,
+    tensors: Mapping[str, Tensor],
+    read: Iterable[str | Path],
+    objective: ObjectiveName = "classes",
+    **changes: Any,
 ) -> Dataset:
     """Return the data set that a reader decoded from files in ``root``, whose name it gets.
 
@@ -140,7 +144,8 @@ def of_files(
     account = replace(unpacked(fields.pop("account")), ignored=ignored(root, read), **changes)
     if "x_test" not in fields:
         fields = halved(fields, "folder")
-    return replace(measured(root.name, account.classes, **fields), account=account)
+    dataset = measured(root.name, account.classes, **fields)
+    return replace(dataset, account=account, objective=objective)
 
 
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:

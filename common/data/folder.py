@@ -4,7 +4,8 @@ There are three layouts. The first is ``DIR/{train,test}/<class>/*.png``; ``layo
 names of parts. The second has ``valid`` (or ``val``) in addition. It becomes the public set if
 there is a ``test`` folder (CINIC-10), else the test set (TinyImageNet, including
 ``val_annotations.txt``). The third is ``DIR/<class>/*.png``, with a fixed split of 80 % and 20 % of
-every class. ``client-folders`` has a folder per client.
+every class. ``client-folders`` has a folder per client. With labels or numbers to learn, there are
+no class folders: the images of a part, or of ``DIR``, are the rows of the ``labels.csv`` in it.
 
 Photos are turned upright by their EXIF orientation. TIFF and GIF files with several frames are not
 read, because no frame of them is the image; the data set's account counts them. With ``data.images
@@ -25,8 +26,9 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, holdout, of_files
+from common.data.dataset import Dataset, holdout, of_files, strata
 from common.data.layout import check_classes_of, clients_of, part_folders, subfolders
+from common.data.sheets import Sheet, unused
 from common.files import check_regular, read_text
 from common.seeds import rng
 from common.settings.config import Data
@@ -34,12 +36,13 @@ from common.settings.config import Data
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp")
 UPRIGHT = (".jpe", ".jfif", ".pnm", ".pbm", ".dib", ".jp2", ".tga")  #: unless images are "stored"
 SEVERAL = (".tif", ".tiff", ".gif")  #: the same, of files that often have several frames
+LABELS = "labels.csv"  #: a row for each image: its path in the column "file", labels or numbers
 ANNOTATIONS = "val_annotations.txt"  #: TinyImageNet: "<file> <class> <box>" per line
 GREY = ("1", "L", "LA")
 TURNED = (5, 6, 7, 8)  #: EXIF orientations that swap width and height
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B")
 
-Part = list[tuple[str, int]]  #: image files and their classes
+Part = list[tuple[str, int | list[float]]]  #: image files, and their classes, labels or numbers
 
 
 def load_folder(data: Data) -> Dataset:
@@ -50,10 +53,9 @@ def load_folder(data: Data) -> Dataset:
     """
     root = decoded.data_folder(data, "folder")
     train = part_folders(root).get("train", root)
-    classes = tuple(sorted(subfolders(train)))
-    if len(classes) < 2:
-        raise ValueError(f"{train}: {len(classes)} class folders, at least 2 are needed")
-    check_classes_of(train, classes)
+    classes = _outputs(data, [train])
+    if data.objective_of_files == "classes":
+        check_classes_of(train, classes)
     parts = _parts(root, classes, data)
     if "test" in parts and not parts["test"]:
         raise ValueError(f"{root}: no images for testing")
@@ -70,16 +72,15 @@ def load_client_folders(data: Data) -> Dataset:
     root = decoded.data_folder(data, "client-folders")
     clients = clients_of(root, "folder")
     training = [part_folders(root / name).get("train", root / name) for name in clients]
-    classes = tuple(sorted({c for folder in training for c in subfolders(folder)}))
-    if len(classes) < 2:
-        raise ValueError(f"{root}: {len(classes)} class folders in all, at least 2 are needed")
+    classes = _outputs(data, training)
     parts: dict[str, Part] = {"train": [], "test": []}
     owners: dict[str, list[int]] = {"train": [], "test": []}
     for k, name in enumerate(clients):
         of_client = _parts(root / name, classes, data)
         if "test" not in of_client:
-            check_classes_of(root / name, subfolders(root / name))
-            y = torch.tensor([c for _, c in of_client["train"]])
+            if data.objective_of_files == "classes":
+                check_classes_of(root / name, subfolders(root / name))
+            y = strata(torch.tensor([c for _, c in of_client["train"]]))
             split = zip(parts, holdout(y, 0.2, rng(0, "folder", name)), strict=True)
             of_client = {
                 part: [of_client["train"][i] for i in rows.tolist()] for part, rows in split
@@ -105,6 +106,8 @@ def _load(
     classes and the names of the owners.
     """
     paths = [path for part in parts.values() for path, _ in part]
+    objective = data.objective_of_files
+    dtype = torch.int64 if objective == "classes" else torch.float32
     upright, size = data.images == "upright", data.image_size
     images = decoded.cached(
         root,
@@ -117,10 +120,11 @@ def _load(
     for name, part in parts.items():
         suffix = "" if name == "train" else f"_{name}"
         tensors[f"x{suffix}"] = images[name]
-        tensors[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=torch.int64)
+        tensors[f"y{suffix}"] = torch.tensor([c for _, c in part], dtype=dtype)
         if owner is not None:
             tensors[f"owner{suffix}"] = torch.tensor(owner[name], dtype=torch.int64)
-    return of_files(root, tensors, paths, **known)
+    sheets = [] if objective == "classes" else root.rglob(LABELS)
+    return of_files(root, tensors, [*paths, *sheets], objective, **known)
 
 
 def _parts(root: Path, classes: Sequence[str], data: Data) -> dict[str, Part]:
@@ -145,7 +149,12 @@ def _parts(root: Path, classes: Sequence[str], data: Data) -> dict[str, Part]:
 
 
 def listed(folder: Path, classes: Sequence[str], data: Data) -> Part:
-    """Return every image inside ``folder/<class>``, in order of class and path."""
+    """Return every image inside ``folder/<class>``, in order of class and path.
+
+    With labels or numbers: every image inside ``folder``, in order of path.
+    """
+    if data.objective_of_files != "classes":
+        return _labelled(folder, classes, data)
     if (folder / ANNOTATIONS).is_file():
         return _annotated(folder, classes)
     names = subfolders(folder)
@@ -157,6 +166,58 @@ def listed(folder: Path, classes: Sequence[str], data: Data) -> Part:
         if name in names
         for path in sorted(_images(str(folder / name), data))
     ]
+
+
+def _outputs(data: Data, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the classes of the folders, or the labels or numbers of their ``labels.csv``."""
+    if data.objective_of_files != "classes":
+        return _targets(Sheet(folders[0] / LABELS), data)
+    classes = tuple(sorted({name for folder in folders for name in subfolders(folder)}))
+    if len(classes) < 2:
+        where = str(folders[0]) if len(folders) == 1 else f"{folders[0]} and others"
+        advice = f"; set data.objective to 'labels' or 'number' to read {LABELS}"
+        hint = advice if (folders[0] / LABELS).is_file() else ""
+        raise ValueError(f"{where}: {len(classes)} class folders, at least 2 are needed{hint}")
+    return classes
+
+
+def _targets(sheet: Sheet, data: Data) -> tuple[str, ...]:
+    """Return the columns of labels or numbers: ``data.label_columns``, else all but ``file``."""
+    wanted = ("file", *data.label_columns)
+    if missing := [name for name in wanted if name not in sheet.header]:
+        raise ValueError(
+            f"{sheet.path}: no column {missing[0]!r}; there are {', '.join(sheet.header)}"
+        )
+    left = unused(sheet.header, wanted, data.ignore_columns, sheet.path)
+    others = tuple(name for name in sheet.header if name != "file" and name not in left)
+    if not others:
+        raise ValueError(f"{sheet.path}: no column of labels or numbers besides 'file'")
+    return data.label_columns or others
+
+
+def _labelled(folder: Path, targets: Sequence[str], data: Data) -> Part:
+    """Return every image inside ``folder``, in order of path, with its row of ``labels.csv``.
+
+    Raises ``ValueError``, one line, unless each image has one row and each row an image.
+    """
+    sheet, rows = Sheet(folder / LABELS), dict[str, tuple[int, list[float]]]()
+    if _targets(sheet, data) != tuple(targets):
+        raise ValueError(f"{sheet.path}: its columns are not {', '.join(targets)}")
+    images = sorted(_images(str(folder), data))
+    known = {os.path.relpath(path, folder) for path in images}
+    for first, columns in sheet.blocks():
+        y = sheet.targets(columns, targets, first, data.objective_of_files)
+        for i, name in enumerate(columns[sheet.header.index("file")], first):
+            path = os.path.normpath(str(name).strip())
+            if path not in known:
+                why = "does not exist" if not (folder / path).exists() else "is no image to read"
+                raise ValueError(f"{sheet.path}: row {i}: {str(name)!r} {why} in {folder}")
+            if path in rows:
+                raise ValueError(f"{sheet.path}: row {i}: row {rows[path][0]} has {path!r} too")
+            rows[path] = i, y[i - first].tolist()
+    if missing := sorted(known - rows.keys()):
+        raise ValueError(f"{sheet.path}: {len(missing)} images have no row, such as {missing[0]!r}")
+    return [(path, rows[os.path.relpath(path, folder)][1]) for path in images]
 
 
 def _annotated(folder: Path, classes: Sequence[str]) -> Part:

@@ -23,20 +23,23 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.arrays import samples
+from common.data.arrays import samples, targets
 from common.data.dataset import Dataset, check_classes, of_files
 from common.data.folder import GREY, as_bytes
 from common.data.layout import PARTS
 from common.data.sheets import unused
-from common.data.spelling import Names, check_numbers
+from common.data.spelling import Names, check_numbers, flags
 from common.extras import imported
 from common.files import check_regular, parse_json
+from common.measures import ObjectiveName
+from common.objectives import OBJECTIVES
 from common.settings.config import Data
 
 UNREADABLE = (OSError, SyntaxError, ValueError, AttributeError, Image.DecompressionBombError)
 """Exceptions of the decoder for files that are no images."""
 NUMBERS = ("int", "uint", "float")  #: beginnings of the names of numeric types
 LABELS = ("int", "uint", "string", "large_string", "bool")  #: the same, of columns of labels
+TO_LEARN = " (for labels or numbers set data.objective)"  #: advice in errors
 
 
 def load_hub(data: Data) -> Dataset:
@@ -45,16 +48,18 @@ def load_hub(data: Data) -> Dataset:
     Samples are images; without an image column the arrays of the only column of lists, whose kind
     ``data.kind`` says, or the rows of a table of all columns of numbers.
     ``data.label_column`` selects one of several class columns, or a column of integers or texts,
-    ``data.owner_column`` the column of owners. The data set has the name of the folder.
+    ``data.owner_column`` the column of owners. Labels are a column of lists of classes, or several
+    columns of 0 and 1; numbers are columns of numbers or of lists of them. The data set has the
+    name of the folder.
     """
     root = decoded.data_folder(data, "hub")
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    options = (data.label_column, data.owner_column, data.ignore_columns, data.kind)
-    size = str(data.image_size)
-    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options, size)
+    columns, objective = (data.label_column, data.owner_column), data.objective_of_files
+    options = (*columns, data.ignore_columns, data.kind, str(data.image_size), objective)
+    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options)
     if not (root / "state.json").exists() and not (root / "dataset_dict.json").exists():
         files = [path for paths in _parquet(root).values() for path in paths]
-    return of_files(root, tensors, files)
+    return of_files(root, tensors, files, objective)
 
 
 def _parquet(root: Path) -> dict[str, list[Path]]:
@@ -110,15 +115,16 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
     """Return the data set as tensors, including the account."""
     parts, notes = _parts(root, _loaded(root))
     features, owner = parts[""].features, data.owner_column
-    label = _label(root, features, data.label_column)
+    has_classes = data.objective_of_files == "classes"
+    labels = _label_columns(root, features, data)
     kinds = _kinds(features)
     if owner and kinds.get(owner) not in ("label", "number", "value"):
         raise ValueError(
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
-    left = unused(list(features), [label, owner], data.ignore_columns, root)
-    inputs = _inputs(root, features, {label, owner, *left})
-    columns = list(filter(None, (*inputs, label, owner)))
+    left = unused(list(features), [*labels, owner], data.ignore_columns, root)
+    inputs = _inputs(root, features, {*labels, owner, *left})
+    columns = list(filter(None, (*inputs, *labels, owner)))
     for suffix, part in parts.items():
         for column in columns:
             kind = part.features.get(column)
@@ -127,12 +133,15 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
                 raise ValueError(f"{root}: the test split has other columns: {there}")
         known = [column for column in columns if column in part.features]
         parts[suffix] = part.select_columns(known).with_format(None)
-    classes, tensors = _labels(root, parts, label)
+    if has_classes:
+        classes, tensors = _labels(root, parts, labels[0])
+    else:
+        classes, tensors = _targets(root, parts, labels, data.objective_of_files)
     if kinds[inputs[0]] == "image":
         tensors |= _images(root, parts, inputs[0], data.image_size)
     else:
         tensors |= _numbers(root, parts, inputs, data.kind)
-    more = [name for name in features if name not in (*inputs, label, owner, *left)]
+    more = [name for name in features if name not in (*inputs, *labels, owner, *left)]
     notes += [f"columns of other types are not read: {', '.join(more)}"] if more else []
     owners: tuple[str, ...] = ()
     if owner:
@@ -141,11 +150,12 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         notes += alike
     account = Account(
         features=tuple(inputs),
-        label=label,
+        label=labels[0] if has_classes else "",
         owner=owner,
         unused=left,
         notes=tuple(notes),
-        declared=kinds[label] == "label",
+        declared=kinds[labels[0]] == ("label" if has_classes else "list")
+        and _names(features[labels[0]]) is not None,
         owners=owners,
         classes=tuple(classes),
     )
@@ -166,6 +176,36 @@ def _kinds(features: Any) -> dict[str, str]:
     return kinds
 
 
+def _names(feature: Any) -> list[str] | None:
+    """Return the names of a column of classes, or of lists of them; None for other columns."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return None if names is None else list(map(str, names))
+
+
+def _label_columns(root: Path, features: Any, data: Data) -> list[str]:
+    """Return the column of classes, or those of labels or numbers.
+
+    Without ``data.label_column`` it is the only column of lists of classes, else ``label`` or
+    ``labels``. Raises ``ValueError``, one line, for columns that hold something else.
+    """
+    if (objective := data.objective_of_files) == "classes":
+        return [_label(root, features, data.label_column)]
+    columns, kinds = list(data.label_columns), _kinds(features)
+    noun = OBJECTIVES[objective].noun[1]
+    if not columns:
+        lists = [n for n, kind in kinds.items() if kind == "list" and _names(features[n])]
+        usual = [n for n in ("label", "labels") if n in kinds]
+        columns = lists if objective == "labels" and len(lists) == 1 else usual[:1]
+    for name in columns or [""]:
+        is_class = objective == "number" and name in kinds and _names(features[name])
+        if is_class or kinds.get(name, "image") == "image":
+            raise ValueError(
+                f"{root}: data.label-column should name columns of {noun}, not {name!r}; "
+                f"there are {_describe(features)}"
+            )
+    return columns
+
+
 def _label(root: Path, features: Any, chosen: str) -> str:
     """Return ``chosen``, else the only column of the type of a class, else ``label`` or ``labels``.
 
@@ -181,7 +221,7 @@ def _label(root: Path, features: Any, chosen: str) -> str:
         kind in ("number", "value") and features[name].dtype.startswith(LABELS)
     ):
         there = _describe(features)
-        raise ValueError(f"{root}: column {name!r} holds no classes; there are {there}")
+        raise ValueError(f"{root}: column {name!r} holds no classes{TO_LEARN}; there are {there}")
     return name
 
 
@@ -206,6 +246,45 @@ def _labels(root: Path, parts: dict[str, Any], column: str) -> tuple[list[str], 
         check_numbers(classes, len(codes[0]), where)
         numbers = names.renumbered(classes, codes)
     return classes, {f"y{s}": torch.from_numpy(y) for s, y in zip(parts, numbers, strict=True)}
+
+
+def _targets(
+    root: Path, parts: dict[str, Any], columns: list[str], objective: ObjectiveName
+) -> tuple[list[str], dict[str, Tensor]]:
+    """Return the names of the labels or numbers, and y float32 (N, D) of each part."""
+    names, tensors = list[str](), dict[str, Tensor]()
+    for suffix, part in parts.items():
+        read = [_column_of_targets(root, part, column, objective) for column in columns]
+        of_part = [name for known, _ in read for name in known]
+        if suffix and of_part != names:
+            raise ValueError(f"{root}: the test split has {', '.join(of_part)} as {objective}")
+        names = of_part
+        tensors[f"y{suffix}"] = torch.from_numpy(np.concatenate([y for _, y in read], 1))
+    return names, tensors
+
+
+def _column_of_targets(
+    root: Path, part: Any, column: str, objective: ObjectiveName
+) -> tuple[list[str], np.ndarray]:
+    """Return the names of the labels or numbers in a column, and their values (N, D)."""
+    values, known = list(part[column]), _names(part.features[column])
+    if None in values:
+        raise ValueError(f"{root}: sample {values.index(None)} has no {column!r}")
+    lists = isinstance(next(iter(values), None), list)
+    if lists and known:
+        y = np.zeros((len(values), len(known)), np.float32)
+        for i, labels in enumerate(values):
+            if not set(labels) <= set(range(len(known))):
+                raise ValueError(f"{root}: sample {i}: {column!r} holds {labels}, not classes")
+            y[i, labels] = 1
+        return known, y
+    if objective == "labels" and not lists:
+        return [column], flags(values, column, f"{root}: sample", 0)[:, None]
+    try:
+        y = targets(values, len(values), objective)
+    except ValueError as error:
+        raise ValueError(f"{root}: column {column!r}: {error}") from None
+    return [column] if y.shape[1] == 1 else [f"{column}{i}" for i in range(y.shape[1])], y
 
 
 def _check_files(root: Path) -> None:
@@ -237,7 +316,8 @@ def _column(root: Path, features: Any, kind: str) -> str:
     """Return the name of the only column of a kind."""
     names = [name for name, of_column in _kinds(features).items() if of_column == kind]
     if len(names) != 1:
-        hint = "; choose with data.label-column" if kind == "label" and names else ""
+        choose = "; choose with data.label-column" if names else TO_LEARN
+        hint = choose if kind == "label" else ""
         raise ValueError(
             f"{root}: {len(names)} {kind} columns, one is needed{hint}; "
             f"there are {_describe(features)}"

@@ -15,8 +15,10 @@ from typing import final
 
 import numpy as np
 
+from common.data.spelling import flags
 from common.extras import imported
 from common.files import check_regular
+from common.measures import ObjectiveName
 
 TEXT = (".csv", ".tsv")
 PARQUET = ".parquet"
@@ -98,7 +100,27 @@ class Sheet:
                     yield first, list(zip(*block, strict=True))
                 first += len(block)
 
-    def numbers(self, values: Sequence[object], column: str, row: int) -> np.ndarray:
+    def targets(
+        self, columns: Columns, names: Sequence[str], row: int, objective: ObjectiveName
+    ) -> np.ndarray:
+        """Return the labels or numbers to learn in a block, float32 (n, D); ``row``: its first.
+
+        Raises ``ValueError``, one line with file, row and column, for other values.
+        """
+        cells = [(columns[self.header.index(name)], name) for name in names]
+        if objective == "labels":
+            y = [flags(values, name, f"{self.path}: row", row) for values, name in cells]
+        else:
+            y = [self.numbers(values, name, row, "") for values, name in cells]
+        return np.stack(y, 1)
+
+    def numbers(
+        self,
+        values: Sequence[object],
+        column: str,
+        row: int,
+        advice: str = "; data.ignore-columns leaves columns out",
+    ) -> np.ndarray:
         """Return values of a column as float32; ``row``: number of the first.
 
         Raises ``ValueError``, one line with file, row and column, for a value that is no finite
@@ -117,8 +139,7 @@ class Sheet:
         i = next(i for i, value in enumerate(values) if not _is_finite(value))
         shown = "an empty value" if values[i] in (None, "") else repr(str(values[i])[:40])
         raise ValueError(
-            f"{self.path}: row {row + i}, column {column!r}: {shown} is not a finite number; "
-            "data.ignore-columns leaves columns out"
+            f"{self.path}: row {row + i}, column {column!r}: {shown} is not a finite number{advice}"
         )
 
     def _with_point(self, value: object, column: str, row: int) -> object:

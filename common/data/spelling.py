@@ -16,6 +16,8 @@ from common.files import in_order
 
 NO_VALUE = {"nan", "-nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "nat"}
 """Texts, in lower case, that programs write for a missing value."""
+FLAGS = {"0": 0.0, "false": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "yes": 1.0}
+"""Texts, in lower case, of a label that a sample lacks or has."""
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
 FEW = 20  #: most numbers that are classes however few samples they have
 
@@ -115,8 +117,8 @@ class Names:
         value = number(text)
         if self.classes and value is not None and not value.is_integer():
             raise ValueError(
-                f"{place}, column {self.column!r}: the label {text!r} is no class; regression is "
-                "not supported"
+                f"{place}, column {self.column!r}: the label {text!r} is no class; to learn "
+                "numbers, set data.objective to 'number'"
             )
 
     def _refuse(self, text: str, place: str, other: str, where: str) -> None:
@@ -140,6 +142,24 @@ def check_numbers(names: Iterable[str], samples: int, where: str) -> None:
     values = [name for name in names if number(name) is not None]
     if len(values) > FEW and 2 * len(values) > samples:
         raise ValueError(
-            f"{where}: {len(values)} different numbers in {samples} samples are no classes; "
-            "regression is not supported"
+            f"{where}: {len(values)} different numbers in {samples} samples are no classes; to "
+            "learn numbers, set data.objective to 'number'"
         )
+
+
+def flags(values: Sequence[object], column: str, place: str, first: int) -> np.ndarray:
+    """Return the values of a label as float32 (n,): 1 where a sample has it, else 0.
+
+    ``place``: the file and what its lines are called; ``first``: number of the first value. Raises
+    ``ValueError``, one line with both and the column, for a value that is not in ``FLAGS``.
+    """
+    texts = list(map(str, values))
+    known = {text: FLAGS.get(plain(text).casefold()) for text in set(texts)}
+    found = [known[text] for text in texts]
+    if None in found:
+        i = found.index(None)
+        raise ValueError(
+            f"{place} {first + i}, column {column!r}: {texts[i][:40]!r} is no label; labels are 0 "
+            "or 1"
+        )
+    return np.array(found, np.float32)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import final
 
 from common.files import write_atomically
-from common.objectives import OBJECTIVES, Name, Objective
+from common.measures import ObjectiveName
+from common.objectives import OBJECTIVES, Objective
 
 FILE = "model.json"  #: card of the models in the folder of a run
 
@@ -31,7 +32,7 @@ class Card:
     std: tuple[float, ...]
     standardize: str = "dataset"  #: ``batch``: by the statistics of each batch instead
     columns: tuple[str, ...] = ()  #: of a table, in the order of a sample; empty: unnamed
-    objective: Name = "classes"  #: what is learnt; the file of classes lacks these three
+    objective: ObjectiveName = "classes"  #: what is learnt; the file of classes lacks these three
     target_mean: tuple[float, ...] = ()  #: of numbers
     target_std: tuple[float, ...] = ()
 

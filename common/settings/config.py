@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from common.objectives import ACCURACY, Measure, RegressionLoss
+from common.measures import ACCURACY, Measure, ObjectiveName, RegressionLoss
 from common.settings.buffer import Buffer
 from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
@@ -287,8 +287,9 @@ class Data(Section):
     """Photos in folders: turned upright by their EXIF orientation, and TIFF and GIF files of one
     frame are read; or with pixels as stored and without such files, as by earlier versions."""
     label_column: Annotated[str, Mark.TEXT] = ""
-    """Column of the classes; empty: ``label`` in CSV files, in ``hub`` the only column with the
-    feature type of a class, else ``label``."""
+    """Column of the classes, or columns of labels or numbers with commas between them; empty:
+    ``label`` in CSV files, in ``hub`` the only column with the feature type of a class, else
+    ``label``, in ``labels.csv`` all columns."""
     owner_column: Annotated[str, Mark.TEXT] = ""
     """``hub``, ``csv``: column of the samples' owners; empty: samples have no owner."""
     ignore_columns: Annotated[str, Mark.TEXT] = ""
@@ -365,6 +366,17 @@ class Data(Section):
                 f"data.public-samples = {self.public_samples} needs data.public-name or "
                 "data.public-dir"
             )
+
+    @property
+    def objective_of_files(self) -> ObjectiveName:
+        """What is learnt from files, which do not say it themselves."""
+        return "classes" if self.objective == "auto" else self.objective
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Columns of the labels or numbers to learn; empty if ``label_column`` names none."""
+        names = (name.strip() for name in self.label_column.split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     @property
     def has_client_tests(self) -> bool:

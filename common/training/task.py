@@ -23,13 +23,14 @@ from common.data.dataset import Dataset
 from common.data.kinds import IMAGE, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
+from common.measures import ACCURACY, Values
 from common.metrics import Confusion, confusion
 from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics
 from common.models.card import Card
 from common.models.classifier import Classifier
 from common.models.layers import Shape
-from common.objectives import ACCURACY, Classes, Objective, Values
+from common.objectives import Classes, Objective
 from common.settings.config import Config, MemoryFormat, not_allowed
 from common.training import optimise
 from common.training.costs import counting

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from common.errors import first_line, invalid
 from common.files import parse_json, write_all
-from common.objectives import ACCURACY
+from common.measures import ACCURACY
 from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,

@@ -20,8 +20,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from common.journal import Entry
+from common.measures import ACCURACY, Measure
 from common.metrics import MANY, thinned
-from common.objectives import ACCURACY, Measure
 from deploy.report.groups import Groups
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
 from common.journal import UNITS, Arrivals, Entry, FailureKind, Primary, Unit, present
-from common.objectives import MEASURES
+from common.measures import MEASURES
 from deploy.report.read import JOURNAL, Run, asked, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from common.files import write_atomically
-from common.objectives import MEASURES
+from common.measures import MEASURES
 from deploy.report import clock, plots, sections
 from deploy.report.charts import against, measure_in
 from deploy.report.groups import Group, Groups, differences, grouped, half_width, named

@@ -18,8 +18,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from common.journal import UNITS, Entry
+from common.measures import ACCURACY, Measure
 from common.metrics import Confusion, fairness, over_mixtures, thinned
-from common.objectives import ACCURACY, Measure
 from common.seeds import rng
 from deploy.report.charts import (
     HALF,

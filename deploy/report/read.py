@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, final
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
@@ -30,10 +30,13 @@ from common.journal import (
     over,
     primary_course,
 )
+from common.measures import ACCURACY, Measure
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
-from common.objectives import ACCURACY, OBJECTIVES, Classes, Measure, Objective
 from deploy.report.table import Cell, Table, clean, number, percent
 from server_app.storage.journal import read_lines
+
+if TYPE_CHECKING:
+    from common.objectives import Objective
 
 T = TypeVar("T")
 M = TypeVar("M", bound=JsonObject)
@@ -199,8 +202,10 @@ class Run:
         return measure_of(self.entries)
 
     @property
-    def objective(self) -> type[Objective]:
+    def objective(self) -> "type[Objective]":
         """What is learnt, by the measure of the scores."""
+        from common.objectives import OBJECTIVES, Classes  # torch, which lists do without
+
         return next((o for o in OBJECTIVES.values() if o.primary is self.measure), Classes)
 
     def text(self, score: float | None, digits: int = 1) -> str:

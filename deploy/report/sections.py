@@ -6,11 +6,12 @@ from collections import Counter
 import numpy as np
 
 from common.journal import Entry, present
+from common.measures import ACCURACY, MEASURES
 from common.methods import names as methods
 from common.methods import options
 from common.metrics import MANY, SHARES, thinned
 from common.metrics import fairness as measures
-from common.objectives import ACCURACY, MEASURES, Labels
+from common.objectives import Labels
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots

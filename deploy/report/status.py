@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import final
 
 from common.journal import Member, present
-from common.objectives import ACCURACY, MEASURES
+from common.measures import ACCURACY, MEASURES
 from deploy.report.read import Run, total
 from deploy.report.table import NONE, Table, clean, duration, in_flight, number
 from server_app.storage.lock import held

@@ -23,7 +23,7 @@ from rich.text import Text
 from common.extras import missing
 from common.files import read_json
 from common.journal import ByClass, Entry, Personal, measure_of, over, primary_course
-from common.objectives import MEASURES, Measure
+from common.measures import MEASURES, Measure
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, over_classes, read

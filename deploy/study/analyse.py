@@ -37,7 +37,7 @@ from deploy.report.read import read
 from deploy.report.style import frame, frames, save, series, style
 from deploy.report.table import NONE, Table, clean, markdown
 from deploy.run.loopback import Loopback
-from deploy.study.finished import Further, further_round
+from deploy.study.finished import CHECKPOINT, Further, finished, further_round
 from server_app.messaging.exchange import exchange
 from server_app.method import Client
 
@@ -97,6 +97,7 @@ def analyse(
     analyses: dict[str, Analysis] = {}
     written: list[Path] = []
     for name, folder in zip(names, folders, strict=True):
+        finished(folder, CHECKPOINT).dataset_of_classes()
         with further_round(folder, clients, workers) as further:
             analyses[name], pictures = _one(further, images, label)
         written += [save(figure, to / f"{name}-{kind}.png") for kind, figure in pictures.items()]

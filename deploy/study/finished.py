@@ -72,6 +72,16 @@ class Finished:
         config = self.config
         return for_testing(config.data, config.run.clients, config.partition_seed)
 
+    def dataset_of_classes(self) -> Dataset:
+        """Return ``dataset``; raise ``ValueError``, one line, without a class for each sample."""
+        dataset = self.dataset()
+        if not dataset.goal().one_each:
+            raise ValueError(
+                f"{self.folder} is a run on {dataset.objective}; this command needs one class for "
+                "each sample"
+            )
+        return dataset
+
     def task(self, dataset: Dataset) -> Task:
         """Return the run's task, on the CPU."""
         return Task.of(self.config, dataset, torch.device("cpu"))

@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common.files import write_all
-from common.objectives import ACCURACY
+from common.measures import ACCURACY
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval

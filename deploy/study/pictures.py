@@ -44,7 +44,7 @@ def regions(folder: Path) -> Figure:
     plane.
     """
     run = finished(folder)
-    config, data = run.config, run.dataset()
+    config, data = run.config, run.dataset_of_classes()
     if data.shape != (2,):
         raise ValueError(f"{folder} is a run on {describe(data.shape)}, not on points in the plane")
     columns: list[tuple[str, list[Classifier], tuple[Tensor, Tensor]]] = []
@@ -129,7 +129,7 @@ def average_images(folder: Path, images: int) -> tuple[Averages, Averages, Datas
     generators.
     """
     run = finished(folder)
-    config, dataset = run.config, run.dataset()
+    config, dataset = run.config, run.dataset_of_classes()
     if config.run.method not in ("fedkf", "dafl"):
         raise ValueError(
             f"{folder} is a run of {config.run.method}; only fedkf and dafl train generators"

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import invalid
 from common.files import parse_json
 from common.journal import Entry
+from common.measures import ACCURACY, MEASURES, Measure
 from common.metrics import rounds_to
-from common.objectives import ACCURACY, MEASURES, Measure
 from common.settings.config import Value
 from common.settings.section import dotted
 from deploy.report import read as report

@@ -14,6 +14,7 @@ from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
 from common.journal import ByClass, ClientScore, Entry, Fairness, Personal, Primary, Spread
+from common.measures import MEASURES
 from common.metrics import (
     Confusion,
     fairness,
@@ -24,7 +25,7 @@ from common.metrics import (
 )
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.objectives import MEASURES, Classes, Objective
+from common.objectives import Classes, Objective
 from common.settings.config import MethodOptions, not_allowed
 from common.training.task import Result, evaluate
 from server_app.method import Client, Method

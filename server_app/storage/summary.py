@@ -23,8 +23,8 @@ from common.journal import (
     over,
     primary_course,
 )
+from common.measures import ACCURACY, MEASURES
 from common.metrics import MANY, over_rounds, quantiles, rounds_to
-from common.objectives import ACCURACY, MEASURES
 from common.settings.config import Config
 from common.settings.version import VERSION
 

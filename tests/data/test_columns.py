@@ -120,7 +120,7 @@ def test_a_folder_of_files_per_client(options: Options, tmp_path: Path) -> None:
         (["1,1e99,run,a"], {}, "row 1, column 'ay': '1e99' is not a finite number"),
         (["1,2,run"], {}, "train.csv: row 1 has 3 values for 4 columns"),
         (["1,2,,a"], {}, "train.csv: row 1 has no 'label'"),
-        (["1,2,0.5,a", "1,2,1,a"], {}, "the label '0.5' is no class; regression is not supported"),
+        (["1,2,0.5,a", "1,2,1,a"], {}, "the label '0.5' is no class; to learn numbers, set"),
         (["1,2,run,a"], {"label_column": "y"}, "no column 'y'; data.label-column should be one"),
         (["1,2,run,a"], {"owner_column": "y"}, "no column 'y'; data.owner-column should be one of"),
         (recording("run", 9), {"window": 10}, "no 10 rows in a row have one class"),

@@ -132,8 +132,8 @@ def test_what_is_ambiguous_missing_or_damaged_is_one_line(hub: Hub, tmp_path: Pa
     arrow.write_bytes(arrow.read_bytes()[:200])
     cases = [
         (two, {}, "two: 2 label columns, one is needed; choose with data.label-column; there are"),
-        (two, {"label_column": "picture"}, "two: column 'picture' holds no classes; there are"),
-        (two, {"label_column": "breed"}, "two: column 'breed' holds no classes; there are"),
+        (two, {"label_column": "picture"}, "two: column 'picture' holds no classes .for labels or"),
+        (two, {"label_column": "breed"}, "two: column 'breed' holds no classes .for labels or"),
         (saved(tmp_path / "u", train=unnamed, test=unnamed), {}, "u: 0 label columns"),
         (saved(tmp_path / "t", train=table(6), more=table(6)), {}, "no split 'test'; it has train"),
         (cut, {}, "cut: damaged or not saved by save_to_disk"),

@@ -11,6 +11,7 @@ from common.models.classifier import Classifier
 from common.parse import to_toml
 from deploy.report.style import frame, save
 from deploy.study import pictures
+from deploy.study.analyse import analyse
 from tests.support.commandline import typed
 from tests.support.tiny import flat, play, under
 
@@ -58,6 +59,18 @@ def test_regions_are_refused_for_what_has_none(tmp_path: Path) -> None:
     (tmp_path / "toy/config.toml").write_text(to_toml(settings))
     with pytest.raises(ValueError, match="is a run on images 1×8×8, not on points"):
         pictures.regions(tmp_path / "toy")
+
+
+def test_a_run_on_numbers_has_no_pictures_of_classes(tmp_path: Path) -> None:
+    data = under("data", name="diabetes", partition="iid", samples=0, test_samples=0)
+    settings = flat(tmp_path / "run", method="fedavg", fleet="table-mlp2", rounds=1, **data)
+    play(settings)
+    (tmp_path / "run/config.toml").write_text(to_toml(settings))
+    line = "run is a run on number; this command needs one class for each sample$"
+    with pytest.raises(ValueError, match=line):
+        pictures.regions(tmp_path / "run")
+    with pytest.raises(ValueError, match=line):
+        analyse([tmp_path / "run"], tmp_path / "to", clients=2, label=0, images=40, workers=0)
 
 
 @pytest.mark.parametrize(
