@@ -138,8 +138,7 @@ class ClientScore(JsonObject):
     @property
     def further(self) -> dict[str, float]:
         """The primary scores of further models, by name."""
-        named = ((name.partition(":")[2], v) for name, v in self.measures.items())
-        return self.accuracies or {name: v for name, v in named if name and v is not None}
+        return self.accuracies or _by_model(self.measures)
 
 
 @final
@@ -447,6 +446,18 @@ class Entry(JsonObject):
         return MEASURES[next(iter(measures), ACCURACY.name)]
 
     @property
+    def others(self) -> dict[str, float]:
+        """The measures of the primary score's models beside the primary one; empty for classes."""
+        personal = self.personal.measures if self.personal else {}
+        measures = self.measures if self.primary == "global" else personal
+        return {n: v for n, v in [*measures.items()][1:] if ":" not in n and v is not None}
+
+    @property
+    def by_model(self) -> dict[str, float]:
+        """The scores of all models of the server by name, if several."""
+        return self.accuracies or _by_model(self.measures)
+
+    @property
     def primary_score(self) -> float | None:
         """Score that counts for the run; None in a round without it."""
         return self.score(self.primary)
@@ -491,6 +502,12 @@ class Entry(JsonObject):
 
 def _first(measures: Measured) -> float | None:
     return next(iter(measures.values()), None)
+
+
+def _by_model(measures: Measured) -> dict[str, float]:
+    """Return the scores named ``measure:model`` by model."""
+    named = ((name.partition(":")[2], value) for name, value in measures.items())
+    return {name: value for name, value in named if name and value is not None}
 
 
 EMPTY: tuple[object, ...] = (None, {}, [])
@@ -565,7 +582,7 @@ def _course(values: Sequence[Any]) -> dict[str, Any]:
             courses = _course([value.measures for value in values])
             others = last.model_dump(exclude={"accuracy", "measures"})
             return {**next(iter(courses.values())), **others, "measures": courses}
-        others = last.model_dump(exclude={"accuracy", "measures"})
+        others = last.model_dump(exclude={"accuracy", "measures", "pooled"})
         return {**over_rounds([value.accuracy for value in values]), **others}
     if isinstance(last, Mapping):
         each = {n: [v[n] for v in values if v.get(n) is not None] for n in last}

@@ -56,13 +56,41 @@ class Measure:
         mean = float(np.average(powers, weights=np.asarray(sizes, dtype=np.float64)))
         return math.sqrt(mean) if self.squares else mean
 
+    @property
+    def direction(self) -> Literal["higher", "lower"]:
+        """Which values are better."""
+        return "higher" if self.higher else "lower"
+
+    @property
+    def heading(self) -> str:
+        """The title with a capital letter."""
+        return self.title[0].upper() + self.title[1:]
+
+    @property
+    def meaning(self) -> str:
+        """Range and direction in words; empty for the accuracy, which everybody knows."""
+        if self is ACCURACY:
+            return ""
+        limits = f"{self.least:g} to {self.most:g}"
+        if math.isinf(self.least):
+            limits = f"at most {self.most:g}"
+        elif math.isinf(self.most):
+            limits = f"at least {self.least:g}"
+        return f"{limits}, {self.direction} is better"
+
     def text(self, value: float | None, digits: int = 1) -> str:
-        """Return a value for people: shares in percent, others as numbers."""
-        if value is None or math.isnan(value):
+        """Return a value for people: accuracies in percent, others as numbers.
+
+        ``digits``: decimals of a percentage; other numbers have as many digits.
+        """
+        if value is None or not math.isfinite(value):
             return "–"
         if self is ACCURACY:
             return f"{100 * value:.{digits}f} %"
-        return f"{value:.{digits + 2}f}"
+        places = digits + 2
+        if math.isinf(self.most):  # in the data's unit: as many digits in all
+            places = max(places - math.floor(math.log10(abs(value) or 1)), 0)
+        return f"{value:,.{places}f}"
 
     def check(self, key: str, value: float) -> None:
         """Raise ``ValueError``, one line, for a setting ``key`` outside the range."""
@@ -79,4 +107,5 @@ MACRO_AUC = Measure("macro_auc", "macro AUC")
 MACRO_F1 = Measure("macro_f1", "macro F1")
 R2 = Measure("r2", "R²", least=-math.inf)
 RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, squares=True)
-MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE)}
+AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
+MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1)}

@@ -137,6 +137,11 @@ class Objective(ABC):
         raise NotImplementedError
 
     @property
+    def scale(self) -> Mapping[str, tuple[float, ...]]:
+        """Fields of a model's card from which predictions have the data's unit; empty: they do."""
+        return {}
+
+    @property
     def fingerprint(self) -> str:
         """Part of the census' fingerprint of the task; empty for classes."""
         return self.name
@@ -382,6 +387,10 @@ class Number(Objective):
     def measures(self) -> tuple[Measure, ...]:
         """R², and RMSE of one target: no mean has a meaning for targets of different units."""
         return (R2, RMSE) if len(self.outputs) == 1 else (R2,)
+
+    @property
+    def scale(self) -> Mapping[str, tuple[float, ...]]:
+        return {"target_mean": self.mean, "target_std": self.std}
 
     @property
     def fingerprint(self) -> str:

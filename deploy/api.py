@@ -17,12 +17,12 @@ from rich.console import Console
 from common.extras import imported, missing
 from common.files import read_json
 from common.journal import Entry
+from common.measures import ACCURACY
 from common.settings.section import Value, dotted, kebab
 from deploy import settings as experiments
 from deploy.report import listing
 from deploy.report import read as reading
 from deploy.report.listing import Setting
-from deploy.report.table import percent
 from deploy.run.preflight import fresh, resumed
 
 if TYPE_CHECKING:
@@ -73,10 +73,18 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Primary accuracy after the last round, in [0, 1]; None: not scored.
+        """Primary accuracy after the last round, in [0, 1]; None: not scored, or not of classes.
 
         It is that of the server's model on its test set, or with ``primary == "personal"`` that of
         the clients' models on their own test samples.
+        """
+        return self.score if self._read().measure is ACCURACY else None
+
+    @property
+    def score(self) -> float | None:
+        """Primary score after the last round; None: not scored.
+
+        It is the accuracy of classes, the macro AUC of labels, and R² of numbers.
         """
         return self._read().headline()["final"]
 
@@ -89,7 +97,8 @@ class Run:
     def journal(self) -> pandas.DataFrame:
         """Table with a row for each round after the census.
 
-        Times are in seconds, accuracies in [0, 1].
+        Times are in seconds, accuracies in [0, 1]. Of labels and numbers each measure has a
+        column, such as ``rmse`` in the data's unit, and one with the prefix ``personal_``.
 
         Raises ``ValueError`` if pandas is not installed.
         """
@@ -97,7 +106,7 @@ class Run:
 
     @property
     def clients(self) -> pandas.DataFrame:
-        """Table with each client's model, samples, and accuracies on its own test samples.
+        """Table with each client's model, samples, and scores on its own test samples.
 
         Raises ``ValueError`` if pandas is not installed.
         """
@@ -109,8 +118,11 @@ class Run:
             del row["counts"]
             if member.k in scores:
                 score = scores[member.k]
-                row |= {"accuracy": score.accuracy, "accuracy_global": score.accuracy_global}
-                row |= {f"accuracy_{name}": value for name, value in score.accuracies.items()}
+                name = run.measure.name
+                row |= {name: score.own, f"{name}_global": score.shared}
+                row |= {f"{name}_{model}": value for model, value in score.further.items()}
+                row |= {n: value for n, value in score.measures.items() if ":" not in n}
+                row |= {f"{n}_global": value for n, value in score.measures_global.items()}
             rows.append(row)
         return _frame(rows, "k")
 
@@ -133,20 +145,27 @@ class Run:
         best: bool = False,
         probabilities: bool = False,
     ) -> list[str] | Tensor:
-        """Return the classes [n] that a model predicts for raw samples, by name.
+        """Return what a model predicts for raw samples.
+
+        Of classes the names [n], of labels the probabilities [n, L], and of numbers [n, D] in the
+        unit of the training data; ``model.json`` in the run's folder names labels and targets.
 
         ``x``: images in bytes (n, H, W, C), (n, C, H, W) or (n, H, W), or Pillow images; signals
         (n, C, T); rows (n, F), or a data frame with the columns of the training. They are resized
         and normalised as in training. ``client``, ``best``: as for ``model``. ``probabilities``:
-        return those of all classes [n, C] instead.
+        return those of all classes [n, C] instead, or of labels.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         used = self._predictor(client, best)
-        logits = used.logits(x)
+        goal, outputs = used.card.goal, used.logits(x)
+        if not goal.one_each:
+            if probabilities and goal.name == "number":
+                raise ValueError("probabilities are of classes and labels; this model has numbers")
+            return goal.predicted(outputs)
         if probabilities:
-            return logits.softmax(1)
-        return [used.card.classes[c] for c in logits.argmax(1).tolist()]
+            return outputs.softmax(1)
+        return [used.card.classes[c] for c in outputs.argmax(1).tolist()]
 
     def _predictor(self, client: int | None, best: bool) -> Predictor:
         """Return a model of the run. Raises as ``model``."""
@@ -163,8 +182,8 @@ class Run:
         return _write_page([self.folder], out or self.folder / "report.html")
 
     def __repr__(self) -> str:
-        run = self._read()
-        scored = f"accuracy {percent(self.accuracy)}, " if self.accuracy is not None else ""
+        run, score = self._read(), self.score
+        scored = f"{run.measure.title} {run.text(score)}, " if score is not None else ""
         return f"<Run {run.name}: {scored}round {run.reached}, {self.folder}>"
 
 
@@ -352,11 +371,14 @@ def _flat(settings: Mapping[Any, Any]) -> dict[str, Value]:
 def _row(entry: Entry) -> dict[str, object]:
     """Return the numbers of a round by column name."""
     row: dict[str, object] = {"round": entry.round, "accuracy": entry.accuracy, "loss": entry.loss}
+    row |= {name.replace(":", "_"): value for name, value in entry.measures.items()}
     row["primary_score"] = entry.primary_score
     if entry.personal:
-        row |= {f"personal_{name}": value for name, value in entry.personal.model_dump().items()}
+        personal = entry.personal.model_dump(exclude={"measures", "pooled"}, exclude_none=True)
+        personal |= entry.personal.measures
+        row |= {f"personal_{name}": value for name, value in personal.items()}
     if entry.by_class:
-        row |= entry.by_class.model_dump(exclude={"accuracy"})
+        row |= entry.by_class.model_dump(exclude={"accuracy"}, exclude_none=True)
     row |= {f"accuracy_{name}": value for name, value in entry.accuracies.items()}
     row |= {f"accuracy_{bn}_bn": value for bn, value in entry.accuracy_bn.items()}
     if entry.privacy is None:  # otherwise withheld

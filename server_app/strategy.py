@@ -100,6 +100,7 @@ class MethodStrategy(Run, Strategy):
                 self.play_round(self.entry.round + 1)
             for callback in self.history.callbacks:
                 callback.end()
+            record.add_predictions(self.scorer.predictions())
             card = self.task.card(self.method.global_spec)
             record.add_summary(self.scorer.scored.weights_to_score(), card=card)
         if not config.run.runtime:  # our commands write the report themselves

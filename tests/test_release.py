@@ -40,6 +40,7 @@ from deploy.report.metrics import Metrics
 FIELDS = {
     *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
     *("events", "accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
+    *("measures", "by_output"),  # in place of the accuracy, of labels and numbers
     "by_class",  # of the global model: under [privacy] no score is personal
     "clock",  # under [privacy] its times do not depend on samples
 }
@@ -380,6 +381,7 @@ def test_the_marks_of_the_journal_release_these_fields_and_nothing_else() -> Non
 
 def test_numbers_that_are_shown_beside_the_journal_have_a_unit() -> None:
     shown = {n for n, field in Entry.model_fields.items() if Use.TRACKED in field.metadata}
-    assert shown - UNITS.keys() == {"metrics"}, "a method's own numbers"
+    own = {"metrics", "measures"}  # of a method, and of labels and numbers, in units of their own
+    assert shown - UNITS.keys() == own
     assert {UNITS[name] for name in ("accuracy", "drift", "personal")} == {Unit.SHARE}
     assert (UNITS["seconds"], UNITS["memory"]) == (Unit.SECONDS, Unit.BYTES)

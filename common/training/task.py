@@ -119,6 +119,8 @@ class Task:
             std=self.std,
             standardize=self.config.data.standardize,
             columns=self.columns,
+            objective=self.objective.name,
+            **self.objective.scale,
         )
 
     # Networks.

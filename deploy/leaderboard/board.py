@@ -21,6 +21,7 @@ from rich.console import Console
 
 from common.errors import first_line, invalid
 from common.files import parse_json, write_all
+from common.measures import ACCURACY
 from deploy import user_modules
 from deploy.leaderboard.protocol import (
     COSTS,
@@ -235,7 +236,12 @@ class Board:
 
 
 def _score(place: Place, run: Recorded) -> float | None:
-    """Return the number of a tuning run by which its configuration is chosen."""
+    """Return the number of a tuning run by which its configuration is chosen.
+
+    Raises ``ValueError``, one line, for runs with another measure than the accuracy.
+    """
+    if (measure := run.primary_measure) is not ACCURACY:
+        raise ValueError(f"a board ranks methods by accuracy; its runs have {measure.title}")
     personal = place.row.personal
     return run.last(personal) if personal else run.measured(tables.MEASURE)
 

@@ -8,6 +8,7 @@ import operator
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -19,12 +20,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from common.journal import Entry
+from common.measures import ACCURACY, Measure
 from common.metrics import MANY, thinned
 from deploy.report.groups import Groups
 from deploy.report.groups import spread as over_seeds
 from deploy.report.read import Run
-from deploy.report.style import PAPER, frame, series, set_hover_texts, style
-from deploy.report.table import clean, number, percent, size
+from deploy.report.style import MUTED, PAPER, frame, series, set_hover_texts, style
+from deploy.report.table import clean, number, size
 
 # Inches for half, full and a third of the page's width, so that all texts have the same size.
 HALF, WIDE, THIRD = (6.2, 3.1), (13.0, 3.4), (3.95, 2.1)
@@ -36,6 +38,8 @@ MARKS = 60  # most points of a line with a hover text
 
 Point = tuple[float, float, str]
 """x, y and the hover text."""
+Line = tuple[Sequence[float], Sequence[float]]
+"""x and y of several points."""
 Course = dict[int, tuple[float, float]]
 """Round -> (x, y) of its point."""
 
@@ -64,7 +68,9 @@ def squares(
     return figure, axes
 
 
-def bubbles(counts: np.ndarray, classes: Sequence[str], texts: Sequence[str]) -> Figure:
+def bubbles(
+    counts: np.ndarray, classes: Sequence[str], texts: Sequence[str], noun: str = "class"
+) -> Figure:
     """Draw a bubble for each positive number in ``counts`` (clients, classes), with area by number.
 
     The largest one nearly fills its cell, and a legend gives the scale. ``classes`` names the rows
@@ -80,7 +86,7 @@ def bubbles(counts: np.ndarray, classes: Sequence[str], texts: Sequence[str]) ->
     look: dict[str, Any] = {"color": series(0), "alpha": 0.8, "linewidths": 0}
     set_hover_texts(axes.scatter(k, c, s=area * counts[k, c], **look), texts)
     axes.set(xlim=(-0.6, clients - 0.4), ylim=(-0.6, num_classes - 0.4))
-    axes.set(xlabel="client", ylabel="class")
+    axes.set(xlabel="client", ylabel=noun)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(20, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if classes and num_classes <= 30:
@@ -107,11 +113,6 @@ def or_nan(x: float | None) -> float:
 def finite(values: Iterable[float]) -> np.ndarray:
     """Return the values as an array, with 0 for those that are not finite."""
     return np.array([value if math.isfinite(value) else 0.0 for value in values])
-
-
-def fine_percent(value: float) -> str:
-    """Format a share with two decimals of a percent."""
-    return percent(value, 2)
 
 
 def legend_label(name: str) -> str:
@@ -195,6 +196,28 @@ def curves(
 
 
 @style()
+def lines(
+    named: Mapping[str, Line], x: str, y: str, *, dots: bool = False, diagonal: bool = True
+) -> Figure:
+    """Draw lines, or their points as ``dots``, on the axes ``x`` and ``y``, and often y = x."""
+    figure, axes = frame(HALF)
+    for i, (name, line) in enumerate(named.items()):
+        points = [(a, b, f"{name}: {a:.4g}, {b:.4g}") for a, b in zip(*line, strict=True)]
+        if dots:
+            axes.plot(*line, "o", color=series(i), alpha=0.45, markersize=4, markeredgewidth=0)
+            hover_points(axes, points, i)
+        else:
+            draw_line(axes, points, name, i)
+    if diagonal:
+        ends = [end for line in named.values() for of in line for end in (min(of), max(of))]
+        both = [min(ends), max(ends)]
+        axes.plot(both, both, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.0)
+    axes.set(xlabel=x, ylabel=y)
+    legend(axes)
+    return figure
+
+
+@style()
 def stacked(
     run: Run, stacks: Mapping[str, np.ndarray], write: Callable[[float], str]
 ) -> tuple[Figure, Axes]:
@@ -227,7 +250,7 @@ def stacked(
 @final
 @dataclass(frozen=True)
 class Cost:
-    """A cost since the start of a run, as the horizontal axis of its accuracy.
+    """A cost since the start of a run, as the horizontal axis of its score.
 
     ``of``: its value in an entry, None without one; ``by_round``: whether values are of each round
     alone, and are summed. ``label``: of the axis, with the unit; ``write`` formats a value.
@@ -252,7 +275,7 @@ class Cost:
 
 @style()
 def against(groups: Groups, cost: Cost) -> Figure:
-    """Plot the primary accuracy against a cost; runs without it have no line."""
+    """Plot the primary score against a cost; runs without it have no line."""
 
     def course(run: Run) -> Course:
         pairs = zip(run.entries, cost.spent(run.entries), strict=True) if cost.known(run) else ()
@@ -260,8 +283,9 @@ def against(groups: Groups, cost: Cost) -> Figure:
         return {t: (x, a) for t, x, a in scored if math.isfinite(a)}
 
     figure, axes = frame(HALF)
-    draw_groups(axes, groups, course, fine_percent, cost.write)
-    accuracy_axis(axes)
+    measure = measure_in(groups)
+    draw_groups(axes, groups, course, partial(measure.text, digits=2), cost.write)
+    score_axis(axes, measure)
     if cost.write is size:
         size_axis(axes.xaxis)
     else:
@@ -274,9 +298,13 @@ def against(groups: Groups, cost: Cost) -> Figure:
 def dot_rows(
     figsize: tuple[float, float],
     rows: Sequence[tuple[str, list[tuple[float, str]], float]],
-    label: str,
+    measure: Measure,
+    where: str,
 ) -> Figure:
-    """Draw rows: the name, the dots (value and hover text) and the position of the stroke."""
+    """Draw rows: the name, the dots (value and hover text) and the position of the stroke.
+
+    ``where``: the samples of the score, for the label of the axis.
+    """
     figure, axes = frame(figsize)
     for i, (_, dots_of_row, centre) in enumerate(rows):
         shown = thinned(sorted(dots_of_row)) if len(dots_of_row) > MANY else dots_of_row
@@ -286,20 +314,34 @@ def dot_rows(
         set_hover_texts(dots, texts)
         axes.plot([centre] * 2, [i - 0.32, i + 0.32], color=series(i), linewidth=2.6)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
-    accuracy_range(axes, [value for _, dots_of_row, _ in rows for value, _ in dots_of_row])
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"{measure.title} {where}")
+    score_range(axes, measure, [value for _, dots_of_row, _ in rows for value, _ in dots_of_row])
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     return figure
 
 
-def accuracy_range(axes: Axes, values: Sequence[float]) -> None:
-    """Let the horizontal axis of accuracies reach beyond their range by 5 %, and at least 1 %."""
+def score_range(axes: Axes, measure: Measure, values: Sequence[float]) -> None:
+    """Let the horizontal axis of scores reach beyond their range by 5 %, and at least 0.01."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = max(0.05 * (high - low), 0.01)
     axes.set_xlim(low - margin, high + margin)
-    decimals = 0 if high - low > 0.04 else 1
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+    if measure is ACCURACY:
+        decimals = 0 if high - low > 0.04 else 1
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+
+
+def score_limits(measure: Measure, values: Iterable[float | None]) -> tuple[float, float]:
+    """Return the ends of an axis of scores with 0: the measure's range as far as it is finite."""
+    known = [0.0, *(value for value in values if value is not None and math.isfinite(value))]
+    low = measure.least if math.isfinite(measure.least) else 1.05 * min(known)
+    return low, measure.most if math.isfinite(measure.most) else 1.05 * max(known)
+
+
+def measure_in(groups: Groups) -> Measure:
+    """Return the measure of the groups' runs."""
+    measures = (run.measure for group in groups for run in group.runs)
+    return next((measure for measure in measures if measure is not ACCURACY), ACCURACY)
 
 
 def round_axis(axes: Axes, margin: float | None = None) -> None:
@@ -309,17 +351,20 @@ def round_axis(axes: Axes, margin: float | None = None) -> None:
     axes.margins(x=margin)
 
 
-def accuracy_axis(axes: Axes) -> None:
-    """Format the vertical axis as accuracies, and draw a legend."""
-    percent_axes(axes.yaxis)
+def score_axis(axes: Axes, measure: Measure) -> None:
+    """Format the vertical axis as scores, and draw a legend."""
+    percent_axes(axes.yaxis, measure=measure)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     legend(axes)
 
 
-def percent_axes(*axes: Axis) -> None:
-    """Format axes of shares in percent."""
+def percent_axes(*axes: Axis, measure: Measure = ACCURACY) -> None:
+    """Format axes of shares in percent; those of another measure have its title instead."""
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        if measure is ACCURACY:
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        else:
+            axis.set_label_text(measure.title)
 
 
 def size_axis(axis: Axis) -> None:

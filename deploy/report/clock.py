@@ -1,4 +1,4 @@
-"""Section of a report about the virtual clock: accuracy by time, and the clients' jobs.
+"""Section of a report about the virtual clock: scores by time, and the clients' jobs.
 
 An asynchronous round is a step of the server. Its jobs may begin before the step before, and no
 client waits for its end.
@@ -108,9 +108,9 @@ def _name(run: Run, k: int) -> str:
 
 
 def _pictures(groups: Groups) -> list[Card]:
-    """Return the accuracy and staleness by time and the jobs of the last round of a single run."""
+    """Return the score and staleness by time and the jobs of the last round of a single run."""
     run = groups[0].runs[0]
-    title = f"Accuracy by {CLOCK.name}"
+    title = f"{run.measure.heading} by {CLOCK.name}"
     alt = f"{title}: {run.done} rounds."
     cards = [Card(title, against(groups, CLOCK), alt, behind=_rounds(run))]
     if arrivals := run.arrivals():
@@ -222,7 +222,7 @@ def _label(run: Run, k: int) -> str:
 
 
 def _rounds(run: Run) -> Table:
-    """Return a row for each round: accuracy, times, slowest client, and staleness if it has it."""
+    """Return a row for each round: score, times, slowest client, and staleness if it has it."""
     rows = []
     for entry, clock in ((e, e.clock) for e in run.entries if e.clock):
         of_round = clock.clients
@@ -231,9 +231,9 @@ def _rounds(run: Run) -> Table:
         texts = (NONE if slowest is None else _name(run, slowest), number(len(clock.late)))
         of = entry.buffer and entry.buffer.as_dict()
         ages = (staleness(of), number(of["in_flight"])) if of else (NONE, NONE)
-        row = (str(entry.round), percent(entry.primary_score, 2), *times, *texts)
+        row = (str(entry.round), run.text(entry.primary_score, 2), *times, *texts)
         rows.append((*row, *ages) if run.buffered else row)
-    header = ["round", "accuracy", "start", "end", "slowest client"]
+    header = ["round", run.measure.title, "start", "end", "slowest client"]
     header += ["dropped", "staleness", "in flight"] if run.buffered else [UNUSED]
     return Table(header, rows)
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from common.exchange.seal.files import read_certificate
 from common.journal import UNITS, Arrivals, Entry, FailureKind, Primary, Unit, present
+from common.measures import MEASURES
 from deploy.report.read import JOURNAL, Run, asked, read, total
 from deploy.report.serve import Route
 from server_app.storage.status_file import ServerStatus
@@ -87,9 +88,13 @@ def _of_last(run: Run, last: Entry) -> Iterator[Metric]:
     yield from metric("jobs_in_flight", "Jobs that go on after the round.", of.get("in_flight"))
     kinds, spent = get_args(Primary), run.newest("privacy")
     scores = {k: a for e in run.entries for k in kinds if (a := e.score(k)) is not None}
-    yield from metric("accuracy", "Newest accuracy.", scores, "score")
+    name, title = run.measure.name, run.measure.title
+    yield from metric(name, f"Newest {title}.", scores, "score")
     best = run.best()[1] if run.accuracies() else None
-    yield from metric("best_accuracy", "Best primary accuracy.", best, field="accuracy")
+    yield from metric(f"best_{name}", f"Best primary {title}.", best, field=name)
+    further = run.last_scored()
+    for name, value in further.others.items() if further else ():
+        yield from metric(name, f"Newest {MEASURES[name].title}.", {run.primary: value}, "score")
     yield from metric("loss", "Newest loss of the server's model.", run.newest("loss"))
     yield from metric("privacy_epsilon", "Privacy loss ε of one client.", spent and spent.epsilon)
     yield from metric("clients", "Clients that take part.", len(present(run.entries)))

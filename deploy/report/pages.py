@@ -6,12 +6,13 @@ from pathlib import Path
 from statistics import fmean
 
 from common.files import write_atomically
+from common.measures import MEASURES
 from deploy.report import clock, plots, sections
-from deploy.report.charts import against
+from deploy.report.charts import against, measure_in
 from deploy.report.groups import Group, Groups, differences, grouped, half_width, named
 from deploy.report.read import Run, read_several
 from deploy.report.style import Card, Page, Section, render, render_sortable, single, tabular
-from deploy.report.table import NONE, Cell, Table, clean, duration, number, percent, size
+from deploy.report.table import NONE, Cell, Table, clean, duration, number, size
 
 
 def write_report(dirs: list[Path], out: Path) -> None:
@@ -41,6 +42,7 @@ def one(run: Run) -> Page:
             sections.clients(run),
             sections.membership(run),
             sections.classes(run),
+            sections.outputs(run),
             sections.fairness(run),
             sections.data_read(run),
             sections.data(run),
@@ -101,7 +103,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    headline = run.headline()
+    headline, title = run.headline(), run.measure.title
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
     failed = len(run.over("failures"))
     private = run.private
@@ -115,9 +117,9 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         hint = f"at most {number(of['oldest'])}; {number(of['in_flight'])} jobs in flight"
         staleness = [("Staleness", f"{of['staleness']:.1f}", hint)]
     return [
-        ("Final accuracy", percent(headline["final"]), f"round {run.done}"),
-        ("Best accuracy", percent(headline["best"]), best_at),
-        ("Last rounds", percent(headline["last10"]), f"mean of last {run.last()}"),
+        (f"Final {title}", run.text(headline["final"]), f"round {run.done}"),
+        (f"Best {title}", run.text(headline["best"]), best_at),
+        ("Last rounds", run.text(headline["last10"]), f"mean of last {run.last()}"),
         ("Down", down, "server to clients"),
         ("Up", up, "clients to server"),
         ("Time", duration(run.seconds()), f"{run.done} rounds{on_clock}"),
@@ -152,7 +154,7 @@ def _results(groups: Groups) -> Section:
         "Final, best and last 10: the server's model on its test set, or where marked as personal "
         "the clients' models on their own test samples. On clients: their own models, or the "
         "global one if they have none, on their test shares; "
-        f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}."
+        f"{sections.MEAN[0].lower()}{sections.MEAN[1:]}.{sections.meanings(groups)}"
     )
     if any(group.several for group in groups):
         lead += " Runs that differ by seed alone are one row: the mean ± half of its 95 % interval."
@@ -160,7 +162,7 @@ def _results(groups: Groups) -> Section:
 
 
 def _one_score(groups: Groups) -> bool:
-    """Return whether all runs have the same primary score, so that their accuracies compare."""
+    """Return whether all runs have the same primary score, so that their scores compare."""
     return len({run.primary for _, run in named(groups)}) <= 1
 
 
@@ -174,23 +176,28 @@ def _marked(
     """
     values = [group.values(lambda run: measure(run)[1]) for group in groups]
     means = [fmean(of_group) if of_group else None for of_group in values]
-    best = max((mean for mean in means if mean is not None), default=None) if compares else None
+    score, known = measure_in(groups), [mean for mean in means if mean is not None]
+    best = score.best(known) if compares and known else None
     cells = []
     for group, mean, of_group in zip(groups, means, values, strict=True):
         half = half_width(of_group)
-        aside = "" if half is None else f"± {100 * half:.2f}"
+        aside = "" if half is None else f"± {score.text(half, 2).removesuffix(' %')}"
         aside = f"{aside} {measure(group.runs[0])[0]}".strip()
-        cells.append(Cell(percent(mean, 2), aside, best=mean is not None and mean == best))
+        cells.append(Cell(score.text(mean, 2), aside, best=mean is not None and mean == best))
     return cells
 
 
 def _curves(groups: Groups) -> Section:
     names = ", ".join(group.label for group in groups)
-    curves = {"Accuracy by round": plots.accuracy, "Loss by round": plots.loss}
+    title = measure_in(groups).heading
+    curves = {f"{title} by round": plots.score}
+    for name in sections.others(groups):
+        curves[f"{MEASURES[name].heading} by round"] = partial(plots.other, name=name)
+    curves["Loss by round"] = plots.loss
     if all(e.loss is None for _, run in named(groups) for e in run.entries):
         del curves["Loss by round"]
     costs = [cost for cost in plots.COSTS if any(cost.known(run) for _, run in named(groups))]
-    curves |= {f"Accuracy by {cost.name}": partial(against, cost=cost) for cost in costs}
+    curves |= {f"{title} by {cost.name}": partial(against, cost=cost) for cost in costs}
     cards = [Card(title, draw(groups), f"{title} of {names}.") for title, draw in curves.items()]
     kinds = {
         kind: [g.label for g in groups if g.runs[0].primary == kind] for kind in sections.SCORE
@@ -211,7 +218,7 @@ def _curves(groups: Groups) -> Section:
 def _client_spread(groups: Groups) -> Section | None:
     if not any(run.on_clients() for _, run in named(groups)):
         return None
-    alt = "Dots: every client's accuracy by run; a stroke marks the mean."
+    alt = f"Dots: every client's {measure_in(groups).title} by run; a stroke marks the mean."
     lead = (
         "A dot is one client with its own model or the global one (see the row's label). "
         "The stroke is the mean over clients, weighted by their test samples."

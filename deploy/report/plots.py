@@ -9,6 +9,7 @@ Every point, bar and bubble shows its value on hover (``style.set_hover_texts``)
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.container import BarContainer
@@ -17,6 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from common.journal import UNITS, Entry
+from common.measures import ACCURACY, Measure
 from common.metrics import Confusion, fairness, over_mixtures, thinned
 from common.seeds import rng
 from deploy.report.charts import (
@@ -25,22 +27,25 @@ from deploy.report.charts import (
     THIRD,
     WIDE,
     Cost,
-    accuracy_axis,
-    accuracy_range,
+    Line,
     bubbles,
     curves,
     dot_rows,
     draw_groups,
     draw_line,
-    fine_percent,
     finite,
     hover_bars,
     in_lines,
     legend,
     legend_above,
+    lines,
+    measure_in,
     or_nan,
     percent_axes,
     round_axis,
+    score_axis,
+    score_limits,
+    score_range,
     size_axis,
     squares,
     stacked,
@@ -52,7 +57,10 @@ from deploy.report.style import INK, MUTED, PAPER, frame, series, set_hover_text
 from deploy.report.table import clean, duration, percent, size
 
 Models = Mapping[str, tuple[list[float], list[int]]]
-"""Model name -> the clients' accuracies, in [0, 1], and their numbers of test samples."""
+"""Model name -> the clients' scores and their numbers of test samples."""
+
+Outputs = Mapping[str, Line]
+"""Label or target -> the samples' true values and predictions."""
 
 PHASES = ("select", "clients", "step", "statistics", "score", "client scores", "checkpoint")
 """Phases in a round's order."""
@@ -80,46 +88,53 @@ CLOCK = Cost(
     by_round=False,
 )
 COSTS = (BYTES, TIME, CLOCK)
-"""Costs against which a comparison plots accuracies."""
+"""Costs against which a comparison plots scores."""
 
 
 @style()
-def accuracy(groups: Groups) -> Figure:
-    """Plot the primary accuracy by round; for one run also its other accuracies, dashed."""
+def score(groups: Groups) -> Figure:
+    """Plot the primary score by round; for one run also its other scores, dashed."""
     figure, axes = frame(HALF)
-    draw_groups(axes, groups, lambda run: {t: (t, a) for t, a in run.accuracies()}, fine_percent)
+    measure = measure_in(groups)
+    write = partial(measure.text, digits=2)
+    draw_groups(axes, groups, lambda run: {t: (t, a) for t, a in run.accuracies()}, write)
     for run in groups[0].runs if len(groups) == 1 and not groups[0].several else ():
         if run.accuracies():
             t, best = run.best()
             (dot,) = axes.plot([t], [best], "o", color=series(0), markersize=6)
-            set_hover_texts(dot, [f"round {t}: {fine_percent(best)}"])
+            set_hover_texts(dot, [f"round {t}: {write(best)}"])
             side = "right" if t > sum(axes.get_xlim()) / 2 else "left"
             axes.annotate(
-                f"best {percent(best)}", (t, best), (0, 8), textcoords="offset points",
+                f"best {run.text(best)}", (t, best), (0, 8), textcoords="offset points",
                 ha=side, color=MUTED, fontsize=9.0,
             )  # fmt: skip
         further = [(e.round, _further(e)) for e in run.entries]
         names = dict.fromkeys(name for _, accuracies in further for name in accuracies)
         for i, name in enumerate(names, start=1):
             scored = [(t, accuracies[name]) for t, accuracies in further if name in accuracies]
-            points = [(t, v, f"{name}, round {t}: {fine_percent(v)}") for t, v in scored]
+            points = [(t, v, f"{name}, round {t}: {write(v)}") for t, v in scored]
             draw_line(axes, points, name, i, dashed=True)
     round_axis(axes, margin=0.02)
-    accuracy_axis(axes)
+    score_axis(axes, measure)
     return figure
 
 
 def _further(entry: Entry) -> dict[str, float]:
-    """Return the accuracies of a round beside the primary one, by name."""
+    """Return the scores of a round beside the primary one, by name."""
     accuracies = {OTHER[entry.primary]: entry.other_score}
     if entry.primary == "personal" and entry.personal:
         accuracies = {"worst tenth of clients": entry.personal.worst_tenth, **accuracies}
-    return {n: a for n, a in accuracies.items() if a is not None} | entry.accuracies
+    return {n: a for n, a in accuracies.items() if a is not None} | entry.by_model
 
 
 def loss(groups: Groups) -> Figure:
     """Plot the server's test loss by round."""
     return curves(groups, lambda e: e.loss, HALF)
+
+
+def other(groups: Groups, name: str) -> Figure:
+    """Plot a measure beside the primary one by round."""
+    return curves(groups, lambda e: e.others.get(name), HALF)
 
 
 def metric(groups: Groups, name: str) -> Figure:
@@ -129,31 +144,33 @@ def metric(groups: Groups, name: str) -> Figure:
 
 @style()
 def clients(run: Run) -> Figure:
-    """Plot the accuracy of each client's own model, if any, and of the global model on its test
+    """Plot the score of each client's own model, if any, and of the global model on its test
     share, coloured by architecture."""
     scores = run.scores()
     figure, axes = frame(WIDE)
     models = list(dict.fromkeys([*run.models(), *(member.model for member, _ in scores)]))
-    both = run.own_models and any(score.accuracy_global is not None for _, score in scores)
+    both = run.own_models and any(score.shared is not None for _, score in scores)
     width, shift = (0.38, 0.19) if both else (0.7, 0.0)
     sole = "own" if run.own_models else "global"
     for j, (member, score) in enumerate(scores):
         i = models.index(member.model)
-        first = score.accuracy if run.own_models else score.accuracy_global
+        first = score.own if run.own_models else score.shared
         bars = [(j - shift, first, sole, series(i), 1.0)]
         if both:  # an opaque bar below, so that the grid does not show through
-            bars.append((j + shift, score.accuracy_global, "global", PAPER, 1.0))
-            bars.append((j + shift, score.accuracy_global, "global", series(i), 0.38))
+            bars.append((j + shift, score.shared, "global", PAPER, 1.0))
+            bars.append((j + shift, score.shared, "global", series(i), 0.38))
         for x, value, kind, colour, alpha in bars:
             patches = axes.bar(
                 x, or_nan(value), width, color=colour, edgecolor=PAPER, linewidth=0.6,
                 hatch="" if i < 8 else "////" if i < 16 else "....", alpha=alpha,
             )  # fmt: skip
             if colour != PAPER:
-                hover_bars(patches, [f"client {score.k}, {kind} model: {scored(value, score)}"])
-    percent_axes(axes.yaxis)
+                text = scored(value, score, run.measure)
+                hover_bars(patches, [f"client {score.k}, {kind} model: {text}"])
+    percent_axes(axes.yaxis, measure=run.measure)
     middle, half = (len(scores) - 1) / 2, max(len(scores), LEAST) / 2 + 0.2
-    axes.set(xlim=(middle - half, middle + half), ylim=(0, 1), xlabel="client")
+    limits = score_limits(run.measure, [v for _, s in scores for v in (s.own, s.shared)])
+    axes.set(xlim=(middle - half, middle + half), ylim=limits, xlabel="client")
     ticks = range(0, len(scores), max(1, math.ceil(len(scores) / LABELLED)))
     axes.set_xticks(ticks, [str(scores[j][1].k) for j in ticks])
     handles = {model: Patch(color=series(i)) for i, model in enumerate(models)}
@@ -161,56 +178,60 @@ def clients(run: Run) -> Figure:
         handles["own model"] = Patch(color=MUTED)
         handles["global model"] = Patch(color=MUTED, alpha=0.38)
     else:
-        axes.set_ylabel(f"{sole} model")
+        shown = "" if run.measure is ACCURACY else f", {run.measure.title}"
+        axes.set_ylabel(f"{sole} model{shown}")
     legend_above(figure, handles)
     return figure
 
 
 @style()
 def ascending(run: Run) -> Figure:
-    """Plot the sorted accuracies of many clients against the fraction of clients."""
+    """Plot the sorted scores of many clients against the fraction of clients."""
     figure, axes = frame(WIDE)
-    accuracies = {"own model": [s.accuracy for _, s in run.scores()]} if run.own_models else {}
-    accuracies["global model"] = [s.accuracy_global for _, s in run.scores()]
+    by_model = {"own model": [s.own for _, s in run.scores()]} if run.own_models else {}
+    by_model["global model"] = [s.shared for _, s in run.scores()]
     handles = dict[str, Patch]()
-    for name, values in accuracies.items():
+    for name, values in by_model.items():
         if known := thinned(sorted(v for v in values if v is not None)):
             colour = series(len(handles))
             axes.plot(np.linspace(0, 1, len(known)), known, color=colour)
             handles[name] = Patch(color=colour)
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="clients with at most this accuracy")
-    percent_axes(axes.xaxis, axes.yaxis)
+    limits = score_limits(run.measure, [v for values in by_model.values() for v in values])
+    title = f"clients with at most this {run.measure.title}"
+    axes.set(xlim=(0, 1), ylim=limits, xlabel=title)
+    percent_axes(axes.xaxis)
+    percent_axes(axes.yaxis, measure=run.measure)
     legend_above(figure, handles)
     return figure
 
 
 def spread(groups: Groups) -> Figure:
     """Plot every client as a dot and the mean over clients and seeds as a stroke, a row a group."""
-    rows = []
+    rows, measure = [], measure_in(groups)
     for group in groups:
         dots = []
         for run in group.runs:
             prefix = f"seed {run.setting('seed')}, " if group.several else ""
             for _, s in run.scores():
-                a = or_nan(s.accuracy if run.own_models else s.accuracy_global)
-                dots += [(a, f"{prefix}client {s.k}: {scored(a, s)}")] * math.isfinite(a)
+                a = or_nan(s.own if run.own_models else s.shared)
+                dots += [(a, f"{prefix}client {s.k}: {scored(a, s, measure)}")] * math.isfinite(a)
         means = group.values(lambda run: run.mean_on_clients()[1])
         mean = over_seeds(means)[0] if means else math.nan
         model = group.runs[0].mean_on_clients()[0]
         rows.append((f"{in_lines(clean(group.label, NAME), 36)}\n{model}", dots, mean))
     lines = sum(name.count("\n") for name, *_ in rows)
     height = 0.9 + 0.3 * len(groups) + 0.2 * lines
-    return dot_rows((WIDE[0], height), rows, "accuracy on each client's own test share")
+    return dot_rows((WIDE[0], height), rows, measure, "on each client's own test share")
 
 
-def distribution(models: Models) -> Figure:
+def distribution(models: Models, measure: Measure = ACCURACY) -> Figure:
     """Plot a row for each model: a dot for every client and a stroke at AMP."""
     rows = [
-        (name, [(value, percent(value)) for value in values], fairness(values, sizes)["amp"])
+        (name, [(value, measure.text(value)) for value in values], fairness(values, sizes)["amp"])
         for name, (values, sizes) in models.items()
     ]
     height = 1.1 + 0.5 * len(models)
-    return dot_rows((HALF[0], height), rows, "accuracy on the own test share")
+    return dot_rows((HALF[0], height), rows, measure, "on the own test share")
 
 
 @style()
@@ -227,7 +248,7 @@ def mixtures(models: Models) -> Figure:
         axes.axvline(min(values), color=series(i), linestyle=(0, (4, 2)), linewidth=1.5)
     axes.set_ylabel("mixtures")
     axes.set_xlabel("accuracy on a mixture; dashed: the worst client (WLP)", color=MUTED)
-    accuracy_range(axes, [value for values, _ in models.values() for value in values])
+    score_range(axes, ACCURACY, [value for values, _ in models.values() for value in values])
     legend(axes)
     return figure
 
@@ -264,11 +285,12 @@ def partition(run: Run) -> Figure | None:
     counts = np.array(rows)
     names = run.classes if len(run.classes) == counts.shape[1] else []
     labels = names or [str(c) for c in range(counts.shape[1])]
+    noun = run.objective.noun[0]
     texts = [
-        f"client {members[k].k}, class {labels[c]}: {counts[k, c]:,}"
+        f"client {members[k].k}, {noun} {labels[c]}: {counts[k, c]:,}"
         for k, c in zip(*np.nonzero(counts), strict=True)
     ]
-    return bubbles(counts, [clean(name, 16) for name in names], texts)
+    return bubbles(counts, [clean(name, 16) for name in names], texts, noun)
 
 
 @style()
@@ -287,6 +309,42 @@ def coefficients(c: Sequence[Sequence[float]]) -> Figure:
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{int(x)}" if 0 <= x < n else ""))
         axis.set_label_text(label, color=MUTED)
     return figure
+
+
+@style()
+def by_output(
+    names: Sequence[str], scores: Mapping[str, Sequence[float | None]], noun: str
+) -> Figure:
+    """Plot dots for each label or target; ``scores``: in [0, 1] or at most 1, by their titles."""
+    figure, axes = frame(WIDE)
+    for i, (title, values) in enumerate(scores.items()):
+        known = [or_nan(value) for value in values]
+        (dots,) = axes.plot(range(len(names)), known, "os^"[i % 3], color=series(i), label=title)
+        texts = zip(names, known, strict=True)
+        set_hover_texts(dots, [f"{name}: {title} {v:.3f}" for name, v in texts if v == v])
+    few = len(names) <= LABELLED
+    ticks = range(len(names)) if few else range(0, len(names), math.ceil(len(names) / 10))
+    shown = [clean(names[i], 16) for i in ticks]
+    axes.set_xticks(ticks, shown, rotation=90 if max(map(len, shown)) > 8 else 0)
+    axes.set_xlabel(noun)
+    legend(axes)
+    return figure
+
+
+def label_curves(labels: Outputs) -> dict[str, Figure]:
+    """Plot the ROC and the precision-recall curve of each label."""
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    roc, recall = dict[str, Line](), dict[str, Line]()
+    for name, pair in labels.items():
+        wrong, right, _ = roc_curve(*pair)
+        roc[name] = thinned(wrong), thinned(right)
+        precise, found, _ = precision_recall_curve(*pair)
+        recall[name] = thinned(found), thinned(precise)
+    return {
+        "ROC": lines(roc, "false positive rate", "true positive rate"),
+        "Precision and recall": lines(recall, "recall", "precision", diagonal=False),
+    }
 
 
 @style()

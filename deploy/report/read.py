@@ -8,35 +8,43 @@ another release, is rejected. Every text is cleaned, so that no name or reason c
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, final
 
-from pydantic import Field, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from common.errors import invalid
 from common.files import parse_json, parse_toml
 from common.journal import (
     Arrivals,
+    ByClass,
     ClientScore,
     Entry,
     JsonObject,
     Member,
     Primary,
+    measure_of,
     members,
     newest,
     over,
     primary_course,
 )
+from common.measures import ACCURACY, Measure
 from common.metrics import LAST, MANY, SHARES, fairness, over_rounds, quantiles
 from deploy.report.table import Cell, Table, clean, number, percent
 from server_app.storage.journal import read_lines
+
+if TYPE_CHECKING:
+    from common.objectives import Objective
 
 T = TypeVar("T")
 M = TypeVar("M", bound=JsonObject)
 JOURNAL = "journal.jsonl"
 RUNS = 5  #: most runs that a line names
-FILES = (JOURNAL, "config.toml", "summary.json", "confusion.json", "data.json")
+FILES = (
+    *(JOURNAL, "config.toml", "summary.json", "confusion.json", "predictions.json", "data.json"),
+)
 NAME, LONGEST = 40, 500  #: most characters of a name, and of any other text
 
 
@@ -45,8 +53,8 @@ Class = Annotated[int, Field(ge=0)]
 
 @final
 class Reached(JsonObject):
-    """The first rounds that reach the accuracy ``target``, in [0, 1]: with one score, and with the
-    mean of five."""
+    """The first rounds whose primary score reaches ``target``: with one score, and with the mean of
+    five."""
 
     target: float
     first: int | None = None
@@ -87,6 +95,29 @@ class Confusion(JsonObject):
 
 
 @final
+class Predictions(JsonObject):
+    """Content of predictions.json: of at most 2,000 test samples of the server after a round.
+
+    ``predicted``: probabilities of each label, or numbers; ``true``: the values, by sample.
+    """
+
+    round: int = Field(ge=0)
+    predicted: Annotated[list[list[FiniteFloat]], Field(min_length=1)]
+    true: list[list[FiniteFloat]]
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        sizes = {(len(rows), len(row)) for rows in (self.predicted, self.true) for row in rows}
+        if len(sizes) != 1 or not self.true:
+            raise ValueError("predictions and true values differ in number")
+        return self
+
+    def shown(self, newest: Entry) -> bool:
+        """Return whether they are of the scores of an entry."""
+        return newest.primary == "global" and newest.round == self.round
+
+
+@final
 class DataRead(JsonObject):
     """Fields of data.json: what was read before training, in lines, and why scores can mislead."""
 
@@ -108,6 +139,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     confusion: Confusion | None = None
     data: DataRead | None = None
+    predictions: Predictions | None = None
 
     @property
     def rounds(self) -> int | None:
@@ -164,21 +196,44 @@ class Run:
         """The score that counts for the run."""
         return self.entries[-1].primary if self.entries else "global"
 
+    @cached_property
+    def measure(self) -> Measure:
+        """The measure of the scores; the accuracy before there is any."""
+        return measure_of(self.entries)
+
+    @property
+    def objective(self) -> "type[Objective]":
+        """What is learnt, by the measure of the scores."""
+        from common.objectives import OBJECTIVES, Classes  # torch, which lists do without
+
+        return next((o for o in OBJECTIVES.values() if o.primary is self.measure), Classes)
+
+    def text(self, score: float | None, digits: int = 1) -> str:
+        """Format a score: ``93.1 %`` of an accuracy, ``0.931`` of another measure."""
+        return self.measure.text(score, digits)
+
     def accuracies(self) -> list[tuple[int, float]]:
-        """Return (round, primary accuracy) of every round with the primary score."""
+        """Return (round, primary score) of every round with the primary score."""
         return [(t, a) for t, a in primary_course(self.entries) if math.isfinite(a)]
 
+    def last_scored(self) -> Entry | None:
+        """Return the newest round with the primary score."""
+        return next((e for e in reversed(self.entries) if e.primary_score is not None), None)
+
     def best(self) -> tuple[int, float]:
-        """Return the first (round, accuracy) with the best accuracy; needs a scored round."""
-        return max(self.accuracies(), key=lambda point: point[1])
+        """Return the first (round, score) with the best primary score; needs a scored round."""
+        course = self.accuracies()
+        best = self.measure.best([score for _, score in course])
+        return next(point for point in course if point[1] == best)
 
     def headline(self) -> dict[str, float | None]:
-        """Return final, best and last-10-mean accuracy so far; before round 1 the census's."""
-        trained = self._trained()
-        return {**over_rounds(trained)} if trained else dict.fromkeys(("final", "best", "last10"))
+        """Return final, best and last-10-mean score so far; before round 1 the census's."""
+        if trained := self._trained():
+            return {**over_rounds(trained, self.measure.best)}
+        return dict.fromkeys(("final", "best", "last10"))
 
     def last(self) -> int:
-        """Return how many accuracies ``last10`` averages: ten, or all if there are fewer."""
+        """Return how many scores ``last10`` averages: ten, or all if there are fewer."""
         return min(LAST, len(self._trained()))
 
     def _trained(self) -> list[float]:
@@ -214,7 +269,7 @@ class Run:
         return sum(total(entry) for entry in self.entries) if timed else math.nan
 
     def scores(self) -> list[tuple[Member, ClientScore]]:
-        """Return every scored client's census entry and last accuracies, in order of k."""
+        """Return every scored client's census entry and last scores, in order of k."""
         members = {member.k: member for member in self.members}
         scores = {score.k: score for entry in self.entries for score in entry.scores}
         return [(members.get(k, Member(k=k)), scores[k]) for k in sorted(scores)]
@@ -222,31 +277,29 @@ class Run:
     @property
     def own_models(self) -> bool:
         """Whether clients scored own models that differ from the global one."""
-        return any(s.accuracy not in (None, s.accuracy_global) for _, s in self.scores())
+        return any(s.own not in (None, s.shared) for _, s in self.scores())
 
     def on_clients(self) -> dict[str, tuple[list[float], list[int]]]:
-        """Return the clients' accuracies and test samples, for each model that all of them scored.
+        """Return the clients' scores and test samples, for each model that all of them scored.
 
         The clients' own models come first, if they have any, then the global one, then further
         ones by name.
         """
-        scored = [
-            (m, s) for m, s in self.scores() if (s.accuracy, s.accuracy_global) != (None, None)
-        ]
+        scored = [(m, s) for m, s in self.scores() if (s.own, s.shared) != (None, None)]
         columns: dict[str, list[float | None]] = {}
         if self.own_models:
-            columns["own models"] = [s.accuracy for _, s in scored]
-        columns[self._global()] = [s.accuracy_global for _, s in scored]
-        for name in scored[0][1].accuracies if scored else ():
-            columns[name] = [s.accuracies.get(name) for _, s in scored]
+            columns["own models"] = [s.own for _, s in scored]
+        columns[self._global()] = [s.shared for _, s in scored]
+        for name in scored[0][1].further if scored else ():
+            columns[name] = [s.further.get(name) for _, s in scored]
         sizes = [max(m.n_test or s.n or 0, 1) for m, s in scored]
         known = {name: [v for v in values if v is not None] for name, values in columns.items()}
         return {name: (v, sizes) for name, v in known.items() if v and len(v) == len(scored)}
 
     def mean_on_clients(self) -> tuple[str, float | None]:
-        """Return "own models" or "global model", whichever clients scored, and the mean accuracy.
+        """Return "own models" or "global model", whichever clients scored, and the mean score.
 
-        The mean is weighted by test samples (AMP), so it is the accuracy on all test samples.
+        The mean is weighted by test samples (AMP): of accuracies it is that of all test samples.
         """
         name, scored = next(iter(self.on_clients().items()), ("", None))
         if scored is None:
@@ -256,7 +309,7 @@ class Run:
     def _global(self) -> str:
         """Return the name of the global model among the models that clients scored."""
         fairness = self.over("fairness")
-        others = {"own", *(name for _, s in self.scores() for name in s.accuracies)}
+        others = {"own", *(name for _, s in self.scores() for name in s.further)}
         names = fairness.models if fairness else ()
         return next((name for name in names if name not in others), "global")
 
@@ -284,7 +337,7 @@ def asked(entry: Entry) -> int:
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """Return all named numbers beside accuracy and loss: method metrics, drift, then fairness."""
+    """Return all named numbers beside scores and loss: method metrics, drift, then fairness."""
     numbers = entry.metrics | ({} if entry.drift is None else {"drift": entry.drift})
     if entry.fairness is not None:
         main = entry.fairness.main
@@ -294,40 +347,57 @@ def scalars(entry: Entry) -> dict[str, float]:
     return numbers
 
 
-def scored(accuracy: float | None, score: ClientScore) -> Cell:
-    """Return a client's accuracy, and beside it how long before its round an older one is from."""
+def scored(value: float | None, score: ClientScore, measure: Measure = ACCURACY) -> Cell:
+    """Return a client's score, and beside it how long before its round an older one is from."""
     rounds = "round" if score.age == 1 else "rounds"
-    old = f"(measured {score.age} {rounds} before)" if score.age and accuracy is not None else ""
-    return Cell(percent(accuracy), old)
+    old = f"(measured {score.age} {rounds} before)" if score.age and value is not None else ""
+    return Cell(measure.text(value), old)
+
+
+def over_classes(by_class: ByClass, digits: int) -> str:
+    """Return the means over classes in words."""
+    named = {
+        "macro F1": by_class.macro_f1,
+        "macro AUC": by_class.macro_auc,
+        "balanced accuracy": by_class.balanced_accuracy,
+    }
+    return ", ".join(f"{n} {percent(v, digits)}" for n, v in named.items() if v is not None)
 
 
 def of_clients(run: Run, *, parameters: bool) -> Table:
-    """Return a table of each scored client's samples, accuracies and, if asked, ``parameters``.
+    """Return a table of each scored client's samples, scores and, if asked, ``parameters``.
 
     For more than ``MANY`` clients the table has quantiles instead of a row for each client.
     """
     models, own = run.models(), run.own_models
-    scores = [(m, s, s.accuracy if own else None, s.accuracy_global) for m, s in run.scores()]
+    scores = [(m, s, s.own if own else None, s.shared) for m, s in run.scores()]
     if len(scores) > MANY:
-        return _quantiles([(m.n, mine, shared) for m, _, mine, shared in scores])
+        return _quantiles([(m.n, mine, shared) for m, _, mine, shared in scores], run)
     columns = ["parameters"] if parameters else []
     rows = list[list[str | Cell]]()
     for m, s, mine, shared in scores:
         k = Cell(str(s.k), dot=models.index(m.model) if m.model in models else 7)
         size = [number(m.parameters)] if parameters else []
-        rows.append([k, m.model, number(m.n), *size, scored(mine, s), scored(shared, s)])
-    header = ("client", "model", "samples", *columns, "own model", "global model")
+        both = (scored(value, s, run.measure) for value in (mine, shared))
+        rows.append([k, m.model, number(m.n), *size, *both])
+    header = ("client", "model", "samples", *columns, *_models(run))
     return Table(header, rows, "llr" if parameters else "rlr")
 
 
-def _quantiles(clients: Sequence[tuple[int, float | None, float | None]]) -> Table:
-    """Return quantiles of samples, own and global accuracy, separately for each column."""
-    samples, *accuracies = (quantiles(column) or {} for column in zip(*clients, strict=True))
+def _models(run: Run) -> list[str]:
+    """Return the headers of the columns of scores."""
+    named = "" if run.measure is ACCURACY else f", {run.measure.title}"
+    return [f"{model}{named}" for model in ("own model", "global model")]
+
+
+def _quantiles(clients: Sequence[tuple[int, float | None, float | None]], run: Run) -> Table:
+    """Return quantiles of samples, own and global score, separately for each column."""
+    samples, *scores = (quantiles(column) or {} for column in zip(*clients, strict=True))
     rows = [
-        (name, number(int(samples[name])), *(percent(of.get(name)) for of in accuracies))
+        (name, number(int(samples[name])), *(run.text(of.get(name)) for of in scores))
         for name in SHARES
     ]
-    header = (f"of {number(len(clients))} clients", "samples", "own model", "global model")
+    header = (f"of {number(len(clients))} clients", "samples", *_models(run))
     return Table(header, rows, "lr")
 
 
@@ -357,7 +427,8 @@ def beside(path: Path) -> str:
 def read_several(dirs: Sequence[Path]) -> list[Run]:
     """Read the directories of several runs.
 
-    Raises ``ValueError`` if there is none, or one that is given twice or has no run.
+    Raises ``ValueError`` if there is none, or one that is given twice or has no run, and for runs
+    with different measures, which do not compare.
     """
     if not dirs:
         raise ValueError("no directory given: a report needs at least one run's directory")
@@ -365,7 +436,12 @@ def read_several(dirs: Sequence[Path]) -> list[Run]:
     for i, folder in enumerate(folders):
         if folder in folders[:i]:
             raise ValueError(f"{dirs[i]}: given twice; compare different runs")
-    return [read(folder) for folder in folders]
+    runs = [read(folder) for folder in folders]
+    measures = {run.measure.title: run.path for run in runs if run.accuracies()}
+    if len(measures) > 1:
+        each = "; ".join(f"{title} of {path}" for title, path in measures.items())
+        raise ValueError(f"runs with different measures do not compare: {each}")
+    return runs
 
 
 def stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
@@ -406,7 +482,9 @@ def _read(path: Path, stamps: tuple[tuple[int, int, int], ...]) -> Run:
     confusion = _load(path / "confusion.json", _object(Confusion), notes)
     classes = census.classes if census else []
     data = _load(path / "data.json", _object(DataRead), notes)
-    run = Run(path, config or {}, entries, clients, classes, summary, notes, confusion, data)
+    predictions = _load(path / "predictions.json", _object(Predictions), notes)
+    files = confusion, data, predictions
+    run = Run(path, config or {}, entries, clients, classes, summary, notes, *files)
     if not run.finished:
         why = "" if run.summary is not None else " and there is no summary.json yet"
         notes.insert(0, f"Unfinished: the journal ends at round {run.reached}{why}.")

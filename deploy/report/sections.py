@@ -1,17 +1,23 @@
 """Sections of a report page, about a single run or a comparison of several."""
 
+import math
 from collections import Counter
 
+import numpy as np
+
 from common.journal import Entry, present
+from common.measures import ACCURACY, MEASURES
 from common.methods import names as methods
 from common.methods import options
-from common.metrics import MANY, thinned
+from common.metrics import MANY, SHARES, thinned
 from common.metrics import fairness as measures
+from common.objectives import Labels
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
+from deploy.report.charts import lines, measure_in, or_nan
 from deploy.report.groups import Group, Groups, named
-from deploy.report.read import Run, asked, of_clients, scalars, total
+from deploy.report.read import Run, asked, of_clients, over_classes, scalars, total
 from deploy.report.style import Card, Section, single, tabular
 from deploy.report.table import (
     NONE,
@@ -27,6 +33,7 @@ from deploy.report.table import (
 
 MOST_METRICS = 24  # a page with more small figures is hard to read
 MOST_CLIENTS = 40  # with more clients the squares are too small to see
+MOST_LINES = 10  # with more labels or targets the curves are those with the lowest scores
 MOST_CLASSES = 100  # with more classes the squares of a confusion matrix are too small to see
 SCORE = {
     "global": "The server's model on its test set",
@@ -37,37 +44,51 @@ MEAN = "Mean over clients, weighted by their test samples"
 
 
 def learning(run: Run) -> Section | None:
-    """Return the primary accuracy, and the loss on the server's test set; None without scores."""
+    """Return the primary score, and the loss on the server's test set; None without scores."""
     if run.done and not run.accuracies():
         return None
-    alone = [Group(run.name, [run])]
-    cards = [Card("Accuracy", plots.accuracy(alone), _course(run), behind=_rounds(run))]
+    alone, measure = [Group(run.name, [run])], run.measure
+    cards = [Card(measure.heading, plots.score(alone), _course(run), behind=_rounds(run))]
+    for name in others(alone):
+        title = MEASURES[name].heading
+        cards.append(Card(title, plots.other(alone, name), f"{title} by round."))
     if any(e.loss is not None for e in run.entries):
         cards.append(Card("Loss", plots.loss(alone), f"Test loss by round, {run.done} rounds."))
     before = "; round 0 is before training" if run.primary == "global" else ""
-    lead = f"{SCORE[run.primary]} after each round{before}."
+    lead = f"{SCORE[run.primary]} after each round{before}.{meanings(alone)}"
     return Section("Learning", cards, lead)
 
 
+def others(groups: Groups) -> list[str]:
+    """Return the names of the measures beside the primary one."""
+    return list(dict.fromkeys(n for _, run in named(groups) for e in run.entries for n in e.others))
+
+
+def meanings(groups: Groups) -> str:
+    """Return range and direction of the measures in words; empty for classes."""
+    measures = [measure_in(groups), *(MEASURES[name] for name in others(groups))]
+    return "".join(f" {m.heading}: {m.meaning}." for m in measures if m.meaning)
+
+
 def clients(run: Run) -> Section | None:
-    """Return every client's accuracy as a plot and a table; None if no client was scored."""
+    """Return every client's score as a plot and a table; None if no client was scored."""
     scores = run.scores()
-    if all(s.accuracy is None and s.accuracy_global is None for _, s in scores):
+    if all(s.own is None and s.shared is None for _, s in scores):
         return None
     whose, mean = run.mean_on_clients()
-    result, n = f"{whose} {percent(mean)}", len(scores)
+    result, n, title = f"{whose} {run.text(mean)}", len(scores), run.measure.title
     if n > MANY:
-        figure, caption = plots.ascending(run), f"Curve: sorted accuracies of {n} clients"
+        figure, caption = plots.ascending(run), f"Curve: sorted scores of {n} clients"
     else:
-        caption = f"Bars: accuracy of {n} clients on their own test shares"
+        caption = f"Bars: {title} of {n} clients on their own test shares"
         figure = plots.clients(run)
     alt = f"{caption}; {result}."
-    lead = f"Accuracy on each client's own test share. {MEAN}: {result}."
+    lead = f"{run.measure.heading} on each client's own test share. {MEAN}: {result}."
     if personal := run.newest("personal"):
-        tenth, worst = percent(personal.worst_tenth), percent(personal.worst)
+        tenth, worst = run.text(personal.worst_tenth), run.text(personal.worst)
         lead += (
-            f" Unweighted mean {percent(personal.unweighted)}, standard deviation "
-            f"{percent(personal.std)}, worst tenth {tenth}, worst client {worst}."
+            f" Unweighted mean {run.text(personal.unweighted)}, standard deviation "
+            f"{run.text(personal.std)}, worst tenth {tenth}, worst client {worst}."
         )
     behind = of_clients(run, parameters=True)
     return single("Clients", lead, figure=figure, alt=alt, behind=behind)
@@ -94,10 +115,9 @@ def classes(run: Run) -> Section | None:
         for c in shown
     ]
     table = Table(("class", "test samples", "accuracy"), rows)
-    macro, balanced = percent(by_class.macro_f1, 2), percent(by_class.balanced_accuracy, 2)
     lead = (
         f"{SCORE[newest.primary]} after round {newest.round}, all samples together: "
-        f"macro F1 {macro}, balanced accuracy {balanced}."
+        f"{over_classes(by_class, 2)}."
     )
     cards = [Card("Accuracy by class", table=table)]
     if counts and len(names) <= MOST_CLASSES:
@@ -107,32 +127,89 @@ def classes(run: Run) -> Section | None:
     return Section("Classes", cards, lead)
 
 
+def outputs(run: Run) -> Section | None:
+    """Return the newest scores of each label or target, and the predictions of the final model.
+
+    None for classes, and if they are not recorded.
+    """
+    newest = next((e for e in reversed(run.entries) if e.by_output), None)
+    names, (noun, nouns) = run.classes, run.objective.noun
+    if newest is None or any(len(v) != len(names) for v in newest.by_output.values()):
+        return None
+    scores = {MEASURES[name]: values for name, values in newest.by_output.items()}
+    rows = [
+        (names[i], *(m.text(values[i], 2) for m, values in scores.items()))
+        for i in thinned(range(len(names)))
+    ]
+    header = (noun, *(m.title for m in scores))
+    table = Card(f"Scores by {noun}", table=Table(header, rows))
+    lead = f"{SCORE[newest.primary]} after round {newest.round}, all samples together."
+    cards = [table]
+    if len(names) > 1:
+        shown = {m.title: values for m, values in scores.items() if math.isfinite(m.most)}
+        title, alt = " and ".join(shown), f"Dots: {' and '.join(shown)} of {len(names)} {nouns}."
+        cards = [Card(title, plots.by_output(names, shown, noun), alt, span=12), table]
+    found = run.predictions
+    if found and found.shown(newest) and len(found.true[0]) == len(names):
+        first = next(iter(scores.values()))
+        lowest = sorted(range(len(names)), key=lambda i: or_nan(first[i]))[:MOST_LINES]
+        pairs = {
+            names[i]: ([row[i] for row in found.true], [row[i] for row in found.predicted])
+            for i in sorted(lowest)
+        }
+        cards += (_curves if run.objective is Labels else _residuals)(pairs)
+        lead += f" Predictions are of {number(len(found.true))} test samples"
+        lead += f" and at most {MOST_LINES} {nouns}, those with the lowest scores."
+    return Section(nouns.capitalize(), cards, lead)
+
+
+def _curves(labels: plots.Outputs) -> list[Card]:
+    """Return the curves of labels that have samples with and without them."""
+    both = {name: pair for name, pair in labels.items() if {*pair[0]} == {0.0, 1.0}}
+    curves = plots.label_curves(both).items() if both else ()
+    return [Card(title, figure, f"{title} of {len(both)} labels.") for title, figure in curves]
+
+
+def _residuals(targets: plots.Outputs) -> list[Card]:
+    """Return predictions against true values, and a table of predicted less true."""
+    rows, cards = [], []
+    for name, (true, predicted) in targets.items():
+        errors = np.subtract(predicted, true)
+        spread = np.quantile(errors, [*SHARES.values()])
+        rows.append((name, *(number(float(v)) for v in (errors.mean(), errors.std(), *spread))))
+        axes = f"true {name}", f"predicted {name}"
+        figure = lines({name: (true, predicted)}, *axes, dots=True)
+        cards.append(Card(axes[1].capitalize(), figure, f"Dots: {axes[1]} by {axes[0]}."))
+    table = Table(("target", "mean", "deviation", *SHARES), rows)
+    return [*cards, Card("Predicted less true", table=table)]
+
+
 def fairness(run: Run) -> Section | None:
     """Return AMP, FM and WLP of every model, and its accuracy on agnostic domains: random mixtures.
 
-    None if fewer than two clients were scored.
+    Mixtures are of accuracies alone: another measure of a mixture is no mean of the clients'. None
+    if fewer than two clients were scored.
     """
-    models = run.on_clients()
+    models, measure = run.on_clients(), run.measure
     if not models or len(run.scores()) < 2:
         return None
-    worst = {name: min(values) for name, (values, _) in models.items()}
-    lowest = "; ".join(f"{name} {percent(low)}" for name, low in worst.items())
-    lead = (
-        f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client. "
-        "On every mixture of the clients' data a model is at least as accurate as WLP."
-    )
+    worst = {name: measure.worst(values) for name, (values, _) in models.items()}
+    lowest = "; ".join(f"{name} {run.text(low)}" for name, low in worst.items())
+    lead = f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client."
+    mixes = measure is ACCURACY
+    if mixes:
+        lead += " On every mixture of the clients' data a model is at least as accurate as WLP."
     rows = []
     for i, (name, (values, sizes)) in enumerate(models.items()):
-        spread = measures(values, sizes)
-        amp, wlp = percent(spread["amp"], 2), percent(spread["wlp"], 2)
+        spread = measures(values, sizes, higher=measure.higher)
+        amp, wlp = run.text(spread["amp"], 2), run.text(spread["wlp"], 2)
         rows.append((Cell(name, dot=i), amp, f"{spread['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)
     mixed = f"Accuracy on {plots.DRAWS} random mixtures of clients"
     alts = f"Dots: clients; worst client: {lowest}.", f"Accuracy over mixtures; floor: {lowest}."
-    cards = [
-        Card("Clients' accuracies", plots.distribution(models), alts[0], behind=behind),
-        Card(mixed, plots.mixtures(models), alts[1]),
-    ]
+    title = "Clients' accuracies" if mixes else f"Clients' {measure.title}"
+    cards = [Card(title, plots.distribution(models, measure), alts[0], behind=behind)]
+    cards += [Card(mixed, plots.mixtures(models), alts[1])] if mixes else []
     return Section("Fairness", cards, lead)
 
 
@@ -150,15 +227,16 @@ def data(run: Run) -> Section | None:
     if figure is None:
         return None
     n = sum(p.n for p in run.members)
-    alt = f"Bubbles: samples of {len(run.classes)} classes on {len(run.members)} clients."
+    noun, nouns = run.objective.noun
+    alt = f"Bubbles: samples of {len(run.classes)} {nouns} on {len(run.members)} clients."
     lead = (
         f"{number(n)} training samples on {len(run.members)} clients; "
-        "the area of a bubble is a client's number of samples of a class."
+        f"the area of a bubble is a client's number of samples of a {noun}."
     )
     if len(run.members) > MANY:
         lead += f" Shown are {MANY} of them."
     span = 6 if figure.get_figwidth() < 7.5 else 12
-    cards = [Card("Samples per class", figure, alt, span=span)]
+    cards = [Card(f"Samples per {noun}", figure, alt, span=span)]
     return Section("Data and models", [*cards, Card("Architectures", table=_fleet(run))], lead)
 
 
@@ -360,12 +438,12 @@ def _resolved(table: str, key: str, value: object, method: str) -> object:
 def _course(run: Run) -> str:
     points = run.accuracies()
     if not points:
-        return "Accuracy by round: not scored yet."
+        return f"{run.measure.heading} by round: not scored yet."
     t, best = run.best()
     (first, a), (last, z) = points[0], points[-1]
     return (
-        f"Accuracy by round: {percent(a)} at round {first}, {percent(z)} at "
-        f"round {last}, best {percent(best)} at round {t}."
+        f"{run.measure.heading} by round: {run.text(a)} at round {first}, {run.text(z)} at "
+        f"round {last}, best {run.text(best)} at round {t}."
     )
 
 
@@ -386,11 +464,13 @@ def _duration(entry: Entry) -> str:
 
 
 def _rounds(run: Run) -> Table:
-    rows = []
+    rows, names = [], others([Group(run.name, [run])])
     for e in run.entries:
         shown = e.selected and not e.privacy  # under [privacy] the replies are withheld
         replied = f"{len(e.replied)} / {asked(e)}" if shown else NONE
         spent = (size(e.bytes.get("down")), size(e.bytes.get("up")), _duration(e))
-        accuracy = percent(e.primary_score, 2)
-        rows.append((str(e.round), accuracy, number(e.loss), replied, *spent))
-    return Table(("round", "accuracy", "loss", "replied / selected", "down", "up", "time"), rows)
+        scores = [run.text(e.primary_score, 2)]
+        scores += [MEASURES[name].text(e.others.get(name), 2) for name in names]
+        rows.append((str(e.round), *scores, number(e.loss), replied, *spent))
+    titles = [run.measure.title, *(MEASURES[name].title for name in names)]
+    return Table(("round", *titles, "loss", "replied / selected", "down", "up", "time"), rows)

@@ -12,8 +12,9 @@ from statistics import fmean
 from typing import final
 
 from common.journal import Member, present
+from common.measures import ACCURACY, MEASURES
 from deploy.report.read import Run, total
-from deploy.report.table import NONE, Table, clean, duration, in_flight, number, percent
+from deploy.report.table import NONE, Table, clean, duration, in_flight, number
 from server_app.storage.lock import held
 from server_app.storage.status_file import NodeStatus, ServerStatus
 
@@ -49,8 +50,10 @@ class ClientStatus:
 class Status:
     """A run. ``state``: running, completed, stopped or interrupted; ``left``: estimated seconds.
 
-    ``phase``: what the server does now; empty if the run is not running. ``buffer``: staleness and
-    jobs in flight of the last asynchronous round (``Arrivals.as_dict``); None: a synchronous run.
+    ``score`` and ``best``: the last and the best primary score, of the measure with this name;
+    ``accuracy``: the score if it is one. ``phase``: what the server does now; empty if the run is
+    not running. ``buffer``: staleness and jobs in flight of the last asynchronous round
+    (``Arrivals.as_dict``); None: a synchronous run.
     """
 
     run: str
@@ -60,7 +63,9 @@ class Status:
     round: int
     rounds: int | None
     accuracy: float | None
+    score: float | None
     best: float | None
+    measure: str
     left: float | None
     buffer: Mapping[str, float] | None
     clients: list[ClientStatus]
@@ -88,8 +93,10 @@ def of(run: Run) -> Status:
         phase=f"{clean(server.phase)} of round {server.round}" if running else "",
         round=run.done,
         rounds=run.rounds,
-        accuracy=headline["final"],
+        accuracy=headline["final"] if run.measure is ACCURACY else None,
+        score=headline["final"],
         best=headline["best"],
+        measure=run.measure.name,
         left=left,
         buffer=arrivals and arrivals.as_dict(),
         clients=_clients(run, server),
@@ -129,8 +136,10 @@ def line(status: Status) -> str:
     rounds = "" if status.rounds is None else f" of {status.rounds}"
     texts = [f"{status.run}: {status.state}", f"round {status.round}{rounds}"]
     texts += [status.phase] if status.phase else []
-    if status.accuracy is not None:
-        texts.append(f"accuracy {percent(status.accuracy)}, best {percent(status.best)}")
+    if status.score is not None:
+        measure = MEASURES[status.measure]
+        texts.append(f"{measure.title} {measure.text(status.score)}")
+        texts[-1] += f", best {measure.text(status.best)}"
     texts += [in_flight(status.buffer)] if status.buffer else []
     if status.left is not None:
         texts.append(f"about {duration(status.left)} left")

@@ -22,17 +22,17 @@ from rich.text import Text
 
 from common.extras import missing
 from common.files import read_json
-from common.journal import ByClass, Entry, Personal, over, primary_course
+from common.journal import ByClass, Entry, Personal, measure_of, over, primary_course
+from common.measures import MEASURES, Measure
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
-from deploy.report.read import Run, of_clients, read
+from deploy.report.read import Run, of_clients, over_classes, read
 from deploy.report.table import (
     NONE,
     clean,
     duration,
     in_flight,
     number,
-    percent,
     size,
     staleness,
     terminal,
@@ -40,9 +40,9 @@ from deploy.report.table import (
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
-ACCURACY = {"global": "accuracy", "personal": "personal accuracy"}
-"""Name of the primary score."""
-OTHER = {"global": "personal accuracy", "personal": "global accuracy"}
+SCORE = {"global": "{}", "personal": "personal {}"}
+"""Name of the primary score, by its measure's title."""
+OTHER = {"global": "personal {}", "personal": "global {}"}
 """Name of the other score."""
 FEW = 20  #: most failures that are shown for a round, and for a run
 
@@ -108,8 +108,13 @@ class Progress:
 
     @property
     def best(self) -> float | None:
-        """The best primary accuracy (0 to 1) so far, without the census."""
-        return max((a for t, a in primary_course(self._entries) if t > 0), default=None)
+        """The best primary score so far, without the census."""
+        scores = [score for t, score in primary_course(self._entries) if t > 0]
+        return self._measure.best(scores) if scores else None
+
+    @property
+    def _measure(self) -> Measure:
+        return measure_of(self._entries)
 
     @property
     def _newest(self) -> Entry:
@@ -185,13 +190,15 @@ class Progress:
         say(self._console, clean(text, 400), "yellow")
 
     def _line(self, t: int, entry: Entry) -> str:
+        measure, whole = self._measure, entry.score("global")
         if t == 0:
-            scored = f", accuracy {percent(entry.accuracy)} before training"
-            return f"census: {len(entry.clients)} clients{'' if entry.accuracy is None else scored}"
-        accuracy = f"{ACCURACY[entry.primary]} {percent(entry.primary_score)}"
-        texts = [f"round {t}/{self._rounds}", accuracy, f"best {percent(self.best)}"]
+            scored = f", {measure.title} {measure.text(whole)} before training"
+            return f"census: {len(entry.clients)} clients{'' if whole is None else scored}"
+        score = f"{self._title(entry)} {measure.text(entry.primary_score)}"
+        texts = [f"round {t}/{self._rounds}", score, f"best {measure.text(self.best)}"]
+        texts += [" ".join(pair) for pair in further(entry)]
         if (other := entry.other_score) is not None:
-            texts.append(f"{OTHER[entry.primary]} {percent(other)}")
+            texts.append(f"{OTHER[entry.primary].format(measure.title)} {measure.text(other)}")
         if entry.clock:
             texts.append(f"{duration(entry.clock.end)} on the clock")
         if entry.buffer:
@@ -204,15 +211,18 @@ class Progress:
             texts.append(f"the run ends: {entry.end}")
         return ", ".join(texts)
 
+    def _title(self, entry: Entry) -> str:
+        return SCORE[entry.primary].format(self._measure.title)
+
     def _view(self) -> Group:
-        now, ended = self._newest, self._newest.round
+        now, ended, write = self._newest, self._newest.round, self._measure.text
         left = ended < self._rounds and not now.end
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
-            Text.assemble((f"{ACCURACY[now.primary]} ", "dim"), percent(now.primary_score)),
-            Text.assemble(("best ", "dim"), percent(self.best)),
+            Text.assemble((f"{self._title(now)} ", "dim"), write(now.primary_score)),
+            Text.assemble(("best ", "dim"), write(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
         if now.clock:
@@ -234,19 +244,26 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
+def further(entry: Entry | None) -> list[tuple[str, str]]:
+    """Return title and value of each measure beside the primary one; none of classes."""
+    measured = entry.others.items() if entry else ()
+    return [(MEASURES[name].title, MEASURES[name].text(value)) for name, value in measured]
+
+
 def show_summary(run: Run, console: Console) -> None:
-    """Print each client's accuracies (own and global model, on its test share) and the result."""
+    """Print each client's scores (own and global model, on its test share) and the result."""
     if run.scores():
         console.print(*terminal(of_clients(run, parameters=False)))
-    accuracies, summary = run.headline(), run.summary
+    scores, summary = run.headline(), run.summary
     title = f"{run.setting('method') or '?'} on {run.setting('dataset') or '?'}"
-    scored = f"final {percent(accuracies['final'])}, best {percent(accuracies['best'])}"
-    mean = f"mean of last {run.last()} scored {percent(accuracies['last10'])}"
+    scored = f"final {run.text(scores['final'])}, best {run.text(scores['best'])}"
+    mean = f"mean of last {run.last()} scored {run.text(scores['last10'])}"
+    limits = f" ({run.measure.meaning})" if run.measure.meaning else ""
     sent = f"{size(run.cost('down'))} down, {size(run.cost('up'))} up"
     lines = [
         ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        (ACCURACY[run.primary], f"{scored}, {mean}"),
+        (SCORE[run.primary].format(run.measure.title), f"{scored}, {mean}{limits}"),
         *_other_scores(run),
         *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
@@ -263,10 +280,10 @@ def show_summary(run: Run, console: Console) -> None:
         line = f"first in round {first}, mean of 5 in round {mean5}"
         if (reached_at := summary.time_to_target) and reached_at.seconds is not None:
             line += f", after {duration(reached_at.seconds)} on the clock"
-        lines.append((f"to {percent(reached.target)}", line))
+        lines.append((f"to {run.text(reached.target)}", line))
     fairness = run.newest("fairness")
     for name, spread in fairness.models.items() if fairness else ():
-        line = f"mean {percent(spread.amp)} (AMP), worst {percent(spread.wlp)} (WLP)"
+        line = f"mean {run.text(spread.amp)} (AMP), worst {run.text(spread.wlp)} (WLP)"
         lines.append((f"on clients: {name}", line))
     failures = run.over("failures")
     for f in failures[:FEW]:
@@ -281,19 +298,20 @@ def show_summary(run: Run, console: Console) -> None:
 
 def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
     """Yield a line for the newest score that is not primary, the clients, and the classes."""
+    for title, value in further(run.last_scored()):
+        yield SCORE[run.primary].format(title), f"final {value}"
     if (other := run.newest("other_score")) is not None:
-        yield OTHER[run.primary], f"newest {percent(other)}"
+        yield OTHER[run.primary].format(run.measure.title), f"newest {run.text(other)}"
     personal: Personal | None = run.newest("personal")
     if personal is not None:
-        mean = f"mean unweighted {percent(personal.unweighted)}"
-        deviation = f"standard deviation {percent(personal.std)}"
+        mean = f"mean unweighted {run.text(personal.unweighted)}"
+        deviation = f"standard deviation {run.text(personal.std)}"
         yield f"over {personal.clients} clients", f"{mean}, {deviation}"
-        worst, tenth = percent(personal.worst), percent(personal.worst_tenth)
+        worst, tenth = run.text(personal.worst), run.text(personal.worst_tenth)
         yield "worst clients", f"worst {worst}, mean of the worst tenth {tenth}"
     by_class: ByClass | None = run.newest("by_class")
     if by_class is not None:
-        macro, balanced = percent(by_class.macro_f1), percent(by_class.balanced_accuracy)
-        yield "over classes", f"macro F1 {macro}, balanced accuracy {balanced}"
+        yield "over classes", over_classes(by_class, 1)
 
 
 def summary_since(folder: Path, started: float) -> dict[str, object] | None:

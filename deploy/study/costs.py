@@ -1,4 +1,4 @@
-"""Plot a table's accuracies against a cost of its runs: bytes, operations, time on the clock."""
+"""Plot a table's scores against a cost of its runs: bytes, operations, time on the clock."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ Panels = Mapping[str, Mapping[str, float]]
 """Column -> row -> cost of its runs, above 0, the mean over seeds."""
 
 SHARES = (
-    *("accuracy.", "accuracies.", "primary.", "personal."),
+    *("accuracy.", "accuracies.", "primary.", "personal.", "measures."),
     *("fairness.amp", "metrics.client_test_accuracy"),
 )
-"""Prefixes of measures that are accuracies, without ``accuracy_bn``, a second score of a run."""
+"""Prefixes of measures that are scores, without ``accuracy_bn``, a second score of a run."""
 
 Cost = Callable[[CellRun, Recorded], float | None]
 
@@ -51,7 +51,7 @@ COSTS: Mapping[str, tuple[str, Cost]] = {
 def pictures(filled: Comparison, file: TableFile, folder: Path, stem: str) -> list[Path]:
     """Write ``STEM-COST.png`` in ``folder`` for each of ``COSTS``; return the paths.
 
-    A picture is omitted unless two recorded rows have both accuracies and this cost.
+    A picture is omitted unless two recorded rows have both scores and this cost.
     """
     files = []
     for name, (axis, cost) in COSTS.items():

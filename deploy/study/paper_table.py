@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar, final
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common.files import write_all
+from common.measures import ACCURACY
 from common.parse import defaults
 from deploy.report import table as rendering
 from deploy.report.groups import half_width, mean_with_interval
@@ -104,6 +105,13 @@ class Sheet(FilePart):
     format: Format = ".2f"
     better: Literal["higher", "lower", ""] = "higher"
     note: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_measure(cls, content: dict[str, object]) -> dict[str, object]:
+        """Fill in the direction of a measure that the file names, such as ``measures.rmse``."""
+        named = records.named_measure(str(content.get("measure", "")))
+        return content if named is None else {"better": named.direction} | content
 
 
 @final
@@ -288,8 +296,12 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     """Return the table with the numbers recorded so far."""
     rows, columns = [row.name for row in file.row], [column.name for column in file.column]
     results: Values = {pair: {} for pair in itertools.product(rows, columns)}
-    all_cells, usual = list(cells(file)), 100.0 if file.unit == "%" else 1.0
+    all_cells = list(cells(file))
     known = recorded(all_cells, folder)
+    done = [c for c in all_cells if c.fingerprint in known]
+    shown = {known[c.fingerprint].measure_of(c.measure) for c in done} - {None}
+    percent = not shown or ACCURACY in shown
+    unit = "" if file.unit == "%" and not percent else file.unit
     goals = {(c.row, c.column, c.seed): c for c in all_cells}
     personal = dict[str, bool]()
     for cell in all_cells:
@@ -306,15 +318,20 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         else:
             value = cell.value(record)
         if value is not None:
+            share = unit == "%" and record.measure_of(cell.measure) in (None, ACCURACY)
+            usual = 100.0 if share else 1.0
             scale = usual if cell.line.scale is None else cell.line.scale
             results[cell.row, cell.column][cell.seed] = value * scale
     measured = {
         (row, column): Measured((*values.values(),), file.expected.get(row, {}).get(column))
         for (row, column), values in results.items()
     }
-    better_in = {c.name: c.better for c in file.column if c.better != "as the table"}
+    named = {c.name: records.named_measure(c.measure) for c in file.column}
+    better_in: dict[str, str] = {name: m.direction for name, m in named.items() if m}
+    better_in |= {c.name: c.better for c in file.column if c.better != "as the table"}
     notes = (*_scores(personal), *_differences(file, results), *([file.note] if file.note else []))
-    layout = (file.unit, file.format, file.better, better_in, notes)
+    digits = ".4g" if file.format == ".2f" and not percent else file.format
+    layout = (unit, digits, file.better, better_in, notes)
     return Comparison(file.title, tuple(rows), tuple(columns), measured, *layout)
 
 

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import invalid
 from common.files import parse_json
 from common.journal import Entry
+from common.measures import ACCURACY, MEASURES, Measure
 from common.metrics import rounds_to
 from common.settings.config import Value
 from common.settings.section import dotted
@@ -37,7 +38,7 @@ from deploy.settings import chosen
 NAME, RUNS = "cells.jsonl", "cells"
 Flat = dict[str, Value]
 CURVE = {"round", "accuracy", "accuracies", "accuracy_bn", "loss", "drift", "metrics"}
-CURVE |= {"bytes", "flops", "personal"}
+CURVE |= {"bytes", "flops", "personal", "measures"}
 AS_SUMMARY = ("fairness", "clock")
 """Fields of the journal whose curves have the names of the summary."""
 
@@ -109,7 +110,7 @@ class Recorded(BaseModel):
         """Return the number at a dotted path of the summary; None if it is missing.
 
         ``clock.to:0.6``, or another of ``COSTS``: the cost until the target (``cost_to``).
-        ``clock.at:30``: the primary accuracy at this cost (``accuracy_at``).
+        ``clock.at:30``: the primary score at this cost (``accuracy_at``).
         """
         if found := of_cost(measure):
             cost, how, number = found
@@ -118,6 +119,16 @@ class Recorded(BaseModel):
         for key in self.path(measure).split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) else None
+
+    def measure_of(self, path: str) -> Measure | None:
+        """Return the measure of the number at a path; None for a number that is no score."""
+        primary = path.startswith("primary.") and path.count(".") == 1
+        return named_measure(path) or (self.primary_measure if primary else None)
+
+    @property
+    def primary_measure(self) -> Measure:
+        """The measure of the primary score."""
+        return MEASURES[(self.summary.get("primary") or {}).get("measure", ACCURACY.name)]
 
     def path(self, measure: str) -> str:
         """Return the path in the summary; an old record's primary score is the accuracy."""
@@ -145,7 +156,7 @@ class Recorded(BaseModel):
         return course[-1][1] if course else None
 
     def reaches(self, measure: str, other: Recorded, goal: str, window: int) -> float | None:
-        """Return the first round in which ``measure`` is at least the last ``goal`` of ``other``.
+        """Return the first round in which ``measure`` reaches the last ``goal`` of ``other``.
 
         ``window``: the number of last measurements whose mean must reach the goal. Return ∞ if
         it is never reached, and None if one of the curves is unknown.
@@ -157,7 +168,8 @@ class Recorded(BaseModel):
             course, end = self.course(measure), other.last(goal)
             if not course or end is None:
                 return None
-            t = _first_round(course, end, window)
+            kind = named_measure(measure) or self.primary_measure
+            t = _first_round(course, end, kind, window)
         return math.inf if t is None else float(t)
 
     def spent(self, cost: str) -> list[float]:
@@ -170,29 +182,37 @@ class Recorded(BaseModel):
         return [*itertools.accumulate(of_rounds, operator.add if COSTS[cost].by_round else max)]
 
     def cost_to(self, cost: str, target: float) -> float | None:
-        """Return a cost until the end of the first scored round with a primary accuracy ≥ target.
+        """Return a cost until the end of the first round whose primary score reaches a target.
 
         Return ∞ if the target is never reached, and None if the record lacks the cost or scores.
         """
         course, spent = self.course("primary"), self.spent(cost)
         if not course or not spent:
             return None
-        t = _first_round(course, target)
+        t = _first_round(course, target, self.primary_measure)
         return math.inf if t is None else spent[self.curve["round"].index(t)]
 
     def accuracy_at(self, cost: str, most: float) -> float | None:
-        """Return the last primary accuracy within a cost, at first that of the census.
+        """Return the last primary score within a cost, at first that of the census.
 
-        Return None if the record lacks the cost or such an accuracy.
+        Return None if the record lacks the cost or such a score.
         """
         both = zip(self.spent(cost), self.curve.get("primary", []), strict=False)
-        within = [accuracy for spent, accuracy in both if accuracy is not None and spent <= most]
+        within = [score for spent, score in both if score is not None and spent <= most]
         return within[-1] if within else None
 
 
-def _first_round(course: Sequence[tuple[int, float]], goal: float, window: int = 1) -> int | None:
-    """Return the first round at which the last ``window`` numbers have a mean ≥ ``goal``."""
-    hit = rounds_to([value for _, value in course], goal, window)
+def named_measure(path: str) -> Measure | None:
+    """Return the measure that a path such as ``measures.rmse.final`` names; None without one."""
+    name = path.rpartition("measures.")[2] if "measures." in path else ""
+    return MEASURES.get(name.partition(".")[0].partition(":")[0])
+
+
+def _first_round(
+    course: Sequence[tuple[int, float]], goal: float, measure: Measure, window: int = 1
+) -> int | None:
+    """Return the first round at which the mean of the last ``window`` numbers reaches ``goal``."""
+    hit = rounds_to([value for _, value in course], goal, window, measure.reaches)
     return None if hit is None else course[hit - 1][0]
 
 
@@ -298,4 +318,5 @@ def _numbers(entry: Entry) -> dict[str, Any]:
     fields["primary"] = entry.primary_score
     known = ((name, getattr(entry, name)) for name in AS_SUMMARY)
     fields |= {name: value.as_dict() for name, value in known if value is not None}
-    return {name: value for name, value in dotted(fields).items() if value is not None}
+    numbers = dotted(fields).items()
+    return {name: v for name, v in numbers if v is not None and not isinstance(v, bool)}

@@ -371,12 +371,14 @@ def prune(peers: Sequence[CellRun], folder: Path, running: Sequence[Running]) ->
         if t < GRACE * int(one.cell.flat["rounds"]) or len(others) < PEERS or score is None:
             continue
         middle = statistics.median(others)
-        if score < middle and not one.stopped:
-            one.stop(f"ended in round {t}, {score:.1%}; the others' median is {middle:.1%}")
+        measure = next(known[name].primary_measure for name in same if name in known)
+        if measure.better(middle, score) and not one.stopped:
+            mine, median = (measure.text(x).replace(" %", "%") for x in (score, middle))
+            one.stop(f"ended in round {t}, {mine}; the others' median is {median}")
 
 
 def _latest(place: Path) -> tuple[int, float | None]:
-    """Return the last scored round of a running cell, and its primary accuracy."""
+    """Return the last scored round of a running cell, and its primary score."""
     if not (place / reading.JOURNAL).exists():
         return 0, None
     scored = [e for e in reading.read(place).entries if e.round and e.primary_score is not None]
@@ -389,7 +391,7 @@ def chosen(file: SweepFile, found: Result) -> str:
     flat = {key: value for key, value in file.fixed().items() if key not in VALIDATION}
     score = found.filled.ours(found.best, COLUMN)
     tried = f"best of {len(found.configurations)} configurations on validation samples"
-    head = f"# {file.title}: {tried}, {score} {file.unit}\n"
+    head = f"# {file.title}: {tried}, {score} {found.filled.unit}".rstrip() + "\n"
     return head + to_toml(flat | found.configurations[found.best])
 
 

@@ -34,6 +34,7 @@ from server_app.stopped import DivergedRound
 
 DIVERGED = 1e4
 """Largest loss of a model, in units of ``Scorer.guess``."""
+DRAWN, NUMBERS = 2000, 200_000  #: most test samples, and predictions, in predictions.json
 SAMPLE = 64  #: test images for the loss of a round without a score
 
 
@@ -46,6 +47,7 @@ class Scorer:
         self.x, self.y = dataset.x_test, dataset.y_test
         self.newest: dict[int, tuple[int, ClientScore]] = {}  #: with its round, by client
         self.confusion: Confusion = []  #: of the run's primary score in the current round
+        self.newest_result: tuple[int, Result] | None = None  #: with its round, not of classes
 
     @cached_property
     def primary(self) -> Primary:
@@ -118,6 +120,7 @@ class Scorer:
         results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
         main = [results[net] for net in self.main(nets)]
         entry.loss = fmean(result.loss for result in main)
+        self.newest_result = entry.round, main[0]
         names, columns = main[0].measures, main[0].by_output
         means = {n: mean_of_known([result.measures[n] for result in main]) for n in names}
         named = zip(self.method.networks(), (r.score for r in results.values()), strict=False)
@@ -138,6 +141,25 @@ class Scorer:
             name: [mean_of_known(of) for of in zip(*(r.by_output[name] for r in main), strict=True)]
             for name in columns
         }
+
+    def predictions(self) -> Mapping[str, object] | None:
+        """Return the round, the predictions and the true values of at most ``DRAWN`` test samples.
+
+        They are of the server's newest scored model, of several the first. None: of classes, under
+        [privacy], or if the primary score is personal.
+        """
+        private = self.task.config.privacy.on
+        if self.newest_result is None or private or self.primary == "personal":
+            return None
+        t, result = self.newest_result
+        n = min(len(result.y), DRAWN, max(NUMBERS // result.y.shape[1], 1))
+        draw = seeds.rng(self.task.seed, "predictions").permutation(len(result.y))[:n]
+        predicted = self.task.objective.predicted(result.outputs)
+        rows = {
+            name: [[float(f"{v:.6g}") for v in row] for row in values[draw].tolist()]
+            for name, values in (("predicted", predicted), ("true", result.y))
+        }
+        return {"round": t, **rows}
 
     def _known(self, models: Mapping[str, StateDict]) -> list[float]:
         """Return the primary scores of further models, without those that are not defined."""

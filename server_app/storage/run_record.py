@@ -96,6 +96,12 @@ class Record:
         content = {"round": entry.round, "score": entry.primary, "counts": list(counts)}
         write_atomically(self.folder / "confusion.json", json.dumps(content).encode() + b"\n")
 
+    def add_predictions(self, predictions: Mapping[str, object] | None) -> None:
+        """Write ``predictions.json``: of labels and numbers, on a draw of the server's samples."""
+        if predictions is not None:
+            content = json.dumps(predictions).encode() + b"\n"
+            write_atomically(self.folder / "predictions.json", content)
+
     def add_best(self, weights: StateDict, t: int) -> None:
         """Write ``best.safetensors``, the model of round t (``score.keep-best``)."""
         model_file.write(self.folder / BEST, weights, {"round": str(t)})

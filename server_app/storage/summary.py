@@ -13,6 +13,7 @@ from common.exchange import model_file
 from common.exchange.records import StateDict
 from common.files import home, parse_json, write_atomically
 from common.journal import (
+    EMPTY,
     OVER,
     ClientScore,
     Entry,
@@ -56,7 +57,7 @@ def write(
         model_file.write(folder / "model.safetensors", weights)
     digest = model_file.digest(weights) if weights is not None else None
     values = {**summary(config, entries, error), "weights_sha256": digest}
-    present = {k: values[k] for k in KEYS if values[k] is not None or k not in OPTIONAL}
+    present = {k: values[k] for k in KEYS if values[k] not in EMPTY or k not in OPTIONAL}
     write_atomically(folder / "summary.json", (json.dumps(present, indent=1) + "\n").encode())
 
 
@@ -220,7 +221,7 @@ def _primary(rounds: Sequence[Entry]) -> dict[str, object] | None:
     last = next(entry for entry in rounds if entry.round == course[-1][0])
     of, measure = [score for _, score in course], last.measure
     name = {} if measure is ACCURACY else {"measure": measure.name}
-    metrics = last.by_class.model_dump() if last.by_class else {}
+    metrics = last.by_class.model_dump(exclude_none=True) if last.by_class else {}
     metrics = {"by_class" if name == "accuracy" else name: v for name, v in metrics.items()}
     return {"score": last.primary, **name, **over_rounds(of, measure.best), **metrics}
 

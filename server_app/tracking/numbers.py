@@ -55,7 +55,7 @@ def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
     if isinstance(inner, Mapping):
         for name, field in inner.items():
             yield from _numbers(f"{path}/{_plain(name)}", field)
-    elif isinstance(inner, int | float):
+    elif isinstance(inner, int | float) and not isinstance(inner, bool):
         yield path, inner
 
 

@@ -208,7 +208,7 @@ def test_what_a_client_names_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_colours_and_type_of_a_figure_are_the_pages(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    drawn = inline(plots.accuracy([Group("fedkf", [run])]), "accuracy", 'says "this" & <that>')
+    drawn = inline(plots.score([Group("fedkf", [run])]), "accuracy", 'says "this" & <that>')
     assert "var(--c0)" in drawn and "var(--muted)" in drawn
     assert "<text" in drawn and not re.search(r"font-family|font:|DejaVu", drawn)
     assert not re.search(r"#[0-9a-f]{6}\b", drawn)
@@ -257,7 +257,7 @@ def test_compared_runs_are_labelled_by_what_tells_them_apart(tmp_path: Path) -> 
     assert differences([[run] for run in by_rounds]) == {"rounds": [2, 3], "seed": [1, 2]}
     three = [by_method[1], *by_rounds]
     assert labels(three) == ["fedavg", *labels(by_rounds)]
-    legend = plots.accuracy(grouped(three)).legends[0]
+    legend = plots.score(grouped(three)).legends[0]
     shown = [text.get_text().split() for text in legend.get_texts()]
     assert shown == [label.split() for label in labels(three)]
     alike = [by_method[0], read(finished(tmp_path / "d"))]
@@ -283,12 +283,12 @@ def test_runs_that_differ_by_seed_alone_are_a_mean_with_a_band(tmp_path: Path) -
     runs = [read(finished(tmp_path / "a")), read(two), read(other)]
     groups = grouped(runs)
     assert [group.label for group in groups] == ["fedkf, 2 seeds", "fedavg"]
-    axes = plots.accuracy(groups).axes[0]
+    axes = plots.score(groups).axes[0]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([0.1, 0.7, 0.5])
     (band,) = axes.collections  # of 0.6 and 0.8: deviations ±0.1, variance (0.01 + 0.01) / 1
     highest = band.get_paths()[0].vertices[:, 1].max()  # type: ignore[index, union-attr]
     assert highest == pytest.approx(0.7 + 0.02**0.5)
-    drawn = inline(plots.accuracy(groups), "accuracy", "")
+    drawn = inline(plots.score(groups), "accuracy", "")
     assert "<title>fedkf, 2 seeds, round 1: 70.00 % ± 14.14 %</title>" in drawn
     tags = Tags(page_of(tmp_path / "a", two, other))
     assert "50.00 % ± 127.06" in tags.text and "fedkf, seed 2" not in tags.text
@@ -370,9 +370,9 @@ def test_a_comparison_marks_the_best_run(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_points_bars_and_bubbles_say_their_values_on_hover(tmp_path: Path) -> None:
     run = read(finished(tmp_path / "a"))
-    line = inline(plots.accuracy([Group("fedkf", [run])]), "accuracy", "")
+    line = inline(plots.score([Group("fedkf", [run])]), "accuracy", "")
     assert "<title>round 1: 60.00 %</title>" in line and "<title>round 2: 40.00 %" in line
-    both = inline(plots.accuracy([Group("fedkf", [run]), Group("other", [run])]), "accuracy", "")
+    both = inline(plots.score([Group("fedkf", [run]), Group("other", [run])]), "accuracy", "")
     assert "<title>other, round 2: 40.00 %</title>" in both
     bars = inline(plots.clients(run), "clients", "")
     assert "<title>client 1, own model: 75.0 %</title>" in bars
