@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, TypeVar, cast, final
 
-
 from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
 from common import models
