@@ -151,7 +151,6 @@ def test_a_divergence_is_zero_for_the_teacher_and_by_hand_otherwise() -> None:
         (Labels, [[0.0, 1], [0, 0]], "label 'a' has no sample, so nothing can be learnt of it"),
         (Labels, [[1.0, 1], [0, 1]], "label 'b' is on all samples"),
         (Number, [[1.0, 2], [4, 2]], "target 'b' is 2 for all samples"),
-        (Number, [[1.0, 2], [math.nan, 3]], "target 'a' of sample 1 is not a finite number"),
     ],
 )
 def test_values_that_teach_nothing_are_named(
@@ -163,7 +162,7 @@ def test_values_that_teach_nothing_are_named(
 
 def test_measures_know_their_direction_and_how_clients_combine() -> None:
     assert RMSE.better(1.0, 2.0) and RMSE.reaches(1.0, 1.0) and not RMSE.reaches(1.1, 1.0)
-    assert (RMSE.best([1.0, 3.0]), RMSE.worst([1.0, 3.0])) == (1.0, 3.0)
+    assert RMSE.best([1.0, 3.0]) == 1.0
     assert RMSE.combined([3.0, 1.0], [1, 3]) == pytest.approx(math.sqrt((9 + 3) / 4))
     assert MACRO_AUC.combined([0.5, 1.0], [1, 3]) == 0.875
     with pytest.raises(ValueError, match=r"score.target = 1.5 is not allowed with R²; .* to 1"):

@@ -95,8 +95,7 @@ class Dataset:
     @property
     def kind(self) -> Kind:
         """Kind of the samples: as declared, else by their number of axes."""
-        sizes = tuple(self.x.shape[1:])
-        return kinds.named(self.declared) if self.declared else kinds.of(sizes)
+        return kinds.BY_NAME.get(self.declared) or kinds.of(tuple(self.x.shape[1:]))
 
     @property
     def num_classes(self) -> int:

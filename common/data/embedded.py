@@ -17,10 +17,8 @@ from common.data.dataset import Dataset, halved, measured
 from common.extras import missing
 from common.seeds import rng
 
-OWNERS, EMPTY = (
-    8,
-    0.4,
-)  #: of ``several_digits``: owners, and the share of empty quarters but the first
+OWNERS = 8  #: of ``several_digits``
+EMPTY = 0.4  #: share of its empty quarters but the first
 SYSTEM = Path("/usr/share/datasets")  #: folder of the file on a machine without scikit-learn
 
 

@@ -42,6 +42,7 @@ IMAGE = Kind("image", ("C", "H", "W"), (torch.uint8, torch.float32), "images {}Ã
 SIGNAL = Kind("signal", ("C", "T"), (torch.float32,), "signals of {} channels Ã— {} steps")
 TABLE = Kind("table", ("F",), (torch.float32,), "rows of {} columns")
 KINDS = (IMAGE, SIGNAL, TABLE)
+BY_NAME = {kind.name: kind for kind in KINDS}
 LAYOUTS = ", ".join(kind.layout for kind in KINDS)
 
 
@@ -51,9 +52,9 @@ class OfKind(tuple[int, ...]):
 
     kind: Kind
 
-    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None) -> Self:
+    def __new__(cls, sizes: Iterable[int], kind: Kind) -> Self:
         shape = super().__new__(cls, sizes)
-        shape.kind = kind or of(tuple(shape))
+        shape.kind = kind
         return shape
 
     def __getnewargs__(self) -> tuple[tuple[int, ...], Kind]:
@@ -66,14 +67,6 @@ class OfKind(tuple[int, ...]):
         return not self == other
 
     __hash__ = tuple.__hash__
-
-
-def named(name: str) -> Kind:
-    """Return the kind ``name``; raise ``ValueError``, one line, for another name."""
-    for kind in KINDS:
-        if kind.name == name:
-            return kind
-    raise ValueError(f"no kind {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
 
 
 def of(shape: Shape) -> Kind:
