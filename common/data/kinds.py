@@ -52,9 +52,9 @@ class OfKind(tuple[int, ...]):
 
     kind: Kind
 
-    def __new__(cls, sizes: Iterable[int], kind: Kind) -> Self:
+    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None) -> Self:
         shape = super().__new__(cls, sizes)
-        shape.kind = kind
+        shape.kind = kind or of(tuple(shape))
         return shape
 
     def __getnewargs__(self) -> tuple[tuple[int, ...], Kind]:
