@@ -100,7 +100,7 @@ class Objective(ABC):
         """Return probabilities [n, C] of outputs at temperature T > 0."""
         raise ValueError("probabilities are of classes and labels; this model has numbers")
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         """Return KL(shares ‖ outputs) at temperature T of the outputs, a mean over the batch."""
         raise NotImplementedError
 
@@ -203,7 +203,7 @@ class Classes(Objective):
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
         return torch.softmax(outputs / T, dim=1)
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         return kl_from(shares, outputs, T)
 
     def sharpened(self, shares: Tensor, T: float) -> Tensor:
@@ -270,7 +270,7 @@ class Labels(Objective):
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
         return torch.sigmoid(outputs / T)
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         """Return the mean over labels of the Bernoulli KL(shares ‖ outputs)."""
         entropy: Tensor = torch.special.entr(shares) + torch.special.entr(1 - shares)
         return F.binary_cross_entropy_with_logits(outputs / T, shares) - entropy.mean()

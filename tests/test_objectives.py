@@ -137,7 +137,7 @@ def test_a_divergence_is_zero_for_the_teacher_and_by_hand_otherwise() -> None:
     p, q = 0.5, 1 / (1 + math.exp(-1))
     by_hand = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     assert float(LABELS.divergence(teacher, student, "batchmean")) == pytest.approx(by_hand / 3)
-    from_shares = LABELS.from_shares(LABELS.shares(teacher), student)
+    from_shares = LABELS.from_shares(student, LABELS.shares(teacher))
     assert float(from_shares) == pytest.approx(by_hand / 3, abs=1e-6)
     a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 1.0]])
     assert float(NUMBER.divergence(a, b, "batchmean")) == 2.5

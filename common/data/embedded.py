@@ -58,10 +58,8 @@ def several_digits() -> Dataset:
         tensors = {"x": pictures, "y": labels, "owner": owner}
         return {f"{name}{suffix}": torch.from_numpy(value) for name, value in tensors.items()}
 
-    parts = {
-        **sample(2400, single.x, single.y, ""),
-        **sample(800, single.x_test, single.y_test, "_test"),
-    }
+    parts = sample(2400, single.x, single.y, "")
+    parts |= sample(800, single.x_test, single.y_test, "_test")
     return replace(measured("several-digits", single.classes, **parts), objective="labels")
 
 
