@@ -24,7 +24,6 @@ from common.data.kinds import IMAGE, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
-from common.metrics import Confusion, confusion
 from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics
 from common.models.card import Card
@@ -366,11 +365,6 @@ class Result(NamedTuple):
         accuracy = self.measures[ACCURACY.name]
         assert accuracy is not None
         return accuracy
-
-    @property
-    def confusion(self) -> Confusion:
-        """Numbers of samples by class and predicted class."""
-        return confusion(self.y.numpy(), self.outputs.argmax(1).numpy())
 
 
 @torch.no_grad()

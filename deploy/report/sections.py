@@ -141,8 +141,7 @@ def outputs(run: Run) -> Section | None:
         (names[i], *(m.text(values[i], 2) for m, values in scores.items()))
         for i in thinned(range(len(names)))
     ]
-    header = (noun, *(m.title for m in scores))
-    table = Card(f"Scores by {noun}", table=Table(header, rows))
+    table = Card(f"Scores by {noun}", table=Table((noun, *(m.title for m in scores)), rows))
     lead = f"{SCORE[newest.primary]} after round {newest.round}, all samples together."
     cards = [table]
     if len(names) > 1:

@@ -118,7 +118,8 @@ class Scorer:
         entry.accuracy = fmean(result.accuracy for result in main)
         if self.primary == "global":
             area = mean_of_known([macro_auc(result.outputs, result.y) for result in main])
-            self._write_classes(entry, [result.confusion for result in main], area)
+            counts = [self.task.objective.sums(r.outputs, r.y).tolist() for r in main]
+            self._write_classes(entry, counts, area)
         if any(norms(net) for net in nets):
             entry.accuracy_bn = self._by_statistics(entry.accuracy)
         if (covered := self._covered(self.main(nets))) is not None:
