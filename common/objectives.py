@@ -97,7 +97,10 @@ class Objective(ABC):
         """
 
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
-        """Return probabilities [n, C] of outputs at temperature T > 0."""
+        """Return probabilities [n, C] of outputs at temperature T > 0.
+
+        Raises ``ValueError``, one line, for numbers, which have none.
+        """
         raise ValueError("probabilities are of classes and labels; this model has numbers")
 
     def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
@@ -129,7 +132,10 @@ class Objective(ABC):
         raise NotImplementedError
 
     def mean_scores(self, **by_output: Sequence[float | None]) -> Scores:
-        """Return the scores whose measures are the means of those of each label or target."""
+        """Return the scores whose measures are the means of those of each label or target.
+
+        ``by_output``: in the order of ``measures``; those of further names have no mean.
+        """
         columns = zip(self.measures, by_output.values(), strict=False)
         return Scores({m.name: mean_of_known(of) for m, of in columns}, by_output)
 

@@ -245,6 +245,11 @@ def test_settings_that_do_not_suit_are_refused(
         play(settings("fedavg", objective, tmp_path, **changes))
 
 
+def test_a_target_beyond_the_range_of_accuracies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"score.target = 1.5 is .* with accuracy; allowed: 0 to 1"):
+        play(battery.config("fedavg", tmp_path, score__target=1.5))
+
+
 @pytest.mark.usefixtures("made")
 def test_a_target_that_the_score_reaches_ends_the_run(tmp_path: Path) -> None:
     ending = {"score__target": 0.55, "score__stop": True, "rounds": 9, "score__keep_best": True}
