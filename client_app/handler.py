@@ -5,8 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, TypeVar, cast, final
 
-import torch
-
 from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
 from common import models
@@ -202,32 +200,22 @@ class Handler(ABC, Generic[O, D]):
 
         None: there is no such model, or there are no test samples.
         """
-        counted = own is not None and request.confusion and self.config.run.share_counts
-        if not (goal := self.task.objective).one_each:
-            reply = ScoreReply(
-                n=self.n_test,
-                accuracy=None,
-                accuracy_global=None,
-                measures=dict(own.measures) if own else {},
-                measures_global=dict(shared.measures) if shared else {},
-                sums=goal.sums(own.outputs, own.y) if own and counted else None,
-            )
-            return self._with_further(reply, further if self.n_test else {})
-        reply = ScoreReply(
-            n=self.n_test,
-            accuracy=own and own.accuracy,
-            accuracy_global=shared and shared.accuracy,
-            confusion=torch.tensor(own.confusion, dtype=torch.int32) if own and counted else None,
-        )
-        return self._with_further(reply, further)
+        learnt, counts = self.task.objective, request.confusion and self.config.run.share_counts
+        fields: dict[str, object] = {"accuracy": None, "accuracy_global": None}
+        if learnt.one_each:
+            fields = {"accuracy": own and own.score, "accuracy_global": shared and shared.score}
+        else:
+            results = {"measures": own, "measures_global": shared}
+            fields |= {name: dict(of.measures) for name, of in results.items() if of}
+        if own and counts:
+            fields["confusion" if learnt.one_each else "sums"] = learnt.sums(own.outputs, own.y)
+        reply = ScoreReply.model_validate({"n": self.n_test, **fields})
+        return self._with_further(reply, further if self.n_test else {})
 
     def _with_further(self, reply: ScoreReply, scores: Mapping[str, float | None]) -> ScoreReply:
         """Return ``reply`` with the primary scores of further models."""
-        if self.task.objective.one_each:
-            known = {name: value for name, value in scores.items() if value is not None}
-            return reply.model_copy(update={"accuracies": {**reply.accuracies, **known}})
-        named = {f"{self.task.objective.primary.name}:{n}": score for n, score in scores.items()}
-        return reply.model_copy(update={"measures": {**reply.measures, **named}})
+        field, values = self.task.objective.by_model(scores)
+        return reply.model_copy(update={field: {**getattr(reply, field), **values}})
 
     @final
     def trained(self, request: D) -> Reply:

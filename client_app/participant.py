@@ -353,20 +353,13 @@ class Participant:
 
     @property
     def n_task_test(self) -> int:
-        """Number of samples behind ``test_accuracy``."""
+        """Number of samples behind ``whole_test``."""
         return len(self._task_test[1])
 
     def whole_test(self, net: Classifier) -> dict[str, float]:
         """Return scalars for the journal: the scores of ``net`` on the whole test set."""
-        result = self.result(net, whole=True)
-        assert result is not None
-        return {f"test_{name}": v for name, v in result.measures.items() if v is not None}
-
-    def test_accuracy(self, net: Classifier) -> float:
-        """Return the accuracy of ``net`` on the whole test set of the task."""
-        result = self.result(net, whole=True)
-        assert result is not None
-        return result.accuracy
+        measures = evaluate(net, *self._task_test, self.task).measures
+        return {f"test_{name}": value for name, value in measures.items() if value is not None}
 
     @cached_property
     def _task_test(self) -> tuple[Tensor, Tensor]:

@@ -127,13 +127,12 @@ class ClientScore(JsonObject):
     @property
     def own(self) -> float | None:
         """The primary score of its own model, or else of the global one."""
-        return self.accuracy if self.accuracy is not None else _first(self.measures)
+        return _primary(self.accuracy, self.measures)
 
     @property
     def shared(self) -> float | None:
         """The primary score of the global model."""
-        whole = self.accuracy_global
-        return whole if whole is not None else _first(self.measures_global)
+        return _primary(self.accuracy_global, self.measures_global)
 
     @property
     def further(self) -> dict[str, float]:
@@ -183,7 +182,7 @@ class Personal(JsonObject):
     @property
     def value(self) -> float | None:
         """The primary score."""
-        return self.accuracy if self.accuracy is not None else _first(self.measures)
+        return _primary(self.accuracy, self.measures)
 
 
 @final
@@ -470,7 +469,7 @@ class Entry(JsonObject):
     def score(self, kind: Primary) -> float | None:
         """Return the global or the personal score; None in a round without it."""
         if kind == "global":
-            return self.accuracy if self.accuracy is not None else _first(self.measures)
+            return _primary(self.accuracy, self.measures)
         return self.personal.value if self.personal else None
 
     def line(self) -> str:
@@ -500,8 +499,9 @@ class Entry(JsonObject):
             raise ValueError(f"it is no entry: {invalid(error)}") from None
 
 
-def _first(measures: Measured) -> float | None:
-    return next(iter(measures.values()), None)
+def _primary(accuracy: float | None, measures: Measured) -> float | None:
+    """Return the accuracy of classes, else the first of the measures."""
+    return accuracy if accuracy is not None else next(iter(measures.values()), None)
 
 
 def _by_model(measures: Measured) -> dict[str, float]:

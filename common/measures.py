@@ -42,10 +42,6 @@ class Measure:
         """Return the best of ≥ 1 values."""
         return max(values) if self.higher else min(values)
 
-    def worst(self, values: Sequence[float]) -> float:
-        """Return the worst of ≥ 1 values."""
-        return min(values) if self.higher else max(values)
-
     def combined(self, values: Sequence[float], sizes: Sequence[int]) -> float:
         """Return the score over ≥ 1 clients, weighted by their numbers of test samples.
 

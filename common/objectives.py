@@ -31,7 +31,7 @@ from common.measures import (
     RegressionLoss,
     Values,
 )
-from common.metrics import auc, f1, mean_of_known, r2
+from common.metrics import auc, confusion, f1, mean_of_known, r2
 
 BINS, REACH = 1024, 8.0  #: of histograms of logits; those beyond ±REACH count at the ends
 HALF = 0.5  #: probability from which a label is predicted
@@ -97,10 +97,13 @@ class Objective(ABC):
         """
 
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
-        """Return probabilities [n, C] of outputs at temperature T > 0."""
-        raise NotImplementedError  # numbers have none; methods that need them refuse numbers
+        """Return probabilities [n, C] of outputs at temperature T > 0.
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+        Raises ``ValueError``, one line, for numbers, which have none.
+        """
+        raise ValueError("probabilities are of classes and labels; this model has numbers")
+
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         """Return KL(shares ‖ outputs) at temperature T of the outputs, a mean over the batch."""
         raise NotImplementedError
 
@@ -116,13 +119,25 @@ class Objective(ABC):
     def scores(self, outputs: Tensor, y: Tensor) -> Scores:
         """Return the scores of outputs and true values on the CPU."""
 
+    def by_model(self, scores: Values) -> tuple[str, Values]:
+        """Return the field for primary scores of several models by name, and its content."""
+        return "measures", {f"{self.primary.name}:{name}": of for name, of in scores.items()}
+
+    @abstractmethod
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return float64 [outputs, m], whose sum over clients gives the ``pooled`` scores."""
-        raise NotImplementedError  # of classes it is the confusion
 
     def pooled(self, sums: Tensor) -> Scores:
         """Return the scores of all clients' samples together from the sum of their ``sums``."""
         raise NotImplementedError
+
+    def mean_scores(self, **by_output: Sequence[float | None]) -> Scores:
+        """Return the scores whose measures are the means of those of each label or target.
+
+        ``by_output``: in the order of ``measures``; those of further names have no mean.
+        """
+        columns = zip(self.measures, by_output.values(), strict=False)
+        return Scores({m.name: mean_of_known(of) for m, of in columns}, by_output)
 
     def check_sums(self, sums: Tensor, n: int) -> None:
         """Raise ``ValueError``, one line, unless ``sums`` can be those of n samples."""
@@ -194,7 +209,7 @@ class Classes(Objective):
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
         return torch.softmax(outputs / T, dim=1)
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         return kl_from(shares, outputs, T)
 
     def sharpened(self, shares: Tensor, T: float) -> Tensor:
@@ -207,13 +222,13 @@ class Classes(Objective):
         accuracy = int((outputs.argmax(1) == y).sum()) / len(y)
         return Scores({ACCURACY.name: accuracy})
 
-    def macro_auc(self, outputs: Tensor, y: Tensor) -> float | None:
-        """Return the mean over classes of the AUC of one class against the others.
+    def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the ``common.metrics.Confusion`` of the samples, int32 [m, 3]."""
+        pairs = confusion(y.numpy(), outputs.argmax(1).numpy())
+        return torch.tensor(pairs, dtype=torch.int32)
 
-        Its ranking is by the softmax. Classes without samples, or with all of them, do not count.
-        """
-        shares, labels = F.softmax(outputs.double(), dim=1).numpy(), y.numpy()
-        return mean_of_known([auc(labels == c, shares[:, c]) for c in range(shares.shape[1])])
+    def by_model(self, scores: Values) -> tuple[str, Values]:
+        return "accuracies", {n: score for n, score in scores.items() if score is not None}
 
     @property
     def fingerprint(self) -> str:
@@ -261,7 +276,7 @@ class Labels(Objective):
     def shares(self, outputs: Tensor, T: float = 1.0) -> Tensor:
         return torch.sigmoid(outputs / T)
 
-    def from_shares(self, shares: Tensor, outputs: Tensor, T: float = 1.0) -> Tensor:
+    def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
         """Return the mean over labels of the Bernoulli KL(shares ‖ outputs)."""
         entropy: Tensor = torch.special.entr(shares) + torch.special.entr(1 - shares)
         return F.binary_cross_entropy_with_logits(outputs / T, shares) - entropy.mean()
@@ -277,9 +292,9 @@ class Labels(Objective):
         shares, truth = torch.sigmoid(outputs.double()).numpy(), y.numpy() > HALF
         columns = range(shares.shape[1])
         areas = [auc(truth[:, i], shares[:, i]) for i in columns]
-        each = [f1(truth[:, i], shares[:, i] >= HALF) for i in columns]
-        means = {MACRO_AUC.name: mean_of_known(areas), MACRO_F1.name: mean_of_known(each)}
-        return Scores(means, {"auc": areas, "f1": each})
+        return self.mean_scores(
+            auc=areas, f1=[f1(truth[:, i], shares[:, i] >= HALF) for i in columns]
+        )
 
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return a histogram of the logits of samples without and with each label, [L, 2 BINS].
@@ -303,8 +318,7 @@ class Labels(Objective):
             right, marked = having[BINS // 2 :].sum(), without[BINS // 2 :].sum() + having.sum()
             marked += right
             each.append(float(2 * right / marked) if marked else None)
-        means = {MACRO_AUC.name: mean_of_known(areas), MACRO_F1.name: mean_of_known(each)}
-        return Scores(means, {"auc": areas, "f1": each})
+        return self.mean_scores(auc=areas, f1=each)
 
     @staticmethod
     def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
@@ -358,13 +372,7 @@ class Number(Objective):
         found, truth = self.predicted(outputs.double()).numpy(), y.double().numpy()
         errors: list[float | None] = np.sqrt(np.square(found - truth).mean(0)).tolist()
         shares = [r2(truth[:, i], found[:, i]) for i in range(truth.shape[1])]
-        return self._scores(shares, errors)
-
-    def _scores(self, shares: list[float | None], errors: list[float | None]) -> Scores:
-        """Return the scores from R² and RMSE of each target."""
-        means = (mean_of_known(shares), *errors[: len(self.measures) - 1])
-        measures = {m.name: value for m, value in zip(self.measures, means, strict=True)}
-        return Scores(measures, {"r2": shares, "rmse": errors})
+        return self.mean_scores(r2=shares, rmse=errors)
 
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return n, Σ y, Σ y² and Σ (y − ŷ)² of each target, [D, 4], of standardised numbers."""
@@ -379,9 +387,9 @@ class Number(Objective):
     def pooled(self, sums: Tensor) -> Scores:
         n, total, squares, residual = sums.T
         spread = squares - total.square() / n
-        shares = [1 - r / s if s > 0 else None for r, s in zip(residual, spread, strict=True)]
+        pairs = zip(residual.tolist(), spread.tolist(), strict=True)
         errors = ((residual / n).sqrt() * residual.new_tensor(self.std)).tolist()
-        return self._scores([None if r is None else float(r) for r in shares], errors)
+        return self.mean_scores(r2=[1 - r / s if s > 0 else None for r, s in pairs], rmse=errors)
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -400,14 +408,20 @@ class Number(Objective):
     @staticmethod
     def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
         for target, column in zip(names, y.T, strict=True):
-            if not bool(torch.isfinite(column).all()):
-                row = int((~torch.isfinite(column)).nonzero()[0])
-                raise ValueError(f"target {target!r} of sample {row} is not a finite number")
             if every and bool((column == column[0]).all()):
                 raise ValueError(
                     f"target {target!r} is {float(column[0]):g} for all samples: nothing can be "
                     "learnt of it"
                 )
+
+
+def macro_auc(outputs: Tensor, y: Tensor) -> float | None:
+    """Return the mean over classes of the AUC of one class against the others.
+
+    Its ranking is by the softmax. Classes without samples, or with all of them, do not count.
+    """
+    shares, labels = F.softmax(outputs.double(), dim=1).numpy(), y.numpy()
+    return mean_of_known([auc(labels == c, shares[:, c]) for c in range(shares.shape[1])])
 
 
 ONE_CLASS = Classes(())  #: objective of functions that need no names of the classes

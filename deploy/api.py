@@ -159,13 +159,10 @@ class Run:
         """
         used = self._predictor(client, best)
         goal, outputs = used.card.goal, used.logits(x)
-        if not goal.one_each:
-            if probabilities and goal.name == "number":
-                raise ValueError("probabilities are of classes and labels; this model has numbers")
-            return goal.predicted(outputs)
         if probabilities:
-            return outputs.softmax(1)
-        return [used.card.classes[c] for c in outputs.argmax(1).tolist()]
+            return goal.shares(outputs)
+        predicted = goal.predicted(outputs)
+        return [goal.outputs[c] for c in predicted.tolist()] if goal.one_each else predicted
 
     def _predictor(self, client: int | None, best: bool) -> Predictor:
         """Return a model of the run. Raises as ``model``."""

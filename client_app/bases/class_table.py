@@ -53,7 +53,7 @@ class TableSender(OwnModel[R, D], ABC):
         p = self.participant
         sums = self._collected(net) if sums is None else sums
         if self.options.whole_test:
-            metrics = {**metrics, "test_accuracy": p.test_accuracy(self.predictor(net))}
+            metrics = {**metrics, **p.whole_test(self.predictor(net))}
         rows, present = sums.table()
         counts = torch.tensor(p.counts) if self.options.by_counts else torch.ones(len(present))
         return TableReply(metrics=metrics, table=rows, counts=(counts * present).long())

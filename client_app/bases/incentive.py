@@ -44,7 +44,7 @@ class RewardedClient(Teacher[R, D], ABC):
         local = p.load_state(t + 1, LocalModel)
         if local is None or local.t != t:
             raise ValueError(f"there is no model of round {t} to continue from")
-        before = p.test_accuracy(self.masked(self.network(local.w)))
+        before = p.whole_test(self.masked(self.network(local.w)))["test_accuracy"]
         net, targets = self._student_and_targets(request, local.w)
         columns = self.task.num_classes if self.full else len(self.d)
 
@@ -55,7 +55,7 @@ class RewardedClient(Teacher[R, D], ABC):
             t, net, p.public, targets, loss, times=self.options.incentive_epochs, name="incentive"
         )
         p.save_state(t, RewardedModel(t=t, w=upload(net)))
-        after = p.test_accuracy(net if self.full else self.masked(net))
+        after = p.whole_test(net if self.full else self.masked(net))["test_accuracy"]
         return IncentiveReply(metrics=metrics, before=before, after=after)
 
     def _student_and_targets(

@@ -89,7 +89,7 @@ class Teacher(SharedPublicSet[P, D], ABC):
             p, t, net, "of its classes", lambda: p.train(t, net.parameters(), loss)
         )
         p.save_state(t, LocalModel(t=t, w=upload(net)))
-        return net, metrics | {"test_accuracy": p.test_accuracy(self.masked(net))}
+        return net, metrics | p.whole_test(self.masked(net))
 
     @property
     def is_free_rider(self) -> bool:

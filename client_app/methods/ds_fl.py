@@ -8,7 +8,6 @@ from common.exchange import quantise
 from common.methods.ds_fl import Agreeing, Reply, Request
 from common.models.classifier import Classifier
 from common.techniques.public_set import digest, subset
-from common.training.fit import Loss
 
 
 @final
@@ -36,6 +35,5 @@ class DSFL(SharedPublicSet[Agreeing, Request], OwnModel[Agreeing, Request]):
             rows = subset(self.task, request.since, len(p.public))
         learnt, images = self.task.objective, p.public[rows.long()]
         targets = quantise.decode_probabilities(request.y, one_each=learnt.one_each)
-        loss: Loss = lambda z, y: learnt.from_shares(y, z)  # noqa: E731
-        mean = digest(self.task, request.t, net, images, targets, loss, "digest", p.k)
-        return {"digest_loss": mean}
+        loss, name = learnt.from_shares, ("digest", p.k)
+        return {"digest_loss": digest(self.task, request.t, net, images, targets, loss, *name)}

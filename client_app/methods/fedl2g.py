@@ -40,7 +40,7 @@ class FedL2G(OwnModel[Options, TableRequest]):
             metrics = p.train(t, net.parameters(), self.loss(net, v), skip=self.quiz)
             self.keep(t, net)
         if self.options.whole_test:
-            metrics = {**metrics, "test_accuracy": p.test_accuracy(net)}
+            metrics = {**metrics, **p.whole_test(net)}
         rows, y = self._gradient(t, net, v)
         counts = torch.bincount(y, minlength=self.task.num_classes) > 0
         return TableReply(metrics=metrics, table=rows.float().cpu(), counts=counts.long().cpu())

@@ -69,7 +69,7 @@ def _from_npz(path: Path, data: Data) -> Iterator[Owned]:
     """Yield one client's samples and labels."""
     content = read_npz(path, "data")
     with _located_at(str(path)):
-        samples = pair(content, data.kind, data.objective_of_files)
+        samples = pair(content, data)
     yield str(path), path.stem, samples
 
 
@@ -114,8 +114,7 @@ def _users(path: Path, data: Data) -> Iterator[Owned]:
             with _located_at(f"user {str(user)[:80]!r}"):
                 if len(str(user)) > LONGEST:
                     raise ValueError(f"a name of {len(str(user))} characters, more than {LONGEST}")
-                of_user = content["user_data"].get(str(user))
-                samples = pair(of_user, data.kind, data.objective_of_files)
+                samples = pair(content["user_data"].get(str(user)), data)
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
             if samples is not None:
@@ -138,11 +137,10 @@ def _located_at(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from None
 
 
-def pair(content: object, kind: str, objective: ObjectiveName) -> Pair | None:
+def pair(content: object, data: Data) -> Pair | None:
     """Return samples and y of a dictionary with ``x`` and ``y``, or None without samples.
 
-    ``kind``: the value of ``data.kind``; ``objective``: what y is. Raises ``ValueError``, one line,
-    for anything else.
+    Raises ``ValueError``, one line, for anything else.
     """
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         has = ", ".join(map(repr, content)) if isinstance(content, dict) else type(content).__name__
@@ -150,7 +148,7 @@ def pair(content: object, kind: str, objective: ObjectiveName) -> Pair | None:
     x, y = content["x"], content["y"]
     if _empty(x) and _empty(y):
         return None
-    arrays = samples(x, kind)
+    arrays, objective = samples(x, data.kind), data.objective_of_files
     if objective == "classes":
         return arrays, labels(y, len(arrays))
     with _located_at("y"):

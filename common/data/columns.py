@@ -12,6 +12,7 @@ each class), of signals the last 20 % of each run's rows, so that no window over
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -82,19 +83,12 @@ def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
             f"data.kind = {data.kind!r} is not allowed with data.window = {data.window}: {advice}"
         )
     names = root / CLASSES
-    columns = (data.label_column, data.owner_column, data.ignore_columns)
-    objective = data.objective_of_files
+    columns, objective = (data.label_column, data.owner_column), data.objective_of_files
+    options = (*columns, data.ignore_columns, str(data.window), str(data.stride), objective)
     listed = objective == "classes" and names.is_file()
     paths = [path for _, path in train + test] + ([names] if listed else [])
-    tensors = decoded.cached_files(
-        "csv",
-        paths,
-        lambda: _decode(data, names, train, test),
-        *columns,
-        str(data.window),
-        str(data.stride),
-        objective,
-    )
+    decode = partial(_decode, data, names, train, test)
+    tensors = decoded.cached_files("csv", paths, decode, *options)
     return of_files(root, tensors, paths, objective)
 
 

@@ -22,7 +22,7 @@ from common.data import kinds
 from common.data.account import Account, ignored, unpacked
 from common.data.kinds import IMAGE, Kind, OfKind, Shape
 from common.measures import ObjectiveName, RegressionLoss
-from common.objectives import OBJECTIVES, Number, Objective
+from common.objectives import OBJECTIVES, Objective
 from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
@@ -83,9 +83,8 @@ class Dataset:
 
     def goal(self, how: RegressionLoss = "mse") -> Objective:
         """Return the objective for these outputs; ``how``: the loss of numbers."""
-        if self.objective == "number":
-            return Number(self.classes, *self.scale, how)
-        return OBJECTIVES[self.objective](self.classes)
+        scale = (*self.scale, how) if self.objective == "number" else ()
+        return OBJECTIVES[self.objective](self.classes, *scale)
 
     @property
     def shape(self) -> Shape:
@@ -95,8 +94,7 @@ class Dataset:
     @property
     def kind(self) -> Kind:
         """Kind of the samples: as declared, else by their number of axes."""
-        sizes = tuple(self.x.shape[1:])
-        return kinds.named(self.declared) if self.declared else kinds.of(sizes)
+        return kinds.BY_NAME.get(self.declared) or kinds.of(tuple(self.x.shape[1:]))
 
     @property
     def num_classes(self) -> int:

@@ -17,10 +17,8 @@ from common.data.dataset import Dataset, halved, measured
 from common.extras import missing
 from common.seeds import rng
 
-OWNERS, EMPTY = (
-    8,
-    0.4,
-)  #: of ``several_digits``: owners, and the share of empty quarters but the first
+OWNERS = 8  #: of ``several_digits``
+EMPTY = 0.4  #: share of its empty quarters but the first
 SYSTEM = Path("/usr/share/datasets")  #: folder of the file on a machine without scikit-learn
 
 
@@ -60,10 +58,8 @@ def several_digits() -> Dataset:
         tensors = {"x": pictures, "y": labels, "owner": owner}
         return {f"{name}{suffix}": torch.from_numpy(value) for name, value in tensors.items()}
 
-    parts = {
-        **sample(2400, single.x, single.y, ""),
-        **sample(800, single.x_test, single.y_test, "_test"),
-    }
+    parts = sample(2400, single.x, single.y, "")
+    parts |= sample(800, single.x_test, single.y_test, "_test")
     return replace(measured("several-digits", single.classes, **parts), objective="labels")
 
 

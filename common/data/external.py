@@ -81,6 +81,7 @@ def check(name: str, dataset: object) -> None:
             f"{', '.join(OBJECTIVES)}"
         )
     shape, top = tuple(dataset.x.shape[1:]), dataset.num_classes - 1
+    one_each = dataset.objective == "classes"
     for side, x, y, owner in (
         ("", dataset.x, dataset.y, dataset.owner),
         ("_test", dataset.x_test, dataset.y_test, dataset.owner_test),
@@ -91,12 +92,10 @@ def check(name: str, dataset: object) -> None:
             if dataset.declared:
                 allowed += f", of the declared kind {dataset.declared!r}"
             raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
-        ranges = [(f"owner{side}", owner, math.inf)]
-        if dataset.objective == "classes":
-            ranges = [(f"y{side}", y, top), *ranges]
-        else:
+        if not one_each:
             _check_values(f"{subject}: y{side}", y, (len(x), dataset.num_classes), dataset)
-        for field, values, most in ranges:
+        classes = y if one_each else None
+        for field, values, most in ((f"y{side}", classes, top), (f"owner{side}", owner, math.inf)):
             if values is None:
                 continue
             if values.dtype != torch.int64 or values.shape != x.shape[:1]:

@@ -42,6 +42,7 @@ IMAGE = Kind("image", ("C", "H", "W"), (torch.uint8, torch.float32), "images {}Ã
 SIGNAL = Kind("signal", ("C", "T"), (torch.float32,), "signals of {} channels Ã— {} steps")
 TABLE = Kind("table", ("F",), (torch.float32,), "rows of {} columns")
 KINDS = (IMAGE, SIGNAL, TABLE)
+BY_NAME = {kind.name: kind for kind in KINDS}
 LAYOUTS = ", ".join(kind.layout for kind in KINDS)
 
 
@@ -66,14 +67,6 @@ class OfKind(tuple[int, ...]):
         return not self == other
 
     __hash__ = tuple.__hash__
-
-
-def named(name: str) -> Kind:
-    """Return the kind ``name``; raise ``ValueError``, one line, for another name."""
-    for kind in KINDS:
-        if kind.name == name:
-            return kind
-    raise ValueError(f"no kind {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
 
 
 def of(shape: Shape) -> Kind:

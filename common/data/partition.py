@@ -55,31 +55,22 @@ class Partition:
         return (*self.takes, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
 
 
-def of_labels(rule: Rule) -> Rule:
-    """Convert a rule for classes (N,) into a rule for data sets with one class a sample."""
+def of_labels(rule: Rule, *, by_class: bool = True) -> Rule:
+    """Convert a rule for classes (N,) into a rule for data sets with one class a sample.
+
+    ``by_class``: false for a rule that reads N alone and divides data sets of every objective.
+    """
 
     @wraps(rule)
     def partition(
         dataset: Dataset, clients: int, rng: np.random.Generator, **options: object
     ) -> list[np.ndarray]:
-        if dataset.objective != "classes":
+        if by_class and dataset.objective != "classes":
             raise ValueError(
                 f"this partition divides by class, but data set {dataset.name!r} has "
                 f"{dataset.objective}; set data.partition to 'auto', 'natural' or 'iid'"
             )
         return rule(dataset.y.numpy(), clients, rng, **options)
-
-    return partition
-
-
-def of_rows(rule: Rule) -> Rule:
-    """Convert a rule for N samples, whatever they are, into a rule for data sets."""
-
-    @wraps(rule)
-    def partition(
-        dataset: Dataset, clients: int, rng: np.random.Generator, **options: object
-    ) -> list[np.ndarray]:
-        return rule(np.arange(len(dataset.y)), clients, rng, **options)
 
     return partition
 
@@ -317,17 +308,21 @@ def automatic(
     dataset: Dataset, clients: int, rng: np.random.Generator, **options: object
 ) -> list[np.ndarray]:
     """Return the samples of owner k as share k if samples have owners, else random shares."""
-    return (of_rows(iid) if dataset.owner is None else natural)(dataset, clients, rng)
+    return (of_labels(iid, by_class=False) if dataset.owner is None else natural)(
+        dataset, clients, rng
+    )
 
 
 PARTITIONS: dict[str, Partition] = {
     "auto": Partition(automatic, "by owner if samples have owners, else equal random shares", ""),
-    "iid": Partition(of_rows(iid), "equal random shares", "McMahan et al. 2017"),
+    "iid": Partition(of_labels(iid, by_class=False), "equal random shares", "McMahan et al. 2017"),
     NATURAL: Partition(
         natural, "each client is one owner of samples in the data set", "LEAF, PFLlib"
     ),
     OWN: Partition(
-        of_rows(own), "each client loads its own data set, without a partition", "deployments"
+        of_labels(own, by_class=False),
+        "each client loads its own data set, without a partition",
+        "deployments",
     ),
     "label_dirichlet": Partition(
         of_labels(label_dirichlet),
@@ -335,7 +330,7 @@ PARTITIONS: dict[str, Partition] = {
         "Li et al. 2022 (NIID-Bench)",
     ),
     "quantity_dirichlet": Partition(
-        of_rows(quantity_dirichlet),
+        of_labels(quantity_dirichlet, by_class=False),
         "Dirichlet sizes with IID labels",
         "FedORION, the released code",
     ),

@@ -22,6 +22,7 @@ from common.measures import ObjectiveName
 
 TEXT = (".csv", ".tsv")
 PARQUET = ".parquet"
+LEAVE_OUT = "; data.ignore-columns leaves columns out"  #: advice for features in errors
 SUFFIXES = (*TEXT, PARQUET)
 SEPARATORS = (",", ";", "\t")
 BLOCK = 2**12  #: values of a block; more are slower, because they leave the cache
@@ -115,11 +116,7 @@ class Sheet:
         return np.stack(y, 1)
 
     def numbers(
-        self,
-        values: Sequence[object],
-        column: str,
-        row: int,
-        advice: str = "; data.ignore-columns leaves columns out",
+        self, values: Sequence[object], column: str, row: int, advice: str = LEAVE_OUT
     ) -> np.ndarray:
         """Return values of a column as float32; ``row``: number of the first.
 

@@ -153,7 +153,7 @@ class Options(PredictionExchange):
 
     def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
         if self.align == "kl":
-            return learnt.from_shares(target, z)
+            return learnt.from_shares(z, target)
         return (F.l1_loss if self.align == "l1" else F.mse_loss)(z, target)
 
 

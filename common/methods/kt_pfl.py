@@ -102,7 +102,7 @@ class Options(PredictionExchange):
         return learnt.shares(z, self.temperature)
 
     def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
-        divergence = learnt.from_shares(target, z, self.temperature)
+        divergence = learnt.from_shares(z, target, self.temperature)
         return divergence / z.shape[1] if self.kl == "mean" else divergence
 
     def private_epochs(self, t: int, epochs: int) -> int:

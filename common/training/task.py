@@ -24,7 +24,6 @@ from common.data.kinds import IMAGE, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
-from common.metrics import Confusion, confusion
 from common.models import weights as weights_
 from common.models.batchnorm import batch_statistics
 from common.models.card import Card
@@ -367,11 +366,6 @@ class Result(NamedTuple):
         assert accuracy is not None
         return accuracy
 
-    @property
-    def confusion(self) -> Confusion:
-        """Numbers of samples by class and predicted class."""
-        return confusion(self.y.numpy(), self.outputs.argmax(1).numpy())
-
 
 @torch.no_grad()
 def evaluate(
@@ -448,17 +442,13 @@ def check_fleet(task: Task) -> None:
 
 def check_objective(task: Task) -> None:
     """Raise ``ValueError``, one line, if method or settings do not suit what is learnt."""
-    config, name = task.config, task.objective.name
-    options, learnt = config.method, task.objective
-    if name not in options.objectives:
-        why = f'method = "{config.run.method}"'
+    config, learnt, name = task.config, task.objective, task.objective.name
+    if name not in (known := config.method.objectives):
         raise ValueError(
-            f"{why} learns {' or '.join(options.objectives)}, but the data have {name}: "
-            f"{options.classes_only}"
+            f'method = "{config.run.method}" learns {" or ".join(known)}, but the data have '
+            f"{name}: {config.method.classes_only}"
         )
-    if learnt.one_each:
-        return
-    if (weights := config.train.class_weights) != "none":
+    if (weights := config.train.class_weights) != "none" and not learnt.one_each:
         raise not_allowed("train.class-weights", weights, f"{name}: samples have no class", "none")
     learnt.primary.check("score.target", config.score.target)
 

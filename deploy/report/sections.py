@@ -141,8 +141,7 @@ def outputs(run: Run) -> Section | None:
         (names[i], *(m.text(values[i], 2) for m, values in scores.items()))
         for i in thinned(range(len(names)))
     ]
-    header = (noun, *(m.title for m in scores))
-    table = Card(f"Scores by {noun}", table=Table(header, rows))
+    table = Card(f"Scores by {noun}", table=Table((noun, *(m.title for m in scores)), rows))
     lead = f"{SCORE[newest.primary]} after round {newest.round}, all samples together."
     cards = [table]
     if len(names) > 1:
@@ -193,15 +192,14 @@ def fairness(run: Run) -> Section | None:
     models, measure = run.on_clients(), run.measure
     if not models or len(run.scores()) < 2:
         return None
-    worst = {name: measure.worst(values) for name, (values, _) in models.items()}
-    lowest = "; ".join(f"{name} {run.text(low)}" for name, low in worst.items())
+    spreads = {name: measures(*of, higher=measure.higher) for name, of in models.items()}
+    lowest = "; ".join(f"{name} {run.text(spread['wlp'])}" for name, spread in spreads.items())
     lead = f"AMP: {MEAN.lower()}; FM: variance over clients; WLP: the worst client."
     mixes = measure is ACCURACY
     if mixes:
         lead += " On every mixture of the clients' data a model is at least as accurate as WLP."
     rows = []
-    for i, (name, (values, sizes)) in enumerate(models.items()):
-        spread = measures(values, sizes, higher=measure.higher)
+    for i, (name, spread) in enumerate(spreads.items()):
         amp, wlp = run.text(spread["amp"], 2), run.text(spread["wlp"], 2)
         rows.append((Cell(name, dot=i), amp, f"{spread['fm']:.5f}", wlp))
     behind = Table(("model", "AMP", "FM", "WLP"), rows)

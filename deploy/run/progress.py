@@ -40,10 +40,10 @@ from deploy.report.table import (
 from server_app.storage.summary import place
 from server_app.tracking import sink
 
-SCORE = {"global": "{}", "personal": "personal {}"}
-"""Name of the primary score, by its measure's title."""
-OTHER = {"global": "personal {}", "personal": "global {}"}
-"""Name of the other score."""
+SCORE = {"global": "", "personal": "personal "}
+"""What the name of the primary score has before its measure's title."""
+OTHER = {"global": "personal ", "personal": "global "}
+"""The same for the other score."""
 FEW = 20  #: most failures that are shown for a round, and for a run
 
 
@@ -194,11 +194,11 @@ class Progress:
         if t == 0:
             scored = f", {measure.title} {measure.text(whole)} before training"
             return f"census: {len(entry.clients)} clients{'' if whole is None else scored}"
-        score = f"{self._title(entry)} {measure.text(entry.primary_score)}"
+        score = f"{SCORE[entry.primary]}{measure.title} {measure.text(entry.primary_score)}"
         texts = [f"round {t}/{self._rounds}", score, f"best {measure.text(self.best)}"]
         texts += [" ".join(pair) for pair in further(entry)]
         if (other := entry.other_score) is not None:
-            texts.append(f"{OTHER[entry.primary].format(measure.title)} {measure.text(other)}")
+            texts.append(f"{OTHER[entry.primary]}{measure.title} {measure.text(other)}")
         if entry.clock:
             texts.append(f"{duration(entry.clock.end)} on the clock")
         if entry.buffer:
@@ -211,18 +211,16 @@ class Progress:
             texts.append(f"the run ends: {entry.end}")
         return ", ".join(texts)
 
-    def _title(self, entry: Entry) -> str:
-        return SCORE[entry.primary].format(self._measure.title)
-
     def _view(self) -> Group:
-        now, ended, write = self._newest, self._newest.round, self._measure.text
+        now, ended, measure = self._newest, self._newest.round, self._measure
         left = ended < self._rounds and not now.end
+        title = f"{SCORE[now.primary]}{measure.title}"
         shown = str(self.left or NONE) if left else duration(self._last - self._began)
         cells: list[ProgressBar | Text] = [
             Text(f"round {ended}/{self._rounds}", style="bold"),
             ProgressBar(total=max(1, self._rounds if left else ended), completed=ended, width=28),
-            Text.assemble((f"{self._title(now)} ", "dim"), write(now.primary_score)),
-            Text.assemble(("best ", "dim"), write(self.best)),
+            Text.assemble((f"{title} ", "dim"), measure.text(now.primary_score)),
+            Text.assemble(("best ", "dim"), measure.text(self.best)),
             Text.assemble(("left " if left else "took ", "dim"), shown),
         ]
         if now.clock:
@@ -263,7 +261,7 @@ def show_summary(run: Run, console: Console) -> None:
     lines = [
         ("run", f"{title}, {run.done} rounds, seed {run.setting('seed')}"),
         ("runtime", f"{run.setting('runtime') or NONE}, {duration(run.seconds())}"),
-        (SCORE[run.primary].format(run.measure.title), f"{scored}, {mean}{limits}"),
+        (f"{SCORE[run.primary]}{run.measure.title}", f"{scored}, {mean}{limits}"),
         *_other_scores(run),
         *([] if run.private else [("sent", sent)]),
         ("weights", f"SHA-256 {((summary and summary.weights_sha256) or NONE)[:16]}"),
@@ -299,9 +297,9 @@ def show_summary(run: Run, console: Console) -> None:
 def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
     """Yield a line for the newest score that is not primary, the clients, and the classes."""
     for title, value in further(run.last_scored()):
-        yield SCORE[run.primary].format(title), f"final {value}"
+        yield f"{SCORE[run.primary]}{title}", f"final {value}"
     if (other := run.newest("other_score")) is not None:
-        yield OTHER[run.primary].format(run.measure.title), f"newest {run.text(other)}"
+        yield f"{OTHER[run.primary]}{run.measure.title}", f"newest {run.text(other)}"
     personal: Personal | None = run.newest("personal")
     if personal is not None:
         mean = f"mean unweighted {run.text(personal.unweighted)}"

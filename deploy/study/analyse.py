@@ -113,8 +113,6 @@ def analyse(
 
 def _one(further: Further, images: int, label: int) -> tuple[Analysis, dict[str, Figure]]:
     data, task = further.dataset, further.method.task
-    if not task.objective.one_each:
-        raise ValueError(f"the analysis is of classes; this run learns {task.objective.noun[1]}")
     networks = further.networks()
     if len(networks) < 2:
         raise ValueError(f"the run has {len(networks)} client; CKA compares 2 or more")

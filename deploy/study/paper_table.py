@@ -298,9 +298,8 @@ def collect(file: TableFile, folder: Path) -> Comparison:
     results: Values = {pair: {} for pair in itertools.product(rows, columns)}
     all_cells = list(cells(file))
     known = recorded(all_cells, folder)
-    done = [c for c in all_cells if c.fingerprint in known]
-    shown = {known[c.fingerprint].measure_of(c.measure) for c in done} - {None}
-    percent = not shown or ACCURACY in shown
+    shown = {r.measure_of(c.measure) for c in all_cells if (r := known.get(c.fingerprint))}
+    percent = shown <= {None} or ACCURACY in shown
     unit = "" if file.unit == "%" and not percent else file.unit
     goals = {(c.row, c.column, c.seed): c for c in all_cells}
     personal = dict[str, bool]()
@@ -319,9 +318,8 @@ def collect(file: TableFile, folder: Path) -> Comparison:
             value = cell.value(record)
         if value is not None:
             share = unit == "%" and record.measure_of(cell.measure) in (None, ACCURACY)
-            usual = 100.0 if share else 1.0
-            scale = usual if cell.line.scale is None else cell.line.scale
-            results[cell.row, cell.column][cell.seed] = value * scale
+            usual, scale = 100.0 if share else 1.0, cell.line.scale
+            results[cell.row, cell.column][cell.seed] = value * (usual if scale is None else scale)
     measured = {
         (row, column): Measured((*values.values(),), file.expected.get(row, {}).get(column))
         for (row, column), values in results.items()

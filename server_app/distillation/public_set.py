@@ -96,15 +96,12 @@ class ServerPublicSet(Method[O, U], ABC):
         "mean", and a robust mean replaces the mean.
         """
         learnt = self.task.objective
-        if how == "logits" and self.robust:
-            return learnt.shares(self.robust_mean(logits), T)
-        if self.robust:
-            return self.normalised(self.robust_mean(learnt.shares(z, T) for z in logits))
-        if learnt.one_each:
+        if learnt.one_each and not self.robust:
             return opinion(logits, how, T)
-        values = list(logits if how == "logits" else (learnt.shares(z, T) for z in logits))
-        mean = torch.stack(values).mean(0)
-        return learnt.shares(mean, T) if how == "logits" else mean
+        mean = self.robust_mean if self.robust else _mean
+        if how == "logits":
+            return learnt.shares(mean(logits), T)
+        return self.normalised(mean(learnt.shares(z, T) for z in logits))
 
     def normalised(self, shares: Tensor) -> Tensor:
         """Return the ``robust_mean`` of probabilities [n, C] as probabilities again."""
@@ -120,6 +117,10 @@ class ServerPublicSet(Method[O, U], ABC):
         student = self.build(spec, w)
         mean = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
         return tree.snapshot(student), mean
+
+
+def _mean(predictions: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(predictions)).mean(0)
 
 
 class SharedPublicSet(ServerPublicSet[O, U], ABC):

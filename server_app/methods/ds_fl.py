@@ -74,9 +74,7 @@ class DSFL(SharedPublicSet[Agreeing, Reply], GlobalModel[Agreeing, Reply]):
         self.y_rows = self.rows
         student = self.build(self.global_spec, self.w)
         targets, images = decode(self.y), self.public[rows]
-        loss = digest(
-            self.task, t, student, images, targets, lambda z, y: learnt.from_shares(y, z), "digest"
-        )
+        loss = digest(self.task, t, student, images, targets, learnt.from_shares, "digest")
         self.w = tree.snapshot(student)
         return {"distill_loss": loss, "entropy": float(self._uncertainty(y, "entropy").mean())}
 

@@ -1,6 +1,7 @@
 """FedDF, server half: average each architecture, then distil all clients' models into it."""
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 from typing import final
 
@@ -29,10 +30,9 @@ class FedDF(ServerPublicSet[Options, Reply], Averaged[Options, Reply]):
         teachers = self.logits_of(t, ((self.trains(client), reply.w) for client, reply in replies))
         targets = self.opinion(teachers, "logits" if o.average == "logits" else "mean", T)
         specs = sorted({self.trains(client) for client in replies.clients})
+        loss = partial(learnt.from_shares, T=T)
         students = {
-            spec: self.train_student(
-                t, spec, models[spec], targets, lambda z, y: learnt.from_shares(y, z, T)
-            )
+            spec: self.train_student(t, spec, models[spec], targets, loss)
             for spec in progress.steps(specs, "architecture")
         }
         losses = [loss for _, loss in students.values()]

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common import seeds
 from common.data.dataset import Dataset
@@ -25,7 +25,7 @@ from common.metrics import (
 )
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.objectives import Classes, Objective
+from common.objectives import macro_auc
 from common.settings.config import MethodOptions, not_allowed
 from common.training.task import Result, evaluate
 from server_app.method import Client, Method
@@ -79,67 +79,60 @@ class Scorer:
 
         If this is the primary score, also write the metrics by class, over all these models.
         """
-        learnt = self.task.objective
         method, nets = self.method, self.scored.nets()
         if not nets:
             entry.accuracy = entry.loss = None
             return
-        if not learnt.one_each:
-            self._score_measures(entry, nets)
-            return
-        results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
-        main = self.main(nets)
-        entry.accuracy = fmean(results[net].accuracy for net in main)
-        entry.loss = fmean(results[net].loss for net in main)
-        if self.primary == "global":
-            areas = [_macro_auc(learnt, results[net]) for net in main]
-            confusions = [results[net].confusion for net in main]
-            self._write_classes(entry, confusions, mean_of_known(areas))
-        if any(norms(net) for net in nets):
-            entry.accuracy_bn = self._by_statistics(entry.accuracy)
-        if (covered := self._covered(main)) is not None:
-            entry.accuracy_covered = covered
-        several = method.networks().keys()
-        every = zip(several, results.values(), strict=False)
-        named = {spec: result.accuracy for spec, result in every}
-        further, ensembles = self.scored.further(), method.ensembles(nets)
-        if (further or ensembles) and not named:
-            named[method.name] = entry.accuracy
-        within = {} if several else {n: inner for net in nets for n, inner in net.within().items()}
-        for name, one in (*within.items(), *ensembles.items()):
-            named[name] = evaluate(one, self.x, self.y, self.task).accuracy
-        for name, models in further.items():
-            kept = [method.main] if method.main else models
-            built = [method.build(spec, models[spec]) for spec in kept]
-            named[name] = fmean(evaluate(n, self.x, self.y, self.task).accuracy for n in built)
-        if named:
-            entry.accuracies = named
-
-    def _score_measures(self, entry: Entry, nets: Sequence[Classifier]) -> None:
-        """Write the measures of labels or numbers to the entry, the means of several models."""
-        results = {net: evaluate(net, self.x, self.y, self.task) for net in nets}
+        results = {net: self._result(net) for net in nets}
         main = [results[net] for net in self.main(nets)]
         entry.loss = fmean(result.loss for result in main)
-        self.newest_result = entry.round, main[0]
+        if self.task.objective.one_each:
+            self._write_accuracy(entry, nets, main)
+        else:
+            self._write_measures(entry, main)
+        several = method.networks().keys()
+        every = zip(several, results.values(), strict=False)
+        named = {spec: result.score for spec, result in every}
+        further, ensembles = self.scored.further(), method.ensembles(nets)
+        if (further or ensembles) and not named:
+            named[method.name] = entry.score("global")
+        within = {} if several else {n: inner for net in nets for n, inner in net.within().items()}
+        for name, one in (*within.items(), *ensembles.items()):
+            named[name] = self._result(one).score
+        for name, models in further.items():
+            kept = [method.main] if method.main else models
+            scores = [self._result(method.build(spec, models[spec])).score for spec in kept]
+            known = [score for score in scores if score is not None]
+            named[name] = fmean(known) if known else None
+        if named:
+            field, values = self.task.objective.by_model(named)
+            setattr(entry, field, {**getattr(entry, field), **values})
+
+    def _result(self, net: nn.Module) -> Result:
+        return evaluate(net, self.x, self.y, self.task)
+
+    def _write_accuracy(
+        self, entry: Entry, nets: Sequence[Classifier], main: Sequence[Result]
+    ) -> None:
+        """Write the mean accuracy of the run's models and, if it is primary, metrics by class."""
+        entry.accuracy = fmean(result.accuracy for result in main)
+        if self.primary == "global":
+            area = mean_of_known([macro_auc(result.outputs, result.y) for result in main])
+            counts = [self.task.objective.sums(r.outputs, r.y).tolist() for r in main]
+            self._write_classes(entry, counts, area)
+        if any(norms(net) for net in nets):
+            entry.accuracy_bn = self._by_statistics(entry.accuracy)
+        if (covered := self._covered(self.main(nets))) is not None:
+            entry.accuracy_covered = covered
+
+    def _write_measures(self, entry: Entry, main: Sequence[Result]) -> None:
+        """Write the mean measures of the run's models of labels or numbers."""
         names, columns = main[0].measures, main[0].by_output
-        means = {n: mean_of_known([result.measures[n] for result in main]) for n in names}
-        named = zip(self.method.networks(), (r.score for r in results.values()), strict=False)
-        together = self.method.ensembles(nets)
-        ensembles = {n: evaluate(e, self.x, self.y, self.task).score for n, e in together.items()}
-        further = {
-            name: fmean(known)
-            for name, models in self.scored.further().items()
-            if (known := self._known(models))
-        }
-        primary = self.task.objective.primary.name
-        more = {
-            f"{primary}:{name}": score
-            for name, score in [*named, *further.items(), *ensembles.items()]
-        }
-        entry.measures = {**means, **more}
+        self.newest_result = entry.round, main[0]
+        entry.measures = {n: mean_of_known([result.measures[n] for result in main]) for n in names}
         entry.by_output = {
-            name: [mean_of_known(of) for of in zip(*(r.by_output[name] for r in main), strict=True)]
-            for name in columns
+            n: [mean_of_known(of) for of in zip(*(r.by_output[n] for r in main), strict=True)]
+            for n in columns
         }
 
     def predictions(self) -> Mapping[str, object] | None:
@@ -160,13 +153,6 @@ class Scorer:
             for name, values in (("predicted", predicted), ("true", result.y))
         }
         return {"round": t, **rows}
-
-    def _known(self, models: Mapping[str, StateDict]) -> list[float]:
-        """Return the primary scores of further models, without those that are not defined."""
-        kept = [self.method.main] if self.method.main else models
-        built = [self.method.build(spec, models[spec]) for spec in kept]
-        scores = [evaluate(net, self.x, self.y, self.task).score for net in built]
-        return [score for score in scores if score is not None]
 
     def remember(self, entry: Entry) -> None:
         """Keep each client's newest score, which counts as long as the client is busy."""
@@ -384,11 +370,6 @@ def client_scores(scores: Sequence[ScoreReply]) -> list[ClientScore]:
         ClientScore(**s.model_dump(include=always | {name for name in some if getattr(s, name)}))
         for s in scores
     ]
-
-
-def _macro_auc(learnt: Objective, result: Result) -> float | None:
-    assert isinstance(learnt, Classes)
-    return learnt.macro_auc(result.outputs, result.y)
 
 
 def _combined(scores: Sequence[ClientScore]) -> dict[str, float | None]:
