@@ -33,7 +33,9 @@ from common.measures import (
 )
 from common.metrics import auc, confusion, f1, mean_of_known, r2
 
-BINS, REACH = 1024, 8.0  #: of histograms of logits; those beyond ±REACH count at the ends
+BINS, REACH = 1024, 10.0
+"""Bins of histograms of logits, and the end of their scale: the logits ± sinh(REACH) = 11,013."""
+SLACK = 1e-6  #: of rounding, in sums that a client sends
 HALF = 0.5  #: probability from which a label is predicted
 
 
@@ -299,15 +301,17 @@ class Labels(Objective):
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return a histogram of the logits of samples without and with each label, [L, 2 BINS].
 
-        Pooled F1 is exact; pooled AUC counts logits of one bin, 16/BINS wide, as equal.
+        Pooled F1 is exact. Pooled AUC counts logits of one bin as equal: bins have equal widths
+        on the scale of the inverse hyperbolic sine, 0.02 at 0 and 2 % of larger logits.
         """
-        bins = ((outputs.double() / REACH + 1) * BINS / 2).floor().clamp(0, BINS - 1).long()
+        place = torch.asinh(outputs.double()) / REACH
+        bins = ((place + 1) * BINS / 2).floor().clamp(0, BINS - 1).long()
         places = bins + BINS * (y > HALF)
         counts = [torch.bincount(column, minlength=2 * BINS) for column in places.T]
         return torch.stack(counts).double()
 
     def counted(self, sums: Tensor) -> Tensor:
-        return torch.where((sums >= 0).all(1), sums.sum(1), -1.0)
+        return torch.where((sums >= 0).all(1) & (sums == sums.round()).all(1), sums.sum(1), -1.0)
 
     def pooled(self, sums: Tensor) -> Scores:
         areas, each = list[float | None](), list[float | None]()
@@ -382,7 +386,9 @@ class Number(Objective):
         return torch.stack([counts, truth.sum(0), truth.square().sum(0), squares], 1)
 
     def counted(self, sums: Tensor) -> Tensor:
-        return sums[:, 0]
+        n, total, squares, residual = sums.T
+        possible = (residual >= 0) & (squares * n >= total.square() * (1 - SLACK) - SLACK)
+        return torch.where(possible, n, -1.0)
 
     def pooled(self, sums: Tensor) -> Scores:
         n, total, squares, residual = sums.T

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import ClassVar, cast
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from common import seeds
@@ -212,7 +211,7 @@ class GlobalModels(GlobalModel[O, T], ABC):
     def trusted(self, spec: str, previous: StateDict, sizes: Sequence[int]) -> StateDict | None:
         """Return the parameters that the server trains from ``previous``; None without FLTrust.
 
-        It minimises cross-entropy on the labelled public set by [train], in as many steps as the
+        It minimises the loss on the labelled public set by [train], in as many steps as the
         client with the (lower) median of ``sizes`` takes.
         """
         if self.config.average.robust != "fltrust":
@@ -223,7 +222,7 @@ class GlobalModels(GlobalModel[O, T], ABC):
         batches = task.batches(divided.public, divided.labels, "trusted", spec, self.t)
         steps = batches.take(task.steps(sorted(sizes)[(len(sizes) - 1) // 2]))
         with seeds.scope(task.seed, "trusted", spec, self.t):
-            task.fit(self.t, net.parameters(), steps, lambda x, y: F.cross_entropy(net(x), y))
+            task.fit(self.t, net.parameters(), steps, lambda x, y: task.objective.loss(net(x), y))
         return tree.cut(tree.snapshot(net), sorted(tree.parameters_only(net)))
 
     def refine(self, t: int, replies: Replies[T], models: Models) -> tuple[Models, Metrics]:

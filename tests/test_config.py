@@ -71,7 +71,7 @@ def test_the_defaults_parse() -> None:
         ({"node__3__memory_mb": 9}, "node.3.memory-mb = 9 is not allowed; it should be greater"),
         ({"node__3__incentive": "no"}, 'node.3.incentive = "no" is not allowed; it should be bool'),
         ({"node__3__model": "mlp", "clients": 3}, "[node.3] is not allowed with clients = 3"),
-        ({"score__stop": True}, "score.stop = true needs a score.target above 0"),
+        ({"score__stop": True}, "score.stop = true needs a score.target, which is not 0"),
         ({"data__dir": "h/{k}"}, "data.dir = 'h/{k}' is not allowed with data.partition"),
         ({"data__test": "merge", "data__test_fraction": 0.0}, 'data.test = "merge" needs a data'),
     ],

@@ -6,6 +6,7 @@ out from the training set or another data set. Partitions divide the remaining s
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -208,7 +209,7 @@ def _load(data: Data) -> Dataset:
             f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
             f"{describe(dataset.shape)}"
         )
-    if dataset.objective == "number" and not dataset.scale[0]:
+    if dataset.objective == "number" and (data.target_mean or not dataset.scale[0]):
         dataset = replace(dataset, scale=_scale(data, dataset))
     if data.samples:
         rows = stratified(strata(dataset.y), data.samples, rng(data.seed, "samples"))
@@ -242,21 +243,30 @@ def _check(name: str, dataset: Dataset, *, every_class: bool) -> None:
         raise ValueError(f"data set {name!r} has no test samples")
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    """Return the finite numbers of a setting; none if one of them is no finite number."""
+    try:
+        values = tuple(float(value) for value in text.split(",") if value)
+    except ValueError:
+        return ()
+    return values if all(map(math.isfinite, values)) else ()
+
+
 def _scale(data: Data, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each target: the settings', else of the samples.
 
     With partition ``own`` the samples of each client differ, so the settings must have both.
     """
     own = data.target_mean, data.target_std
-    given = tuple(tuple(float(value) for value in text.split(",") if value) for text in own)
-    if not any(given) and data.partition != OWN:
+    given = tuple(map(_numbers, own))
+    if not any(own) and data.partition != OWN:
         std, mean = torch.std_mean(dataset.y.double(), 0, correction=0)
         return tuple(mean.tolist()), tuple(std.tolist())
     if [len(values) for values in given] != [dataset.num_classes] * 2 or min(given[1]) <= 0:
-        why = "clients with data of their own need a common scale: " if not any(given) else ""
+        why = "clients with data of their own need a common scale: " if not any(own) else ""
         raise ValueError(
             f"{why}data.target-mean and data.target-std should each have {dataset.num_classes} "
-            f"numbers, for {', '.join(dataset.classes)}; deviations are above 0"
+            f"finite numbers, for {', '.join(dataset.classes)}; deviations are above 0"
         )
     return given[0], given[1]
 

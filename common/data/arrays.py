@@ -340,22 +340,24 @@ def _load(
         outputs = tuple(f"y{i}" for i in range(width)) if width > 1 else ("y",)
         tensors["account"] = Account(classes=outputs).packed()
         return of_files(root, tensors, paths, objective)
-    if tensors["y"].ndim == 2:
+    columns = tensors["y"].shape[1] if tensors["y"].ndim == 2 else 0
+    if columns:
         notes.append("y is one-hot: each column is a class")
         tensors |= {name: tensors[name].byte().argmax(1) for name in ("y", "y_test")}
     used = torch.cat([tensors["y"], tensors["y_test"]]).unique()
     top = int(used[-1])
-    names = range(top + 1)
+    names = range(columns or top + 1)
     if is_declared := config is not None and config.is_file():
         names = range(_declared(config, top))
-    elif data.partition != OWN:
+    elif not columns and data.partition != OWN:
         check_numbers(map(str, used.tolist()), len(tensors["y"]), str(root))
         if len(used) <= top:
             notes.append(f"labels are {used[0]} to {top}; they are numbered from 0 on")
             names = used.tolist()
             for name in ("y", "y_test"):
                 tensors[name] = torch.searchsorted(used, tensors[name])
-    account = Account(notes=tuple(notes), declared=is_declared, classes=tuple(map(str, names)))
+    declared, classes = is_declared or bool(columns), tuple(map(str, names))
+    account = Account(notes=tuple(notes), declared=declared, classes=classes)
     tensors["account"] = account.packed()
     return of_files(root, tensors, [*paths, config] if config else paths)
 

@@ -103,7 +103,8 @@ class Options(PredictionExchange):
 
     def distance(self, z: Tensor, target: Tensor, learnt: Objective = ONE_CLASS) -> Tensor:
         divergence = learnt.from_shares(z, target, self.temperature)
-        return divergence / z.shape[1] if self.kl == "mean" else divergence
+        by_class = self.kl == "mean" and learnt.one_each  # of labels it is a mean already
+        return divergence / z.shape[1] if by_class else divergence
 
     def private_epochs(self, t: int, epochs: int) -> int:
         return min(t, epochs) if self.grow else epochs

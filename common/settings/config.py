@@ -491,7 +491,7 @@ class Score(Section):
     def check(self) -> None:
         """Raise ``ValueError``, one line, for settings that do not go together."""
         if self.stop and not self.target:
-            raise ValueError("score.stop = true needs a score.target above 0")
+            raise ValueError("score.stop = true needs a score.target, which is not 0")
 
     def ends(self, score: float | None, measure: Measure = ACCURACY) -> bool:
         """Return whether a round with this primary score, or None, is the last."""

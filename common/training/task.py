@@ -450,6 +450,13 @@ def check_objective(task: Task) -> None:
         )
     if (weights := config.train.class_weights) != "none" and not learnt.one_each:
         raise not_allowed("train.class-weights", weights, f"{name}: samples have no class", "none")
+    for key, value, usual in (
+        ("train.regression-loss", config.train.regression_loss, "mse"),
+        ("data.target-mean", config.data.target_mean, ""),
+        ("data.target-std", config.data.target_std, ""),
+    ):
+        if value != usual and not learnt.scale:
+            raise not_allowed(key, value, f"{name}: the data have no numbers to learn", usual)
     learnt.primary.check("score.target", config.score.target)
 
 

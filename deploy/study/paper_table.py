@@ -325,6 +325,11 @@ def collect(file: TableFile, folder: Path) -> Comparison:
         for (row, column), values in results.items()
     }
     named = {c.name: records.named_measure(c.measure) for c in file.column}
+    named |= {
+        c.column: found
+        for c in all_cells
+        if (r := known.get(c.fingerprint)) and (found := r.measure_of(c.measure)) is not ACCURACY
+    }
     better_in: dict[str, str] = {name: m.direction for name, m in named.items() if m}
     better_in |= {c.name: c.better for c in file.column if c.better != "as the table"}
     notes = (*_scores(personal), *_differences(file, results), *([file.note] if file.note else []))

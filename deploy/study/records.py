@@ -64,6 +64,8 @@ COSTS: Mapping[str, Cost] = {
 """Costs until a target (``clock.to:0.6``), at which a score counts (``clock.at:30``), and of
 budgets: rounds, bytes of all clients, operations of all clients and the server, and seconds on the
 virtual clock."""
+SCORE = re.compile(r"(primary|personal|fairness)\.(?!measures)(.+\.)?(?!std|fm|clients)\w+")
+"""Paths of primary scores, of clients' ones and their fairness, without deviations and counts."""
 OF_COST = re.compile(r"(\w+)\.(to|at):(.*)")
 
 
@@ -122,8 +124,8 @@ class Recorded(BaseModel):
 
     def measure_of(self, path: str) -> Measure | None:
         """Return the measure of the number at a path; None for a number that is no score."""
-        primary = path.startswith("primary.") and path.count(".") == 1
-        return named_measure(path) or (self.primary_measure if primary else None)
+        of_score = SCORE.fullmatch(path)
+        return named_measure(path) or (self.primary_measure if of_score else None)
 
     @property
     def primary_measure(self) -> Measure:

@@ -35,6 +35,7 @@ from server_app.stopped import DivergedRound
 DIVERGED = 1e4
 """Largest loss of a model, in units of ``Scorer.guess``."""
 DRAWN, NUMBERS = 2000, 200_000  #: most test samples, and predictions, in predictions.json
+RANKED = 100  #: most classes of which every round has the macro AUC, which sorts for each class
 SAMPLE = 64  #: test images for the loss of a round without a score
 
 
@@ -117,7 +118,8 @@ class Scorer:
         """Write the mean accuracy of the run's models and, if it is primary, metrics by class."""
         entry.accuracy = fmean(result.accuracy for result in main)
         if self.primary == "global":
-            area = mean_of_known([macro_auc(result.outputs, result.y) for result in main])
+            ranked = main if self.task.num_classes <= RANKED else []
+            area = mean_of_known([macro_auc(result.outputs, result.y) for result in ranked])
             counts = [self.task.objective.sums(r.outputs, r.y).tolist() for r in main]
             self._write_classes(entry, counts, area)
         if any(norms(net) for net in nets):
@@ -181,18 +183,19 @@ class Scorer:
         entry.personal = Personal.model_validate({**numbers, "clients": len(tested)})
         if not self.task.objective.one_each:
             entry.personal.accuracy = None
-            entry.personal.measures = _combined(scored)
-            self._pool(entry, [r.sums for r in replies if r.sums is not None], len(scores))
+            entry.personal.measures = _combined([s for s in entry.scores if s.n])
+            self._pool(entry, [reply.sums for reply in replies if reply.n])
         counted = [score.confusion.tolist() for score in replies if score.confusion is not None]
         if self.primary == "personal" and len(counted) == len(tested):
             self._write_classes(entry, counted)
 
-    def _pool(self, entry: Entry, sums: Sequence[Tensor], clients: int) -> None:
-        """Write the scores of all clients' samples together, if every client has sent its sums."""
-        if not sums or len(sums) < clients:
+    def _pool(self, entry: Entry, sums: Sequence[Tensor | None]) -> None:
+        """Write the scores of the samples of all clients with a reply, if these have their sums."""
+        known = [each for each in sums if each is not None]
+        if not known or len(known) < len(sums):
             return
         assert entry.personal is not None
-        found = self.task.objective.pooled(torch.stack(list(sums)).sum(0))
+        found = self.task.objective.pooled(torch.stack(known).sum(0))
         entry.personal.measures = {**entry.personal.measures, **found.measures}
         entry.personal.pooled = True
         if self.primary == "personal":
@@ -343,6 +346,9 @@ def score_check(
         ):
             if sorted(values) != (wanted := sorted(models) if n else []):
                 raise ValueError(f"it scores the models {sorted(values)}, expected {wanted}")
+        for name, value in (*score.measures.items(), *score.measures_global.items()):
+            if value is not None:
+                MEASURES[name.partition(":")[0]].check(name, value)
 
     return check
 
