@@ -131,6 +131,28 @@ def test_sums_of_clients_give_the_scores_of_all_their_samples(objective: Objecti
         objective.check_sums(torch.full_like(sums[0], math.nan), 150)
 
 
+def test_the_outputs_of_rare_labels_are_ranked_when_they_are_pooled() -> None:
+    """Logits around −12, as of a label that one sample of a hundred has."""
+    z = -12 + 1.5 * torch.randn(3000, 3, generator=DRAW)
+    y = (torch.rand(3000, 3, generator=DRAW) < torch.sigmoid(2 * (z + 9))).float()
+    whole, pooled = LABELS.scores(z, y).by_output["auc"], LABELS.pooled(LABELS.sums(z, y))
+    assert all(0.8 < area < 1 for area in whole if area)
+    assert pooled.by_output["auc"] == pytest.approx(whole, abs=0.01)
+
+
+def test_sums_that_no_samples_have_are_refused() -> None:
+    z, y = drawn(NUMBER, 20)
+    sums = NUMBER.sums(z, y)
+    for column, value in ((3, -1.0), (2, 0.0)):
+        wrong = sums.clone()
+        wrong[0, column], wrong[0, 1] = value, 5.0
+        with pytest.raises(ValueError, match="the sums are not those of 20 samples"):
+            NUMBER.check_sums(wrong, 20)
+    z, y = drawn(LABELS, 20)
+    with pytest.raises(ValueError, match="the sums are not those of 20 samples"):
+        LABELS.check_sums(LABELS.sums(z, y) * 0.5, 20)
+
+
 def test_a_divergence_is_zero_for_the_teacher_and_by_hand_otherwise() -> None:
     teacher, student = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1.0, 2.0, -1.0]])
     assert float(LABELS.divergence(teacher, teacher, "batchmean")) == pytest.approx(0)
@@ -248,6 +270,13 @@ def test_settings_that_do_not_suit_are_refused(
 def test_a_target_beyond_the_range_of_accuracies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"score.target = 1.5 is .* with accuracy; allowed: 0 to 1"):
         play(battery.config("fedavg", tmp_path, score__target=1.5))
+
+
+@pytest.mark.usefixtures("made")
+def test_a_trusted_model_learns_numbers_too(tmp_path: Path) -> None:
+    trusted = {"average__robust": "fltrust", "data__public": 0.4, "train__lr": 0.05}
+    run = play(settings("fedavg", "number", tmp_path, **trusted))
+    assert run.summary["primary"]["final"] > 0.15
 
 
 @pytest.mark.usefixtures("made")

@@ -170,7 +170,7 @@ def test_head_and_prototypes_are_both_scored_whichever_counts(method: str, run: 
     p = participant(by_head, settings, 1)
     net = p.model(p.spec, own_models(by_head, 2)[1])
     for name, one in (("accuracy", net), ("accuracy_global", Nearest(net, **by_head.model))):
-        assert pairs[1][0][name] == p.accuracy(one)
+        assert pairs[1][0][name] == p.score(one)
 
 
 @pytest.mark.parametrize("method", ["fedgh", "lg-fedavg"])
@@ -183,7 +183,7 @@ def test_a_client_scores_its_features_with_the_newest_head(method: str, run: Run
         net = p.model(p.spec, own_models(played, 2)[k])
         assert not torch.equal(net.head.weight, played.model["weight"])
         net.head.load_state_dict(played.model)
-        assert score["accuracy"] == score["accuracy_global"] == p.accuracy(net)
+        assert score["accuracy"] == score["accuracy_global"] == p.score(net)
 
 
 def test_final_rows_are_those_of_the_trained_model_and_running_ones_of_the_steps(run: Run) -> None:

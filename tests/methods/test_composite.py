@@ -105,7 +105,7 @@ def test_all_parts_learn_and_a_client_scores_the_mixture_with_the_newest_w(playe
     for k, score in enumerate(run.journal[-1]["scores"]):
         mixture = half(run, k)
         net = mixture.composite(3, run.model)
-        accuracy = mixture.participant.accuracy(net)
+        accuracy = mixture.participant.score(net)
         assert score["accuracy"] == score["accuracy_global"] == accuracy
         assert all(torch.equal(net.shared.state_dict()[n], w) for n, w in run.model.items())
     nets = [half(run, 0).composite(t, run.model).state_dict() for t in (1, 2, 3)]

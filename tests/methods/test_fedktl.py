@@ -103,7 +103,7 @@ def test_a_client_scores_by_angle(played: Run) -> None:
         p = Participant(parse(flat(run.folder / "other", **KTL)), {"partition-id": k}, "test")
         net = p.model(p.spec, own_models(run, 2)[k])
         directions = simplex(3, seeds.stream(p.task.seed, "init", "simplex"))
-        assert score["accuracy"] == p.accuracy(Simplex(net, directions))
+        assert score["accuracy"] == p.score(Simplex(net, directions))
 
 
 def replies(*tables: list[int]) -> Replies[TableReply]:
