@@ -374,8 +374,10 @@ def test_certs_register_nodes_and_submit_make_a_federation_over_tls(tmp_path: Pa
         assert f"app digest {pin}\n" in done.stdout
         assert load(out / "config.toml")["clients"] == 2, "the nodes expect so many"
         for i in range(2):
-            # each once: a census that is repeated describes the data again
-            lines = {*(tmp_path / f"node{i}.log").read_text().splitlines()}
+            # each once: a census that is repeated describes the data again; gRPC's own lines, such
+            # as of a machine without a free thread, begin with a letter and the date
+            log = (tmp_path / f"node{i}.log").read_text().splitlines()
+            lines = {line for line in log if not re.match(r"[IWEF]\d{4} ", line)}
             assert len(lines) <= 10 and any("first message" in line for line in lines), lines
         # a bundle with other contents is not run: this one has a table more
         more = ("-s", "node.0.threads=1", "-s", f"out={tmp_path / 'other'}")

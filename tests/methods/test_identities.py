@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client_app.bases import own_model
 from client_app.methods.fedmrl import FedMRL
 from client_app.participant import Participant
 from common import seeds
@@ -202,13 +201,13 @@ def angular(patch: pytest.MonkeyPatch) -> None:
     with seeds.scope(1, "any"):
         directions = simplex(3, seeds.stream(1, "init", "simplex"))
 
-    def loss(net: Classifier) -> Loss:
+    def loss(_: Participant, net: Classifier) -> Loss:
         def angle(x: Tensor) -> Tensor:
             return F.linear(F.normalize(net.head(net.features(x))), directions)
 
         return lambda x, y: arcface(angle(x), y, 64.0, 0.5)
 
-    patch.setattr(own_model, "cross_entropy", loss)
+    patch.setattr(Participant, "supervised", loss)
 
 
 def without_quiz_set(patch: pytest.MonkeyPatch) -> None:
