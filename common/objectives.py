@@ -36,6 +36,7 @@ from common.metrics import auc, confusion, f1, mean_of_known, r2
 BINS, REACH = 1024, 10.0
 """Bins of histograms of logits, and the end of their scale: the logits ± sinh(REACH) = 11,013."""
 SLACK = 1e-6  #: of rounding, in sums that a client sends
+NO_SHARES = "probabilities are of classes and labels; this model has numbers"
 HALF = 0.5  #: probability from which a label is predicted
 
 
@@ -103,15 +104,21 @@ class Objective(ABC):
 
         Raises ``ValueError``, one line, for numbers, which have none.
         """
-        raise ValueError("probabilities are of classes and labels; this model has numbers")
+        raise ValueError(NO_SHARES)
 
     def from_shares(self, outputs: Tensor, shares: Tensor, T: float = 1.0) -> Tensor:
-        """Return KL(shares ‖ outputs) at temperature T of the outputs, a mean over the batch."""
-        raise NotImplementedError
+        """Return KL(shares ‖ outputs) at temperature T of the outputs, a mean over the batch.
+
+        Raises as ``shares``.
+        """
+        raise ValueError(NO_SHARES)
 
     def sharpened(self, shares: Tensor, T: float) -> Tensor:
-        """Return shares [n, C] with less entropy for a small T > 0 (DS-FL, entropy reduction)."""
-        raise NotImplementedError
+        """Return shares [n, C] with less entropy for a small T > 0 (DS-FL, entropy reduction).
+
+        Raises as ``shares``.
+        """
+        raise ValueError(NO_SHARES)
 
     @abstractmethod
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -127,31 +134,7 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return float64 [outputs, m], whose sum over clients gives the ``pooled`` scores."""
-
-    def pooled(self, sums: Tensor) -> Scores:
-        """Return the scores of all clients' samples together from the sum of their ``sums``."""
-        raise NotImplementedError
-
-    def mean_scores(self, **by_output: Sequence[float | None]) -> Scores:
-        """Return the scores whose measures are the means of those of each label or target.
-
-        ``by_output``: in the order of ``measures``; those of further names have no mean.
-        """
-        columns = zip(self.measures, by_output.values(), strict=False)
-        return Scores({m.name: mean_of_known(of) for m, of in columns}, by_output)
-
-    def check_sums(self, sums: Tensor, n: int) -> None:
-        """Raise ``ValueError``, one line, unless ``sums`` can be those of n samples."""
-        like = self.sums(torch.zeros(1, len(self.outputs)), torch.zeros(1, len(self.outputs)))
-        if sums.dtype != like.dtype or sums.shape != like.shape:
-            raise ValueError(f"the sums are {sums.dtype} {tuple(sums.shape)}, not {like.shape}")
-        if not bool(torch.isfinite(sums).all()) or not bool((self.counted(sums) == n).all()):
-            raise ValueError(f"the sums are not those of {n} samples")
-
-    def counted(self, sums: Tensor) -> Tensor:
-        """Return the number of samples behind the sums of each output."""
-        raise NotImplementedError
+        """Return what a client sends of its test samples, so that the server has pooled scores."""
 
     @property
     def scale(self) -> Mapping[str, tuple[float, ...]]:
@@ -246,9 +229,38 @@ class Classes(Objective):
                 raise ValueError(f"class {label!r} has no samples")
 
 
+@dataclass(frozen=True)
+class Summed(Objective):
+    """Objective whose ``sums``, float64 [outputs, m], add up over clients to the pooled scores."""
+
+    @abstractmethod
+    def pooled(self, sums: Tensor) -> Scores:
+        """Return the scores of all clients' samples together from the sum of their ``sums``."""
+
+    def mean_scores(self, **by_output: Sequence[float | None]) -> Scores:
+        """Return the scores whose measures are the means of those of each label or target.
+
+        ``by_output``: in the order of ``measures``; those of further names have no mean.
+        """
+        columns = zip(self.measures, by_output.values(), strict=False)
+        return Scores({m.name: mean_of_known(of) for m, of in columns}, by_output)
+
+    def check_sums(self, sums: Tensor, n: int) -> None:
+        """Raise ``ValueError``, one line, unless ``sums`` can be those of n samples."""
+        like = self.sums(torch.zeros(1, len(self.outputs)), torch.zeros(1, len(self.outputs)))
+        if sums.dtype != like.dtype or sums.shape != like.shape:
+            raise ValueError(f"the sums are {sums.dtype} {tuple(sums.shape)}, not {like.shape}")
+        if not bool(torch.isfinite(sums).all()) or not bool((self.counted(sums) == n).all()):
+            raise ValueError(f"the sums are not those of {n} samples")
+
+    @abstractmethod
+    def counted(self, sums: Tensor) -> Tensor:
+        """Return the number of samples behind the sums of each output; −1 if they are of none."""
+
+
 @final
 @dataclass(frozen=True)
-class Labels(Objective):
+class Labels(Summed):
     """Several labels for each sample: y float32 [n, L] of 0 and 1, logits [n, L].
 
     The loss is the binary cross-entropy in nats, the mean over labels.
@@ -335,7 +347,7 @@ class Labels(Objective):
 
 @final
 @dataclass(frozen=True)
-class Number(Objective):
+class Number(Summed):
     """One or several numbers for each sample: y float32 [n, D] in the data's unit.
 
     The loss is the mean square, or Huber's with δ = 1, of outputs and targets (y − mean) / std.

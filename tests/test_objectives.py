@@ -19,7 +19,7 @@ from common.data.embedded import toy
 from common.measures import MACRO_AUC, R2, RMSE, Measure
 from common.methods import names, options
 from common.metrics import auc
-from common.objectives import Labels, Number, Objective, macro_auc
+from common.objectives import Labels, Number, Objective, Summed, macro_auc
 from common.parse import parse
 from common.settings.config import Data
 from common.training.task import Task, check_fleet
@@ -112,7 +112,7 @@ def test_the_area_of_classes_is_that_of_one_against_the_others() -> None:
 
 
 @pytest.mark.parametrize("objective", [LABELS, NUMBER], ids=lambda o: o.name)
-def test_sums_of_clients_give_the_scores_of_all_their_samples(objective: Objective) -> None:
+def test_sums_of_clients_give_the_scores_of_all_their_samples(objective: Summed) -> None:
     z, y = drawn(objective, 400)
     parts = zip(z.split([150, 50, 200]), y.split([150, 50, 200]), strict=True)
     sums = [objective.sums(*part) for part in parts]

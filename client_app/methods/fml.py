@@ -12,7 +12,11 @@ from common.models.classifier import Classifier
 
 @final
 class FML(Mutual[Options, Request]):
-    """Client with the losses α L + (1 − α) D of θ_k and β L + (1 − β) D of the meme's copy."""
+    """Client with the losses α L + (1 − α) D of θ_k and β L + (1 − β) D of the meme's copy.
+
+    L is the loss of the labels, D the divergence from the other network's outputs, as the objective
+    says: cross-entropy and KL of classes.
+    """
 
     def losses(self, own: Tensor, shared: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         o = self.options

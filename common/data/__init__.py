@@ -202,7 +202,7 @@ def _load(data: Data) -> Dataset:
     if data.objective not in ("auto", dataset.objective):
         raise ValueError(
             f"data.objective = {data.objective!r} is not allowed: data set {data.name!r} has "
-            f"{dataset.objective}"
+            f"{dataset.objective}; allowed: 'auto', {dataset.objective!r}"
         )
     if data.kind not in ("auto", dataset.kind.name):
         raise ValueError(

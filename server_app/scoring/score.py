@@ -25,7 +25,7 @@ from common.metrics import (
 )
 from common.models.batchnorm import norms
 from common.models.classifier import Classifier
-from common.objectives import macro_auc
+from common.objectives import Summed, macro_auc
 from common.settings.config import MethodOptions, not_allowed
 from common.training.task import Result, evaluate
 from server_app.method import Client, Method
@@ -181,21 +181,21 @@ class Scorer:
         entry.fairness = _fairness(scored, self.method.name, primary.higher)
         numbers = over_clients([a for _, a in tested], sizes, higher=primary.higher)
         entry.personal = Personal.model_validate({**numbers, "clients": len(tested)})
-        if not self.task.objective.one_each:
+        if isinstance(self.task.objective, Summed):
             entry.personal.accuracy = None
             entry.personal.measures = _combined([s for s in entry.scores if s.n])
-            self._pool(entry, [reply.sums for reply in replies if reply.n])
+            self._pool(self.task.objective, entry, [reply.sums for reply in replies if reply.n])
         counted = [score.confusion.tolist() for score in replies if score.confusion is not None]
         if self.primary == "personal" and len(counted) == len(tested):
             self._write_classes(entry, counted)
 
-    def _pool(self, entry: Entry, sums: Sequence[Tensor | None]) -> None:
+    def _pool(self, learnt: Summed, entry: Entry, sums: Sequence[Tensor | None]) -> None:
         """Write the scores of the samples of all clients with a reply, if these have their sums."""
         known = [each for each in sums if each is not None]
         if not known or len(known) < len(sums):
             return
         assert entry.personal is not None
-        found = self.task.objective.pooled(torch.stack(known).sum(0))
+        found = learnt.pooled(torch.stack(known).sum(0))
         entry.personal.measures = {**entry.personal.measures, **found.measures}
         entry.personal.pooled = True
         if self.primary == "personal":
@@ -337,7 +337,7 @@ def score_check(
                 raise ValueError(f"the {what} {why}")
         if score.confusion is not None:
             _check_confusion(score.confusion.tolist(), classes, n, score.accuracy)
-        if score.sums is not None:
+        if score.sums is not None and isinstance(learnt, Summed):
             learnt.check_sums(score.sums, n)
         for values, models in (
             (score.accuracies, further if one else []),
