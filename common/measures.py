@@ -12,7 +12,7 @@ from typing import Literal, final
 
 import numpy as np
 
-ObjectiveName = Literal["classes", "labels", "number"]
+ObjectiveName = Literal["classes", "labels", "number", "next-token"]
 """Name of what is learnt (``common/objectives.py``)."""
 RegressionLoss = Literal["mse", "huber"]
 Values = Mapping[str, float | None]  #: by measure; None where the samples do not define it

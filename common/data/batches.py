@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.data.kinds import per_channel, positions
+from common.data.kinds import TOKENS, of_samples, per_channel, positions
 
 
 @final
@@ -55,8 +55,10 @@ def standardise(x: Tensor, mean: Sequence[float], std: Sequence[float], how: str
     """Normalise x (n, C, ...) to float32 with statistics of the data set or the batch (``how``).
 
     "batch" is FedORION's: mean and sample standard deviation per channel over the n samples. A
-    deviation below 1e-6 counts as 1.
+    deviation below 1e-6 counts as 1. Tokens stay as they are.
     """
+    if of_samples(x) is TOKENS:
+        return x
     if how == "dataset":
         return normalise(x, mean, std)
     values = normalise(x, (0.0,) * x.shape[1], (1.0,) * x.shape[1])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.data import kinds
 from common.data.account import Account, ignored, unpacked
-from common.data.kinds import IMAGE, Kind, OfKind, Shape
+from common.data.kinds import IMAGE, TOKENS, Kind, OfKind, Shape
 from common.measures import ObjectiveName, RegressionLoss
 from common.objectives import OBJECTIVES, Objective
 from common.seeds import rng
@@ -38,12 +38,14 @@ CHUNK = 4096  #: images converted to floating point at a time; bounds memory, no
 class Dataset:
     """Training and test samples of one task.
 
-    ``x`` and ``x_test`` are uint8 or float32 images (N, C, H, W), float32 signals (N, C, T) or
-    float32 tables (N, F). Floats are never divided by 255. ``objective`` says what ``y`` and
+    ``x`` and ``x_test`` are uint8 or float32 images (N, C, H, W), float32 signals (N, C, T),
+    float32 tables (N, F), or int32 tokens (N, T) of a vocabulary of ``vocab``, of which 0 is padding
+    on the right. Floats are never divided by 255. ``objective`` says what ``y`` and
     ``y_test`` are: int64 (N,) in 0..num_classes - 1; labels as float32 (N, L) of 0 and 1; numbers
-    as float32 (N, D) in their unit. ``classes`` names the classes, the labels or the targets.
+    as float32 (N, D) in their unit; next tokens as int32 (N, T), 0 where there is none to learn.
+    ``classes`` names the classes, the labels, the targets or the tokens.
     ``mean`` and ``std`` are per channel (per column of a table), for bytes in
-    units of [0, 1]. ``x_public`` contains samples that the data set reserves besides training and
+    units of [0, 1]; tokens have none. ``x_public`` contains samples that the data set reserves besides training and
     testing (CINIC-10's ``valid``), and ``y_public`` their classes, which only upper bounds use;
     usually both are None.
 
@@ -66,6 +68,9 @@ class Dataset:
     owner_test: Tensor | None = None
     account: Account = NOTHING
     declared: str = ""  #: name of the samples' kind; empty: the one of their number of axes
+    vocab: int = 0  #: number of different tokens, padding included; 0: samples are no texts
+    tokenizer: str = ""  #: tokenizer of the texts and digest of its vocabulary
+    token_bytes: tuple[int, ...] = ()  #: length of each token in bytes; only of next tokens
     objective: ObjectiveName = "classes"
     scale: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     """Mean and standard deviation of each number over the training samples; else empty."""
@@ -88,13 +93,13 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """Shape of one sample: (C, H, W), (C, T) or (F,), with its kind."""
-        return OfKind(self.x.shape[1:], self.kind)
+        """Shape of one sample: (C, H, W), (C, T), (F,) or (T,), with its kind and vocabulary."""
+        return OfKind(self.x.shape[1:], self.kind, self.vocab)
 
     @property
     def kind(self) -> Kind:
-        """Kind of the samples: as declared, else by their number of axes."""
-        return kinds.BY_NAME.get(self.declared) or kinds.of(tuple(self.x.shape[1:]))
+        """Kind of the samples: as declared, else by their number type and axes."""
+        return kinds.of_samples(self.x, self.declared)
 
     @property
     def num_classes(self) -> int:
@@ -176,8 +181,10 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Return mean and population standard deviation per channel, over samples and positions.
 
     ``x`` is (N, C, ...); bytes count in units of [0, 1]. A constant channel has the standard
-    deviation 1.
+    deviation 1. Tokens have neither.
     """
+    if kinds.of_samples(x) is TOKENS:
+        return (), ()
     if x.dtype == torch.uint8:  # a histogram is exact and needs one pass
         levels = torch.arange(256, dtype=torch.float64) / 255
         counts = torch.stack(

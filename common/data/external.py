@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.data import kinds
 from common.data.dataset import Dataset
+from common.data.kinds import TOKENS
 from common.errors import at, line
 from common.objectives import OBJECTIVES
 from common.settings.config import Data
@@ -109,11 +110,35 @@ def check(name: str, dataset: object) -> None:
             low, high = (int(v) for v in values.aminmax()) if len(values) else (0, 0)
             if not 0 <= low <= high <= most:
                 raise ValueError(f"{subject}: {field} is {low} to {high}; it should be 0 to {most}")
+    if dataset.kind is TOKENS:
+        _check_tokens(subject, dataset)
+        return
     if not len(dataset.mean) == len(dataset.std) == shape[0]:
         raise ValueError(
             f"{subject}: mean and std have {len(dataset.mean)} and {len(dataset.std)} numbers; "
             f"it should be one for each of {shape[0]} channels or columns"
         )
+
+
+def _check_tokens(subject: str, dataset: Dataset) -> None:
+    """Raise ``ValueError``, one line, unless texts are tokens of the vocabulary, padded behind."""
+    for side, x in (("x", dataset.x), ("x_test", dataset.x_test)):
+        if not len(x):
+            continue
+        low, high = (int(v) for v in x.aminmax())
+        if not 0 <= low <= high < dataset.vocab:
+            raise ValueError(
+                f"{subject}: {side} is {low} to {high}; tokens are 0 to vocab - 1, and vocab = "
+                f"{dataset.vocab}"
+            )
+        held = x > 0
+        wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"{subject}: {side} of sample {row} is {x[row].tolist()[:8]}…; a text has at least "
+                "one token, and padding, 0, only behind it"
+            )
 
 
 def _check_values(where: str, y: Tensor, shape: tuple[int, int], dataset: Dataset) -> None:

@@ -1,9 +1,12 @@
-"""Kinds of input: images (C, H, W), signals (C, T) and tables (F,), one row of ``KINDS`` each.
+"""Kinds of input: images (C, H, W), signals (C, T), tables (F,) and tokens of texts (T,).
+
+Each kind is a row of ``KINDS``.
 
 A data set declares the kind of its samples, and ``OfKind`` carries it with their shape to all that
-depends on it; the kind of a plain shape follows from its number of axes. Axis 1 of a batch
-(n, C, ...) is the channel, or the column of a table: each channel has one mean and one standard
-deviation. Code outside ``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs
+depends on it; the kind of a plain shape follows from its number of axes, and that of a tensor from
+its number type too, which tells tokens from tables. Axis 1 of a batch (n, C, ...) is the channel,
+or the column of a table: each channel has one mean and one standard deviation. Tokens have none:
+they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter text. Code outside ``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs
 to compare kinds.
 """
 
@@ -14,7 +17,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-Shape = tuple[int, ...]  #: shape of one sample: (C, H, W), (C, T) or (F,)
+Shape = tuple[int, ...]  #: shape of one sample: (C, H, W), (C, T), (F,) or (T,)
 
 
 @final
@@ -41,27 +44,34 @@ class Kind:
 IMAGE = Kind("image", ("C", "H", "W"), (torch.uint8, torch.float32), "images {}×{}×{}")
 SIGNAL = Kind("signal", ("C", "T"), (torch.float32,), "signals of {} channels × {} steps")
 TABLE = Kind("table", ("F",), (torch.float32,), "rows of {} columns")
-KINDS = (IMAGE, SIGNAL, TABLE)
+TOKENS = Kind("tokens", ("T",), (torch.int32,), "texts of {} tokens")
+KINDS = (IMAGE, SIGNAL, TABLE, TOKENS)
 BY_NAME = {kind.name: kind for kind in KINDS}
 LAYOUTS = ", ".join(kind.layout for kind in KINDS)
 
 
 @final
 class OfKind(tuple[int, ...]):
-    """Shape of one sample with its declared kind; two of different kinds are not equal."""
+    """Shape of one sample with its declared kind; two of different kinds are not equal.
+
+    ``vocab``: number of different tokens, padding included; 0 for other kinds.
+    """
 
     kind: Kind
+    vocab: int
 
-    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None) -> Self:
+    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None, vocab: int = 0) -> Self:
         shape = super().__new__(cls, sizes)
-        shape.kind = kind or of(tuple(shape))
+        shape.kind, shape.vocab = kind or of(tuple(shape)), vocab
         return shape
 
-    def __getnewargs__(self) -> tuple[tuple[int, ...], Kind]:
-        return tuple(self), self.kind
+    def __getnewargs__(self) -> tuple[tuple[int, ...], Kind, int]:
+        return tuple(self), self.kind, self.vocab
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and isinstance(other, tuple) and of(other) == self.kind
+        if not isinstance(other, tuple) or not super().__eq__(other):
+            return False
+        return of(other) == self.kind and vocab_of(other) == self.vocab
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -80,6 +90,25 @@ def of(shape: Shape) -> Kind:
         if len(kind.axes) == len(shape) and all(shape):
             return kind
     raise ValueError(f"samples of shape {shape} are of no kind; there are {LAYOUTS}")
+
+
+def vocab_of(shape: Shape) -> int:
+    """Return the number of different tokens, padding included; 0 for other kinds."""
+    return shape.vocab if isinstance(shape, OfKind) else 0
+
+
+def of_samples(x: Tensor, declared: str = "") -> Kind:
+    """Return the kind of samples x (n, ...): the ``declared`` one, else by their number type."""
+    if not declared and x.dtype in TOKENS.dtypes:
+        return TOKENS
+    return BY_NAME.get(declared) or of(tuple(x.shape[1:]))
+
+
+def zeros(n: int, shape: Shape, device: torch.device | None = None) -> Tensor:
+    """Return n samples of zeros as a network takes them; tokens are 1, not padding."""
+    if of(shape) is TOKENS:
+        return torch.ones(n, *shape, dtype=torch.int32, device=device)
+    return torch.zeros(n, *shape, device=device)
 
 
 def is_valid(x: Tensor, declared: str = "") -> bool:

@@ -1,6 +1,7 @@
 """Architectures by name, their parts and weights: ``build("resnet8", (3, 32, 32), 10, seed=0)``.
 
-Each architecture takes images, signals or tables; perceptrons and plug-ins take any of them.
+Each architecture takes images, signals, tables or texts; perceptrons take any numbers, and plug-ins
+any kind.
 
 A spec is a name from ``MODELS``, or a name and a width factor: ``resnet18@0.25`` has a quarter of
 the channels everywhere (at least 4 in a layer). ``resnet18@0.25-up`` rounds them up instead, also
@@ -23,7 +24,7 @@ from torch import nn
 
 from common import seeds
 from common.data import kinds
-from common.data.kinds import IMAGE, KINDS, TABLE, Kind
+from common.data.kinds import IMAGE, KINDS, SIGNAL, TABLE, Kind
 from common.models import external
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
@@ -52,6 +53,7 @@ from common.settings import plugins
 
 WIDEST = 16.0  #: the largest width factor
 MOST_NAMED = 6  #: networks that an error message names
+NUMBERS = (IMAGE, SIGNAL, TABLE)  #: kinds of input that a perceptron takes
 UP = "-up"  #: suffix of a width factor that rounds channels up
 
 
@@ -105,7 +107,7 @@ def _row(
     """Return a row of ``MODELS``; ``side``: the smallest side, in total or for each stem."""
     stems = {"own": side} if isinstance(side, int) else side
     moves = kind in _MOVING or "shortcut" in options
-    takes = KINDS if kind is MLP else (kinds.of(input),)
+    takes = NUMBERS if kind is MLP else (kinds.of(input),)
     build = partial(kind, **options)
     return Architecture(
         build, params, source, input, stems, pretrained, nests=not moves, kinds=takes
@@ -424,7 +426,7 @@ def build(
     chosen = _stem(row, stem)
     options = {} if chosen == "own" else {"stem": chosen}
     with seeds.scope(seed, *name):
-        model = row.build(tuple(shape), classes, factor, **options)
+        model = row.build(shape, classes, factor, **options)
     if pretrained:
         load_published(model, f"{row.pretrained}_Weights.IMAGENET1K_V1")
     if isinstance(model, Exits) and (projection or feature_dim):

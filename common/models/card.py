@@ -1,7 +1,7 @@
 """Card of a model: what its use needs beside the weights, in a JSON file beside them."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import final
 
@@ -24,17 +24,19 @@ class Card:
 
     method: str
     architecture: str
-    kind: str  #: image, signal or table
-    shape: tuple[int, ...]  #: of a sample: (C, H, W), (C, T) or (F,)
+    kind: str  #: image, signal, table or tokens
+    shape: tuple[int, ...]  #: of a sample: (C, H, W), (C, T), (F,) or (T,)
     bytes: bool  #: whether samples are bytes, 0 to 255
     classes: tuple[str, ...]  #: names of the outputs: classes, labels or targets
     mean: tuple[float, ...]
     std: tuple[float, ...]
     standardize: str = "dataset"  #: ``batch``: by the statistics of each batch instead
     columns: tuple[str, ...] = ()  #: of a table, in the order of a sample; empty: unnamed
-    objective: ObjectiveName = "classes"  #: what is learnt; the file of classes lacks these three
+    objective: ObjectiveName = "classes"  #: what is learnt
     target_mean: tuple[float, ...] = ()  #: of numbers
     target_std: tuple[float, ...] = ()
+    vocab: int = 0  #: of texts: number of different tokens
+    tokenizer: str = ""  #: of texts, with a digest of its vocabulary
 
     @property
     def goal(self) -> Objective:
@@ -44,7 +46,8 @@ class Card:
 
     def write(self, path: Path) -> None:
         """Replace the file ``path``. Raises ``OSError`` if it cannot be written."""
-        new, usual = ("objective", "target_mean", "target_std"), ("classes", ())
-        fields = {n: v for n, v in asdict(self).items() if n not in new or v not in usual}
-        text = json.dumps(fields, indent=1, ensure_ascii=False)
+        usual = {field.name: field.default for field in fields(self)}
+        always = ("standardize", "columns")
+        content = {n: v for n, v in asdict(self).items() if n in always or v != usual[n]}
+        text = json.dumps(content, indent=1, ensure_ascii=False)
         write_atomically(path, f"{text}\n".encode())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from common import seeds
-from common.data.kinds import describe
+from common.data.kinds import describe, zeros
 from common.errors import at, line
 from common.exchange.records.schema import DTYPES
 from common.models.classifier import Classifier
@@ -108,7 +108,7 @@ class ExternalModel:
     def _run(self, net: nn.Module, shape: Shape) -> object:
         """Return a network's output for two samples of zeros."""
         try:
-            return net(torch.zeros(2, *shape))
+            return net(zeros(2, shape))
         except Exception as error:  # whatever the plug-in's author did
             why = line(error, typed=True)
             raise self.refusal(f"it does not take {describe(shape)}: {why}") from error

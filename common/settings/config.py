@@ -243,10 +243,10 @@ class Data(Section):
 
     name: Annotated[str, Names("datasets")] = "digits"
     """Data set: a name of ``fedmosaic list datasets``, or ``module:attribute``."""
-    kind: Literal["auto", "image", "signal", "table"] = "auto"
+    kind: Literal["auto", "image", "signal", "table", "tokens"] = "auto"
     """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
     can be more than one kind need it."""
-    objective: Literal["auto", "classes", "labels", "number"] = "auto"
+    objective: Literal["auto", "classes", "labels", "number", "next-token"] = "auto"
     """What is learnt: one class for each sample, several labels, or numbers. ``auto``: what the
     data set says; files have classes unless this says otherwise."""
     target_mean: Annotated[str, *NUMBERS] = ""

@@ -60,6 +60,7 @@ class Task:
     bytes: bool = True  #: whether samples are bytes
     columns: tuple[str, ...] = ()  #: of a table that has names for them
     learnt: Objective | None = None  #: what is learnt; None: one of ``classes``
+    tokenizer: str = ""  #: of texts, with a digest of its vocabulary
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
@@ -67,11 +68,11 @@ class Task:
         statistics, columns = (dataset.mean, dataset.std), dataset.account.features
         of_bytes, goal = dataset.x.dtype == torch.uint8, dataset.goal(config.train.regression_loss)
         fields = dataset.shape, dataset.classes, *statistics, config, device, of_bytes, columns
-        return cls(*fields, goal)
+        return cls(*fields, goal, dataset.tokenizer)
 
     @property
     def kind(self) -> Kind:
-        """Kind of the samples: images, signals or tables."""
+        """Kind of the samples: images, signals, tables or tokens."""
         return kinds.of(self.shape)
 
     @property
@@ -102,6 +103,8 @@ class Task:
         """Kind, shape, number of classes, digest of their names and objective, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
         shape = f"{self.kind.name}:{'x'.join(map(str, self.shape))}"
+        if vocab := kinds.vocab_of(self.shape):
+            shape += f" of {vocab} ({self.tokenizer})"
         learnt = self.objective.fingerprint
         return f"{shape}/{self.num_classes}/{digest}{learnt and f'/{learnt}'}"
 
@@ -118,6 +121,8 @@ class Task:
             std=self.std,
             standardize=self.config.data.standardize,
             columns=self.columns,
+            vocab=kinds.vocab_of(self.shape),
+            tokenizer=self.tokenizer,
             objective=self.objective.name,
             **self.objective.scale,
         )
@@ -462,7 +467,7 @@ def check_objective(task: Task) -> None:
 
 def _check_counted(task: Task, spec: str) -> None:
     """Raise ``ValueError``, one line, if a step of this network has operations without formula."""
-    samples = torch.zeros(2, *task.shape, device=task.device)  # BatchNorm needs two
+    samples = kinds.zeros(2, task.shape, task.device)  # BatchNorm needs two
     with seeds.scope(task.seed, "counted", spec), counting(True):
         net = task.build(spec, name=("counted",)).train()
         torch.autograd.grad(net(samples).sum(), [*net.parameters()], allow_unused=True)
