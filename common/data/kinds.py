@@ -6,8 +6,8 @@ A data set declares the kind of its samples, and ``OfKind`` carries it with thei
 depends on it; the kind of a plain shape follows from its number of axes, and that of a tensor from
 its number type too, which tells tokens from tables. Axis 1 of a batch (n, C, ...) is the channel,
 or the column of a table: each channel has one mean and one standard deviation. Tokens have none:
-they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter text. Code outside ``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs
-to compare kinds.
+they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter text. Code outside
+``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs to compare kinds.
 """
 
 from collections.abc import Iterable, Sequence

@@ -551,7 +551,9 @@ class Required:
         self.allowed, self.why = allowed, why
 
 
-EVERY = ("classes", "labels", "number")
+OF_SAMPLES = ("classes", "labels", "number")
+"""Objectives with one output vector for each sample."""
+EVERY = (*OF_SAMPLES, "next-token")
 """Objectives of methods whose losses say nothing of what is learnt."""
 
 

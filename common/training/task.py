@@ -355,7 +355,7 @@ class Result(NamedTuple):
 
     measures: Values  #: by name, the objective's primary one first
     loss: float  #: mean, such as the cross-entropy in nats
-    outputs: Tensor  #: of the network, float32 [n, C] on the CPU
+    outputs: Tensor  #: ``Objective.digest`` of the network's, [n, ...] on the CPU
     y: Tensor  #: true values on the CPU
     by_output: Mapping[str, Sequence[float | None]]  #: of each label or target
 
@@ -397,12 +397,14 @@ def evaluate(
         for samples, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
             outputs = net(samples)
             loss += float(task.objective.total(outputs, labels))
-            found.append(outputs.float().cpu())
+            found.append(task.objective.digest(outputs.float(), labels).cpu())
             true.append(labels.cpu())
     net.train(was_training)
     outputs, labels = torch.cat(found), torch.cat(true)
     scores = task.objective.scores(outputs, labels)
-    return Result(scores.measures, loss / len(x), outputs, labels, scores.by_output)
+    return Result(
+        scores.measures, loss / task.objective.terms(labels), outputs, labels, scores.by_output
+    )
 
 
 def global_spec(task: Task) -> str:
