@@ -551,6 +551,8 @@ class Required:
         self.allowed, self.why = allowed, why
 
 
+NO_TOKENS = "its generator needs a gradient through the samples, and tokens have none"
+NO_NOISE = "its noise consists of numbers, not of tokens"
 OF_SAMPLES = ("classes", "labels", "number")
 """Objectives with one output vector for each sample."""
 EVERY = (*OF_SAMPLES, "next-token")
@@ -579,6 +581,9 @@ class MethodOptions(Section):
 
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""
+
+    no_texts: ClassVar[str] = ""
+    """Reason for which the method does not take texts; empty: it does."""
 
     facts: ClassVar[Facts] = Facts()
     """What travels, stays and is scored, for the documentation and the chooser."""

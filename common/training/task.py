@@ -20,7 +20,7 @@ from common import models, progress, seeds
 from common.data import kinds, noise
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
-from common.data.kinds import IMAGE, Kind
+from common.data.kinds import IMAGE, TOKENS, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
@@ -430,11 +430,16 @@ def check_fleet(task: Task) -> None:
     the input shape. With ``flops``, all operations of the networks must have formulas.
     """
     config = task.config
-    if (why := config.method.images) and task.kind is not IMAGE:
-        raise ValueError(
-            f'method = "{config.run.method}" takes images only: {why}; the data are '
-            f"{kinds.describe(task.shape)}"
-        )
+    method = config.method
+    for what, why, applies in (
+        ("images only", method.images, task.kind is not IMAGE),
+        ("no texts", method.no_texts, task.kind is TOKENS),
+    ):
+        if why and applies:
+            raise ValueError(
+                f'method = "{config.run.method}" takes {what}: {why}; the data are '
+                f"{kinds.describe(task.shape)}"
+            )
     check_objective(task)
     if "noise" in config.method.uses:
         noise.check(config.noise.kind, task.shape)
