@@ -20,6 +20,7 @@ EXTRAS: dict[str, str] = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "prometheus_client": "metrics",
+    "tokenizers": "text",
 }
 """Import name of a package to the extra in ``pyproject.toml`` that installs it."""
 

@@ -83,8 +83,9 @@ def places(flat: Mapping[str, Value], method: str = "") -> list[str]:
     except ValueError:  # a plug-in that is not here: the error follows where the method is made
         own = MethodOptions
     known = {**SHARED_FIELDS, **fields({plugins.table_of(method): own})}
-    found = {key for key, field in known.items() if mark_of(Place, field)}
-    return [key for key, value in flat.items() if value and general(key) in found]
+    found = {key: mark for key, field in known.items() if (mark := mark_of(Place, field))}
+    of_paths = ((key, value, found.get(general(key))) for key, value in flat.items() if value)
+    return [key for key, value, mark in of_paths if mark and value not in mark.words]
 
 
 def naming(flat: Mapping[str, object]) -> dict[str, Names]:

@@ -51,7 +51,9 @@ def test_the_tables_of_a_node() -> None:
         **dict.fromkeys(("data.public-dir", "node.K.public-dir"), "data-dirs"),
         **dict.fromkeys(("state-dir", "node.K.state-dir"), "state-dirs"),
         "weights": "weights",
+        "data.tokenizer": "data-dirs",
     }
+    assert known["words"] == {"data.tokenizer": ["auto", "byte", "hash"]}
     assert known["names"] == {
         "method": "methods",
         **dict.fromkeys(("fleet", "global-model", "node.K.model", "clock.choices"), "models"),
@@ -73,6 +75,7 @@ def test_the_tables_of_a_node() -> None:
         *("data.target-mean", "data.target-std"),
         *("experiment", "device", "node.K.device"),
         *("data.label-column", "data.owner-column", "data.ignore-columns", "data.digest"),
+        "data.text-column",
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),
@@ -96,7 +99,16 @@ def test_what_a_resumed_run_may_change() -> None:
 def test_the_places_of_a_moved_run() -> None:
     """``fedktl.generator`` was missing: such a run could not resume in another folder."""
     assert {key for key, field in FIELDS.items() if keys.mark_of(Place, field)} == {
-        *("data.dir", "data.public-dir", "state-dir", "weights", "membership", "out", "plugins"),
+        *(
+            "data.dir",
+            "data.public-dir",
+            "data.tokenizer",
+            "state-dir",
+            "weights",
+            "membership",
+            "out",
+            "plugins",
+        ),
         *("node.K.data-dir", "node.K.public-dir", "node.K.state-dir", "fedktl.generator"),
         "profile.NAME.available",
     }
@@ -108,6 +120,8 @@ def test_the_places_of_a_moved_run() -> None:
     }
     assert keys.places(flat) == ["fedktl.generator", "node.3.data-dir"]
     assert keys.places({"fedktl.generator": "g"}, "fedktl") == ["fedktl.generator"]
+    assert keys.places({"data.tokenizer": "hash"}) == []
+    assert keys.places({"data.tokenizer": "words.txt"}) == ["data.tokenizer"]
     assert keys.places({**flat, "method": "no_module:x"}) == ["node.3.data-dir"]
 
 

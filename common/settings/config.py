@@ -237,6 +237,9 @@ class Run(Section):
     server."""
 
 
+TOKENIZERS = ("auto", "byte", "hash")  #: values of ``data.tokenizer`` that are no paths
+
+
 @final
 class Data(Section):
     """Settings of the samples, their partition into clients, and their batches."""
@@ -295,6 +298,17 @@ class Data(Section):
     ignore_columns: Annotated[str, Mark.TEXT] = ""
     """``hub``, ``csv``: columns that are no features, separated by commas. Row numbers of pandas
     are never features."""
+    text_column: Annotated[str, Mark.TEXT] = ""
+    """``hub``, ``csv``, ``jsonl``: column of the texts, which is then the only feature; empty:
+    samples are no texts."""
+    tokenizer: Annotated[str, Place("data-dirs", TOKENIZERS)] = "auto"
+    """What makes tokens of a text: ``byte``, ``hash`` of words, the path of a list of words
+    (``.txt``), or of a folder with a Hugging Face ``tokenizer.json``. ``auto``: ``byte`` for next
+    tokens, else ``hash``."""
+    vocabulary: Annotated[int, Field(ge=3, le=10_000_000)] = 8192
+    """Number of tokens of the tokenizer ``hash``, padding included."""
+    max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Tokens of a sample: a longer text is cut after them, or into windows for next tokens."""
     small_owners: Literal["refuse", "leave-out"] = "refuse"
     """Owners with fewer than two training samples: end the run before it starts, or are left out
     and the other owners numbered anew (partition ``natural``)."""

@@ -45,6 +45,8 @@ class Place:
 
     rule: str = ""
     """Rule of a node's owner that lists the allowed places; empty: clients do not open it."""
+    words: tuple[str, ...] = ()
+    """Values of the setting that name no folder or file."""
 
 
 @final

@@ -144,7 +144,8 @@ def rules(policy: Policy | None, node: Mapping[str, Value]) -> dict[str, Any]:
 def settings() -> dict[str, Any]:
     """Return the tables of settings that the checks of a run config need, from the fields' marks.
 
-    ``paths``: the rule that lists the allowed places, by key. ``names``: the kind of plug-in by
+    ``paths``: the rule that lists the allowed places, by key. ``words``: values of these that are
+    no paths, by key. ``names``: the kind of plug-in by
     key. ``downloads`` and ``epochs`` (of clients): keys. ``texts``: keys of texts that may have any
     characters, beside those. Methods of installed packages count; one that cannot be imported does
     not, so that its texts must have no path.
@@ -153,14 +154,15 @@ def settings() -> dict[str, Any]:
     for name in installed("methods"):
         with contextlib.suppress(ValueError):
             fields |= keys.fields({name: methods.options(name)})
-    paths = {key: place.rule for key, f in fields.items() if (place := keys.mark_of(Place, f))}
+    places = {key: mark for key, f in fields.items() if (mark := keys.mark_of(Place, f))}
     names = {key: named.kind for key, f in fields.items() if (named := keys.mark_of(Names, f))}
     return {
-        "paths": {key: rule for key, rule in paths.items() if rule},
+        "paths": {key: mark.rule for key, mark in places.items() if mark.rule},
+        "words": {key: list(mark.words) for key, mark in places.items() if mark.words},
         "names": {key: kind for key, kind in names.items() if kind not in ON_THE_SERVER},
         "downloads": keys.marked(Mark.DOWNLOAD, within=fields),
         "epochs": keys.marked(Mark.CLIENT_EPOCHS, within=fields),
-        "texts": [*keys.marked(Mark.TEXT, within=fields), *paths, *names],
+        "texts": [*keys.marked(Mark.TEXT, within=fields), *places, *names],
     }
 
 

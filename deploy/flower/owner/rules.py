@@ -41,7 +41,10 @@ def check(rules: Mapping[str, Any], settings: Values, node: Values) -> None:
     ``settings``: the run config; ``node``: the node's own configuration. A missing rule allows all
     values, but missing tables of settings allow no run.
     """
-    if not {"paths", "names", "downloads", "epochs", "texts"} <= rules.get("settings", {}).keys():
+    if (
+        not {"paths", "words", "names", "downloads", "epochs", "texts"}
+        <= rules.get("settings", {}).keys()
+    ):
         raise Refused("the node that checks this run did not receive its tables of settings")
     for key, value, rule, allowed in _violations(rules, _spelled(settings), node):
         shown = f"{value!r:.{LONGEST}}" if isinstance(value, str) else str(value).lower()
@@ -69,6 +72,8 @@ def _violations(
     k, known = node.get("partition-id", ""), rules["settings"]
     for key, value in _paths(settings, node, known["paths"]).items():
         rule = known["paths"][_general(key)]
+        if value in known["words"].get(_general(key), ()):
+            continue
         paths = _filled(str(value), k, _models(settings, node, known["names"]))
         if rule in rules and not all(_inside(path, rules[rule]) for path in paths):
             yield key, value, rule, _listed(rules[rule], "absolute paths inside ")

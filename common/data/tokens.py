@@ -1,0 +1,287 @@
+"""Tokenizers, and samples of tokens made of texts.
+
+A token is an id from 1 to ``vocab`` - 1, because 0 is the padding behind a text, whatever the
+tokenizer. No tokenizer needs a download, and two of them need no vocabulary to agree on: bytes,
+and hashes of words.
+"""
+
+import hashlib
+import json
+import re
+import unicodedata
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from common.errors import first_line
+from common.extras import imported
+from common.files import check_regular, read_text
+from common.settings.config import TOKENIZERS, Data
+
+WORD = re.compile(r"[a-z']+|[0-9]+|[^\sa-z0-9]")  #: a word of a lower-case text
+PADDING, UNKNOWN = "<padding>", "<unknown>"
+FILE = "tokenizer.json"  #: file of a tokenizer in a Hugging Face folder
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  #: token of a single byte in vocabularies with byte fallback
+EVERY_BYTE = "".join(
+    map(chr, [*range(256), *range(256, 2048, 64), 2048, *range(4096, 0xD800, 4096), 0xE000, 0xF000])
+) + "".join(map(chr, range(0x10000, 0x110000, 0x30000)))
+"""A text in which every byte occurs that a text in UTF-8 can have."""
+PROBE = f"It's  TWO words,\n\tnaïve\r\n{EVERY_BYTE} end "
+
+
+class Tokenizer(ABC):
+    """Converts between texts and ids from 1 to ``vocab`` - 1."""
+
+    vocab: int  #: number of ids, padding included
+    fingerprint: str  #: name, and digest of the vocabulary; equal ones give equal ids
+    reversible: bool = False  #: whether a text can be read back from its ids
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """A readable name for each id, [vocab]; no two are equal."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Bytes in UTF-8 of each id's text, [vocab]; empty for a tokenizer that is not reversible.
+
+        They add up to the length of a text, and padding has 0.
+        """
+        return ()
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, each at least 1."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, without padding; bytes that are no UTF-8 become ``\\ufffd``.
+
+        Raises ``ValueError``, one line, for a tokenizer that is not reversible.
+        """
+        raise ValueError(f"tokenizer {self.fingerprint!r} cannot read texts back from tokens")
+
+
+@final
+class Bytes(Tokenizer):
+    """The bytes of a text in UTF-8: id 1 + byte."""
+
+    vocab, fingerprint, reversible = 257, "byte", True
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        shown = (chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256))
+        return PADDING, *shown
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return 0, *[1] * 256
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + byte for byte in text.encode()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i - 1 for i in ids if i).decode(errors="replace")
+
+
+@final
+class Hashes(Tokenizer):
+    """Words by their hash: id 2 + crc32(word) mod (vocab - 2), so that words can share an id."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.fingerprint = vocab, f"hash:{vocab}"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return PADDING, UNKNOWN, *(f"<hash {i}>" for i in range(self.vocab - 2))
+
+    def encode(self, text: str) -> list[int]:
+        slots = self.vocab - 2
+        return [2 + zlib.crc32(word.encode()) % slots for word in WORD.findall(text.lower())]
+
+
+@final
+class Words(Tokenizer):
+    """Words of a list, one per line: id 2 is the first; all other words have id 1."""
+
+    def __init__(self, path: Path) -> None:
+        check_regular(path)
+        words = read_text(path).splitlines()
+        ids: dict[str, int] = {}
+        for line, word in enumerate(words, 1):
+            if not WORD.fullmatch(word):
+                raise ValueError(
+                    f"{path}: line {line}: {word[:40]!r} is not one lower-case word, number or mark"
+                )
+            if word in ids:
+                raise ValueError(f"{path}: line {line}: {word!r} is line {ids[word] - 1} too")
+            ids[word] = line + 1
+        if not ids:
+            raise ValueError(f"{path}: there is no word in it")
+        self._ids, self.vocab = ids, len(ids) + 2
+        self.fingerprint = f"file:{_digest(chr(10).join(words).encode())}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return PADDING, UNKNOWN, *self._ids
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(word, 1) for word in WORD.findall(text.lower())]
+
+
+@final
+class Folder(Tokenizer):
+    """The tokenizer of a Hugging Face folder (the extra ``text``): id 1 + its own id.
+
+    It adds no special tokens, such as the beginning of a text, and cuts nothing. It is reversible
+    if it gives back a text with every byte, apart from Unicode's composition of letters (NFC).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / FILE
+        check_regular(path)
+        content, package = path.read_bytes(), imported("tokenizers")
+        try:
+            self._own: Any = package.Tokenizer.from_buffer(content)
+        except Exception as error:  # tokenizers has no class of errors
+            raise ValueError(f"{path}: damaged or no tokenizer ({first_line(error)})") from None
+        self._own.no_truncation()
+        self._own.no_padding()
+        self.fingerprint = f"folder:{_digest(content)}"
+        self._by_id = {i + 1: name for name, i in self._own.get_vocab().items()}
+        self.vocab = max(self._by_id, default=0) + 1
+        self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
+        back = self.decode(self.encode(PROBE))
+        self.reversible = unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", PROBE)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in range(1, self.vocab))
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        return (0, *map(self._length, range(1, self.vocab))) if self.reversible else ()
+
+    def _length(self, i: int) -> int:
+        """Return the bytes of an id; an id behind another one keeps a space at its beginning."""
+        name = self._by_id.get(i, "")
+        if self._of_bytes:  # a character for each byte
+            return len(name)
+        if BYTE.fullmatch(name):
+            return 1
+        return len(self.decode([i, i]).encode()) - len(self.decode([i]).encode())
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + i for i in self._own.encode(text, add_special_tokens=False).ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        own = [i - 1 for i in ids if i]
+        return str(self._own.decode(own, skip_special_tokens=False))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def tokenizer_of(data: Data) -> Tokenizer:
+    """Return the tokenizer ``data.tokenizer``.
+
+    Raises ``ValueError``, one line, for a path that is neither a list of words nor a folder with a
+    tokenizer, and for a tokenizer that is not reversible where next tokens are learnt: the bytes of
+    the text would not be known, and no text could be made of predictions.
+    """
+    following, name = data.objective_of_files == "next-token", data.tokenizer
+    if name == "auto":
+        name = "byte" if following else "hash"
+    path = Path(name).expanduser()
+    stamp = 0 if name in TOKENIZERS else _changed(path)
+    tokenizer = _made(name, data.vocabulary if name == "hash" else 0, stamp)
+    if following and not tokenizer.reversible:
+        raise ValueError(
+            f"data.tokenizer = {data.tokenizer!r} is not allowed with data.objective = "
+            "'next-token', because texts cannot be read back from its tokens; allowed: 'byte', or "
+            "a folder with a reversible tokenizer, such as byte-level BPE"
+        )
+    return tokenizer
+
+
+def _changed(path: Path) -> int:
+    """Return the time (ns) of the last change of a tokenizer's file; 0 without the file."""
+    file = path / FILE if path.is_dir() else path
+    return file.stat().st_mtime_ns if file.is_file() else 0
+
+
+@lru_cache(maxsize=8)
+def _made(name: str, vocabulary: int, stamp: int) -> Tokenizer:
+    if name == "byte":
+        return Bytes()
+    if name == "hash":
+        return Hashes(vocabulary)
+    if (path := Path(name).expanduser()).is_dir():
+        return Folder(path)
+    if path.suffix.lower() == ".txt" and stamp:
+        return Words(path)
+    raise ValueError(
+        f"data.tokenizer = {name!r} is not allowed; allowed: {', '.join(map(repr, TOKENIZERS))}, a "
+        f"list of words (*.txt), or a folder with {FILE}"
+    )
+
+
+def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -> np.ndarray:
+    """Return the ids of a text, int32 (t,); ``place``: file and row, for messages.
+
+    Raises ``ValueError``, one line, for a value that is no text, and for fewer than ``least`` ids.
+    """
+    if not isinstance(text, str):
+        shown = "no text" if text is None else f"{str(text)[:40]!r}, which is no text"
+        raise ValueError(f"{place} has {shown}")
+    try:
+        ids = np.array(tokenizer.encode(text), np.int32)
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can have
+        raise ValueError(f"{place}: character {error.start} of the text is no Unicode") from None
+    if len(ids) < least:
+        raise ValueError(f"{place}: the text is empty")
+    return ids
+
+
+@final
+class Samples(NamedTuple):
+    """Samples of tokens, made of texts."""
+
+    x: np.ndarray  #: int32 (n, T), padded with 0 on the right
+    y: (
+        np.ndarray | None
+    )  #: token behind each one in ``x``, int32 (n, T), 0 for none; of next tokens
+    row: np.ndarray  #: text that each sample came from, int64 (n,)
+    cut: int  #: texts of more than T tokens, of which only the first T count
+    dropped: int  #: texts without a token to learn
+
+
+def samples(texts: Sequence[np.ndarray], length: int, *, next_token: bool) -> Samples:
+    """Return samples of ``length`` tokens of texts, each an array of ids.
+
+    A text is one sample, cut after ``length`` tokens. For next tokens a text becomes consecutive
+    windows of ``length`` + 1 tokens that overlap by one, so that each token but the first is learnt
+    once.
+    """
+    step = length if next_token else max(map(len, texts), default=0) + 1
+    starts = [range(0, len(ids) - next_token, step) for ids in texts]
+    n = sum(map(len, starts))
+    x, row = np.zeros((n, length), np.int32), np.empty(n, np.int64)
+    y = np.zeros((n, length), np.int32) if next_token else None
+    i = 0
+    for of, (ids, begins) in enumerate(zip(texts, starts, strict=True)):
+        for begin in begins:
+            window = ids[begin : begin + length + 1]
+            if y is not None:
+                y[i, : len(window) - 1] = window[1:]
+                window = window[:-1]
+            x[i, : min(len(window), length)] = window[:length]
+            row[i] = of
+            i += 1
+    cut = 0 if next_token else sum(len(ids) > length for ids in texts)
+    return Samples(x, y, row, cut, sum(not len(begins) for begins in starts))
