@@ -13,7 +13,8 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from common.data.tokens import Tokenizer, tokenizer_of
+from common.data.tokens import Tokenizer, encoded, tokenizer_of
+from common.data.tokens import samples as token_samples
 from torch import Tensor, nn
 
 import client_app.methods
@@ -197,29 +198,21 @@ class Predictor:
     def _texts(self, x: object) -> Tensor:
         """Return texts as tokens int32 [n, T], cut as in training."""
         if self.tokenizer is None:
-            raise ValueError(
-                f"the tokenizer {self.card.tokenizer} is not that of the run's settings"
-            )
-        if (
-            not isinstance(x, Sequence)
-            or isinstance(x, str)
-            or not all(isinstance(text, str) and self.tokenizer.encode(text) for text in x)
-        ):
-            raise ValueError("x should be a list of texts, each with at least one token")
-        out = torch.zeros(len(x), *self.card.shape, dtype=torch.int32)
-        for row, text in zip(out, x, strict=True):
-            ids = self.tokenizer.encode(text)[: len(row)]
-            row[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        return out
+            raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
+        if not isinstance(x, Sequence) or isinstance(x, str):
+            raise ValueError("x should be a list of texts")
+        ids = [encoded(self.tokenizer, text, f"text {i}") for i, text in enumerate(x)]
+        return torch.from_numpy(token_samples(ids, self.card.shape[0], next_token=False).x)
 
     def complete(self, text: str, tokens: int, temperature: float, seed: int) -> str:
         """Return ``text`` and ``tokens`` more tokens from a model of next tokens; see ``Run``."""
         if not self.card.goal.every:
             raise ValueError(f"the run learnt {self.card.objective}, not next-token")
-        self._texts([text])  # refuses what is no text
-        assert self.tokenizer is not None
-        ids, draw = self.tokenizer.encode(text), seeds.stream(seed, "complete")
-        (found,) = completed(self.net, [ids], self.card.shape[0], tokens, draw, temperature)
+        if self.tokenizer is None:
+            raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
+        prompt = encoded(self.tokenizer, text, "the text").tolist()
+        draw = seeds.stream(seed, "complete")
+        (found,) = completed(self.net, [prompt], self.card.shape[0], tokens, draw, temperature)
         return text + self.tokenizer.decode(found)
 
     @torch.no_grad()
@@ -266,7 +259,8 @@ class Predictor:
 
 def _tokenizer(data: Data, card: Card) -> Tokenizer | None:
     """Return the tokenizer of the settings; None if the model is not of texts, or has another."""
-    tokenizer = tokenizer_of(data) if card.vocab else None
+    learnt = data.model_copy(update={"objective": card.objective})
+    tokenizer = tokenizer_of(learnt) if card.vocab else None
     return tokenizer if tokenizer and tokenizer.fingerprint == card.tokenizer else None
 
 

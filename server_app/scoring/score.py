@@ -167,7 +167,8 @@ class Scorer:
 
         Empty if the data set's own tokenizer is not one of the settings.
         """
-        task, tokenizer = self.task, tokenizer_of(self.task.config.data)
+        task = self.task
+        tokenizer = tokenizer_of(task.config.data.model_copy(update={"objective": "next-token"}))
         if tokenizer.fingerprint != task.tokenizer:
             return []
         net, length = self.main(self.scored.nets())[0].eval(), task.shape[0]
