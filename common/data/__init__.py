@@ -19,6 +19,7 @@ from torch import Tensor
 from common.data import decoded, external
 from common.data.arrays import load_leaf, load_npz
 from common.data.columns import load_client_csv, load_csv
+from common.data.corpora import austen, fortunes, grammar, sentiment
 from common.data.dataset import Dataset, fitted, merged, resize, strata, stratified
 from common.data.embedded import diabetes, digits, points, several_digits, toy, waves
 from common.data.folder import load_client_folders, load_folder
@@ -34,6 +35,7 @@ from common.data.published import (
     MNIST,
     SVHN,
 )
+from common.data.texts import load_text_folder
 from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
@@ -77,7 +79,9 @@ DATASETS: dict[str, Source] = {
     "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
     "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
     "csv": Source(load_csv, "train.csv and test.csv in data.dir: a table, or signals in windows"),
+    "jsonl": Source(load_csv, "the same as train.jsonl and test.jsonl: JSON Lines, often of texts"),
     "client-csv": Source(load_client_csv, "CSV files in data.dir, one folder per client"),
+    "text-folder": Source(load_text_folder, "texts in data.dir, a *.txt file each"),
     "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
     "toy": Source(lambda _: toy(), "random patterns with noise, generated", (1, 8, 8), 3),
     "smartwatch": Source(
@@ -85,6 +89,12 @@ DATASETS: dict[str, Source] = {
     ),
     "letters": Source(letters, "table of letters (Frey 1991); Debian's r-cran-mlbench", (16,), 26),
     "satellite": Source(satellite, "table of soils; Debian's r-cran-mlbench", (36,), 6),
+    "sentiment": Source(
+        sentiment, "rated sentences (Hutto 2014); archive of PyPI's vaderSentiment"
+    ),
+    "fortunes": Source(fortunes, "sayings of eight topics; Debian's fortunes"),
+    "austen": Source(austen, "six novels, next tokens; Debian's r-cran-janeaustenr"),
+    "grammar": Source(grammar, "texts of five Markov chains of letters, generated"),
     "several-digits": Source(
         lambda _: several_digits(), "up to four digits a picture, made of digits", (1, 16, 16), 10
     ),
@@ -110,10 +120,14 @@ def source(name: str) -> Source:
     return Source(external.loader(name, plugin), description)
 
 
+OF_TEXTS = ("text-folder", "leaf", "sentiment", "fortunes", "austen", "grammar")
+"""Data sets of texts, or ``leaf``, whose files tell."""
+OF_COLUMNS = ("csv", "jsonl", "client-csv", "hub")  #: data sets of texts with ``data.text_column``
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column", "ignore_columns", "images", "kind", "window", "stride"),
     *("objective", "target_mean", "target_std"),
+    *("text_column", "tokenizer", "vocabulary", "max_length"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -193,6 +207,13 @@ def _trained(samples: int, fractions: Sequence[float]) -> int:
 def _load(data: Data) -> Dataset:
     if data.digest:
         decoded.check_content(data)
+    texts = (*OF_TEXTS, *(OF_COLUMNS if data.text_column else ()))
+    if data.objective == "next-token" and data.name in {*DATASETS} - {*texts}:
+        column = " without data.text-column" if data.name in OF_COLUMNS else ""
+        raise ValueError(
+            f"data.objective = 'next-token' is not allowed with data.name = {data.name!r}{column}; "
+            f"allowed: texts, such as {', '.join(OF_TEXTS)}"
+        )
     dataset = source(data.name).load(data)
     every_class = data.partition != OWN and not dataset.account.declared
     try:

@@ -2,13 +2,15 @@
 
 Arrays become images (N, C, H, W), signals (N, C, T) or tables (N, F), and labels (N,). Bytes of
 images stay bytes, and floats are not rescaled, whatever their range. An array that can be more than
-one kind is refused unless ``data.kind`` says what it is.
+one kind is refused unless ``data.kind`` says what it is. Texts in LEAF's files become tokens.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import NoneType
 
@@ -17,10 +19,12 @@ import torch
 from torch import Tensor
 
 from common.data import decoded
-from common.data.account import Account
+from common.data.account import Account, unpacked
 from common.data.dataset import Dataset, check_classes, of_files
+from common.data.kinds import TOKENS
 from common.data.layout import part_folders
 from common.data.spelling import check_numbers
+from common.data.texts import Encoder, Texts
 from common.data.unpickle import check_sizes, read_npz
 from common.errors import first_line
 from common.files import check_regular, in_order, parse_json
@@ -32,6 +36,9 @@ MOST_CHANNELS = 4  #: most channels of images that are not square, unless ``data
 LONGEST = 200  #: most characters in a user's name
 DEEPEST = 64  #: most dimensions of an array of numpy
 PARTS = ("train", "test")
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 letters of Shakespeare, the classes of a next letter; one more is for all others."""
+OTHER = "other"
 
 Pair = tuple[np.ndarray, np.ndarray]  #: images and labels
 Owned = tuple[str, str, Pair | None]
@@ -77,9 +84,11 @@ def load_leaf(data: Data) -> Dataset:
     """Load all users' samples of ``data.dir``; classes are numbers, the name is the folder's.
 
     Each ``train/*.json`` and ``test/*.json`` has ``users``, ``num_samples`` and ``user_data``,
-    which contains each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1], or
-    nested lists. Users are owners in the order of their names. Test samples have no owners if a
-    user has test samples only. Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings".
+    which contains each user's ``x`` and ``y``: rows of numbers, such as FEMNIST's 784 in [0, 1],
+    nested lists, or texts, whose ``y`` can be texts too: classes, or single letters, of which
+    those that are none of ``LETTERS`` are one class. Users are owners in the order of their names.
+    Test samples have no owners if a user has test samples only. Caldas et al. 2018, "LEAF: A
+    Benchmark for Federated Settings".
     """
     root = decoded.data_folder(data, "leaf")
     folders = part_folders(root)
@@ -87,10 +96,11 @@ def load_leaf(data: Data) -> Dataset:
     for part, paths in files.items():
         if not paths:
             raise ValueError(f"{root / part}: no *.json files")
-    return _load(data, root, files, _users)
+    encoder = Encoder(data)
+    return _load(data, root, files, partial(_users, encoder=encoder), encoder=encoder)
 
 
-def _users(path: Path, data: Data) -> Iterator[Owned]:
+def _users(path: Path, data: Data, encoder: Encoder) -> Iterator[Owned]:
     """Yield the samples and labels of each user with samples in one file."""
     pairs: dict[str, Pair] = {}
     try:
@@ -114,7 +124,7 @@ def _users(path: Path, data: Data) -> Iterator[Owned]:
             with _located_at(f"user {str(user)[:80]!r}"):
                 if len(str(user)) > LONGEST:
                     raise ValueError(f"a name of {len(str(user))} characters, more than {LONGEST}")
-                samples = pair(content["user_data"].get(str(user)), data)
+                samples = pair(content["user_data"].get(str(user)), data, encoder)
                 if n not in (None, len(samples[1]) if samples else 0):
                     raise ValueError(f"not {n} samples, as num_samples says")
             if samples is not None:
@@ -137,10 +147,10 @@ def _located_at(source: str) -> Iterator[None]:
         raise ValueError(f"{source}: {error}") from None
 
 
-def pair(content: object, data: Data) -> Pair | None:
+def pair(content: object, data: Data, encoder: Encoder | None = None) -> Pair | None:
     """Return samples and y of a dictionary with ``x`` and ``y``, or None without samples.
 
-    Raises ``ValueError``, one line, for anything else.
+    ``encoder``: of texts, if they are allowed. Raises ``ValueError``, one line, for anything else.
     """
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         has = ", ".join(map(repr, content)) if isinstance(content, dict) else type(content).__name__
@@ -148,9 +158,20 @@ def pair(content: object, data: Data) -> Pair | None:
     x, y = content["x"], content["y"]
     if _empty(x) and _empty(y):
         return None
-    arrays, objective = samples(x, data.kind), data.objective_of_files
+    objective = data.objective_of_files
+    if encoder and isinstance(x, list) and any(isinstance(value, str) for value in x):
+        arrays = encoder.encode(x, (f"x of sample {i}" for i in count()))
+    elif objective == "next-token" or data.kind == "tokens":
+        raise ValueError("x holds no texts, but data.objective or data.kind is for texts")
+    else:
+        arrays = samples(x, data.kind)
+    if objective == "next-token":
+        return arrays, np.zeros(len(arrays), np.int64)
     if objective == "classes":
-        return arrays, labels(y, len(arrays))
+        named = encoder is not None and arrays.dtype == object and _all_of(y, (str,))
+        if named and len(y) != len(arrays):
+            raise ValueError(f"y has {len(y)} texts, but there are {len(arrays)} samples")
+        return arrays, np.array(y) if named else labels(y, len(arrays))
     with _located_at("y"):
         return arrays, targets(y, len(arrays), objective)
 
@@ -317,6 +338,7 @@ def _load(
     read: Callable[[Path, Data], Iterator[Owned]],
     check: Callable[[list[Path]], None] = lambda _: None,
     config: Path | None = None,
+    encoder: Encoder | None = None,
 ) -> Dataset:
     """Return the data set of the samples that ``read`` gets from the ``files`` of each part.
 
@@ -331,16 +353,29 @@ def _load(
     def decode() -> dict[str, Tensor]:
         check(paths)
         parts = ([one for path in part for one in read(path, data)] for part in files.values())
-        return _tensors(root, *parts)
+        return _tensors(root, encoder, *parts)
 
-    options = (data.kind, objective)
-    tensors, notes = dict(decoded.cached_files(data.name, paths, decode, *options)), []
-    if objective != "classes":
+    options = (data.kind, objective, *(encoder.options if encoder else ()))
+    tensors = dict(decoded.cached_files(data.name, paths, decode, *options))
+    account = unpacked(tensors["account"])
+    if objective == "classes" and not account.classes:
+        account = _numbered(data, root, tensors, account.notes, config)
+        paths += [config] if config else []
+    elif objective in ("labels", "number"):
         width = tensors["y"].shape[1]
         outputs = tuple(f"y{i}" for i in range(width)) if width > 1 else ("y",)
-        tensors["account"] = Account(classes=outputs).packed()
-        return of_files(root, tensors, paths, objective)
-    columns = tensors["y"].shape[1] if tensors["y"].ndim == 2 else 0
+        account = replace(account, classes=outputs)
+    tensors["account"] = account.packed()
+    dataset = of_files(root, tensors, paths, objective)
+    return encoder.described(dataset) if encoder and dataset.kind is TOKENS else dataset
+
+
+def _numbered(
+    data: Data, root: Path, tensors: dict[str, Tensor], notes: Sequence[str], config: Path | None
+) -> Account:
+    """Return the account with the classes of numbers or one-hot rows in ``tensors``, changed to
+    int64 (N,) from 0 on; ``notes``: those of the account."""
+    notes, columns = list(notes), tensors["y"].shape[1] if tensors["y"].ndim == 2 else 0
     if columns:
         notes.append("y is one-hot: each column is a class")
         tensors |= {name: tensors[name].byte().argmax(1) for name in ("y", "y_test")}
@@ -357,44 +392,74 @@ def _load(
             for name in ("y", "y_test"):
                 tensors[name] = torch.searchsorted(used, tensors[name])
     declared, classes = is_declared or bool(columns), tuple(map(str, names))
-    account = Account(notes=tuple(notes), declared=declared, classes=classes)
-    tensors["account"] = account.packed()
-    return of_files(root, tensors, [*paths, config] if config else paths)
+    return Account(notes=tuple(notes), declared=declared, classes=classes)
 
 
-def _tensors(root: Path, train: Sequence[Owned], test: Sequence[Owned]) -> dict[str, Tensor]:
-    """Return x, y and owner of both parts, by the field names of ``Dataset``.
+def _tensors(
+    root: Path, encoder: Encoder | None, train: Sequence[Owned], test: Sequence[Owned]
+) -> dict[str, Tensor]:
+    """Return x, y and owner of both parts, by the field names of ``Dataset``, and the account.
 
     Owners of training samples are numbered by their names. There is no ``owner_test`` if somebody
     has test samples only. Raises ``ValueError`` for a part without samples, and for samples that
     differ in shape or type. ``root``: the folder of the data, for messages.
     """
-    fields: dict[str, Tensor] = {}
     owners = sorted({owner for _, owner, _ in train}, key=in_order)
-    number = {owner: k for k, owner in enumerate(owners)}
+    number, parts = {owner: k for k, owner in enumerate(owners)}, list[Texts]()
     first, like, goal = "", np.empty(0), np.empty(0)
-    for suffix, part in (("", train), ("_test", test)):
+    for part in (train, test):
         full = [(name, owner, *samples) for name, owner, samples in part if samples]
         if not full:
             raise ValueError(f"{root}: there are no samples for training, or none for testing")
-        if not suffix:
+        if not parts:
             first, _, like, goal = full[0]
         for name, _, x, y in full:
             if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-                raise ValueError(
-                    f"{name}: samples are {x.dtype} {x.shape[1:]}, "
-                    f"those of {first} {like.dtype} {like.shape[1:]}"
+                shown, others = (
+                    "texts" if of.dtype == object else f"{of.dtype} {of.shape[1:]}"
+                    for of in (x, like)
                 )
+                raise ValueError(f"{name}: samples are {shown}, those of {first} {others}")
             if y.shape[1:] != goal.shape[1:]:
                 raise ValueError(f"{name}: y is {y.shape}, that of {first} {goal.shape}")
+            if (y.dtype.kind == "U") != (goal.dtype.kind == "U"):
+                raise ValueError(f"{name}: y is {y.dtype}, that of {first} {goal.dtype}")
         _, names, xs, ys = zip(*full, strict=True)
-        fields[f"x{suffix}"] = torch.from_numpy(np.concatenate(xs))
-        fields[f"y{suffix}"] = torch.from_numpy(np.concatenate(ys))
-        if number.keys() >= set(names):
-            sizes = torch.tensor([len(y) for y in ys])
-            owner = torch.tensor([number[name] for name in names])
-            fields[f"owner{suffix}"] = owner.repeat_interleave(sizes)
+        numbers = np.array([number.get(name, len(owners)) for name in names], np.int64)
+        owner = np.repeat(numbers, [len(y) for y in ys])
+        parts.append(Texts(np.concatenate(xs), np.concatenate(ys), owner))
+    if encoder and like.dtype == object:
+        return _tokens(root, encoder, parts, len(owners))
+    fields = {"account": Account().packed()}
+    for suffix, side in zip(("", "_test"), parts, strict=True):
+        arrays = {"x": np.asarray(side.ids), "y": side.label, "owner": side.owner}
+        if side.owner.max() >= len(owners):
+            del arrays["owner"]
+        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
     return fields
+
+
+def _tokens(root: Path, encoder: Encoder, parts: Sequence[Texts], owners: int) -> dict[str, Tensor]:
+    """Return the samples of texts, whose classes can be texts too, and the account."""
+    classes, declared, notes = tuple[str, ...](), False, list[str]()
+    if parts[0].label.dtype.kind == "U":
+        used = {*np.concatenate([part.label for part in parts]).tolist()}
+        classes = tuple(sorted(used, key=in_order))
+        if declared := all(len(name) == 1 for name in used) and not all(map(str.isdecimal, used)):
+            classes = (*LETTERS, OTHER)
+            if encoder.tokenizer.fingerprint != "byte":
+                notes.append("y is the next letter; data.tokenizer = 'byte' makes letters of x")
+        place = {name: i for i, name in enumerate(classes)}
+        parts = [
+            of._replace(label=np.array([place.get(y, len(LETTERS)) for y in of.label.tolist()]))
+            for of in parts
+        ]
+    try:
+        fields, more = encoder.fields(parts, owners)
+    except ValueError as error:
+        raise ValueError(f"{root}: {error}") from None
+    account = Account(classes=classes, declared=declared, notes=(*notes, *more))
+    return {**fields, "account": account.packed()}
 
 
 def _declared(config: Path, top: int) -> int:

@@ -1,11 +1,12 @@
-"""Data sets of tables in files: tables, and signals that are windows of consecutive rows.
+"""Data sets of tables in files: tables, texts, and signals: windows of consecutive rows.
 
 The first line names the columns. ``data.label-column`` holds the classes, or is several columns of
 labels or numbers to learn; at most one has the owners (``data.owner-column``); all others are
 numbers, but for row numbers of pandas and for ``data.ignore-columns``. A table has a sample per
-row. With ``data.window`` > 0 the rows are time steps in order, and samples are signals (columns,
-window): the windows of each run of consecutive rows of one owner in one file, and of one class.
-Labels and numbers of a window are those of its last row, and do not end a run.
+row; so have texts, of which ``data.text-column`` is the only feature. With ``data.window`` > 0 the
+rows are time steps in order, and samples are signals (columns, window): the windows of each run of
+consecutive rows of one owner in one file, and of one class. Labels and numbers of a window are
+those of its last row, and do not end a run.
 
 Without test files a fifth is held out, always the same: of a table 20 % of each owner's rows (of
 each class), of signals the last 20 % of each run's rows, so that no window overlaps a test window.
@@ -13,7 +14,7 @@ each class), of signals the last 20 % of each run's rows, so that no window over
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -27,6 +28,7 @@ from common.data.dataset import Dataset, check_classes, holdout, of_files, strat
 from common.data.layout import by_part, clients_of, part_folders
 from common.data.sheets import SUFFIXES, Sheet, unused
 from common.data.spelling import Names, check_numbers
+from common.data.texts import Encoder, Texts
 from common.files import check_regular, read_text
 from common.seeds import rng
 from common.settings.config import Data
@@ -39,12 +41,13 @@ Files = list[tuple[str, Path]]  #: owner (empty: by column or none) and path
 def load_csv(data: Data) -> Dataset:
     """Load ``train.csv`` and, if it exists, ``test.csv`` in ``data.dir``.
 
-    Without ``test.csv`` a file such as ``valid.csv`` is for testing. Files can be Parquet too.
+    Without ``test.csv`` a file such as ``valid.csv`` is for testing. Files can be Parquet or JSON
+    Lines (``jsonl``) too.
     """
-    root = decoded.data_folder(data, "csv")
+    root = decoded.data_folder(data, data.name)
     parts = by_part(sheets(root))
     if "train" not in parts:
-        raise ValueError(f"{root / 'train.csv'} is missing")
+        raise ValueError(f"{root / 'train'}.{data.name} is missing")
     test = parts.get("test", parts.get("valid"))
     return _load(data, root, [("", parts["train"])], [("", test)] if test else [])
 
@@ -77,26 +80,38 @@ def sheets(folder: Path) -> list[Path]:
 
 
 def _load(data: Data, root: Path, train: Files, test: Files) -> Dataset:
-    if data.kind not in ("auto", "signal" if data.window else "table"):
-        advice = "CSV files are tables; for signals, set data.window, the rows of a signal"
+    text = bool(data.text_column)
+    if text and data.window:
+        raise ValueError(
+            f"data.window = {data.window} is not allowed with data.text-column = "
+            f"{data.text_column!r}; allowed: 0"
+        )
+    if data.kind not in ("auto", "tokens" if text else "signal" if data.window else "table"):
+        advice = (
+            "CSV files are tables; for signals, set data.window, the rows of a signal, for texts "
+            "data.text-column"
+        )
         raise ValueError(
             f"data.kind = {data.kind!r} is not allowed with data.window = {data.window}: {advice}"
         )
     names = root / CLASSES
     columns, objective = (data.label_column, data.owner_column), data.objective_of_files
-    options = (*columns, data.ignore_columns, str(data.window), str(data.stride), objective)
+    options = [*columns, data.ignore_columns, str(data.window), str(data.stride), objective]
+    encoder = Encoder(data) if text else None
+    options += [data.text_column, *encoder.options] if encoder else []
     listed = objective == "classes" and names.is_file()
     paths = [path for _, path in train + test] + ([names] if listed else [])
-    decode = partial(_decode, data, names, train, test)
+    decode = partial(_decode, data, encoder, names, train, test)
     tensors = decoded.cached_files("csv", paths, decode, *options)
-    return of_files(root, tensors, paths, objective)
+    dataset = of_files(root, tensors, paths, objective)
+    return encoder.described(dataset) if encoder else dataset
 
 
 @final
 class _Part(NamedTuple):
     """Rows of the files of one part, in their order."""
 
-    values: np.ndarray  #: float32 (rows, columns)
+    values: np.ndarray  #: float32 (rows, columns); of texts their tokens, an object array (rows,)
     label: np.ndarray  #: numbers of the classes (rows,); labels or numbers float32 (rows, D)
     owner: np.ndarray  #: numbers of the owners (rows,)
     starts: list[int]  #: row at which each file begins
@@ -123,8 +138,8 @@ class _Part(NamedTuple):
 class _Reader:
     """Reads the files of all parts, which have the same columns, names of classes and owners."""
 
-    def __init__(self, data: Data, known: Sequence[str]) -> None:
-        self._data = data
+    def __init__(self, data: Data, encoder: Encoder | None, known: Sequence[str]) -> None:
+        self._data, self._encoder = data, encoder
         self._header: list[str] = []
         self._commas: list[Path] = []
         self.objective = data.objective_of_files
@@ -132,8 +147,11 @@ class _Reader:
         self.targets = data.label_columns or ("label",)
         if self.objective == "classes":
             self.targets = (self.label.column,)
+        elif self.objective == "next-token":
+            self.targets = ()
         self.owner = Names(data.owner_column, classes=False)
         self.features: list[int] = []
+        self.notes: list[str] = []  #: of texts that were cut or left out
         self._unused: dict[str, str] = {}
 
     def account(self, **known: Any) -> Account:
@@ -144,7 +162,7 @@ class _Reader:
             label=self.label.column if self.objective == "classes" else "",
             owner=self.owner.column,
             unused=self._unused,
-            notes=(*commas, *self.owner.alike),
+            notes=(*commas, *self.owner.alike, *self.notes),
             **known,
         )
 
@@ -154,11 +172,12 @@ class _Reader:
         for _, sheet in opened:
             self._check(sheet)
         most, end, starts = sum(sheet.rows for _, sheet in opened), 0, []
-        values = np.empty((most, len(self.features)), np.float32)
-        label, owner = np.empty(most, np.int64), np.empty(most, np.int64)
-        if self.objective != "classes":
+        shape = (most,) if self._encoder else (most, len(self.features))
+        values: np.ndarray = np.empty(shape, object if self._encoder else np.float32)
+        label, owner = np.zeros(most, np.int64), np.empty(most, np.int64)
+        if self.objective not in ("classes", "next-token"):
             label = np.empty((most, len(self.targets)), np.float32)
-        position = self._header.index(self.targets[0])
+        position = self._header.index(self.targets[0]) if self.targets else 0
         by = self._header.index(self.owner.column) if self.owner.column else None
         for name, sheet in opened:
             starts.append(end)
@@ -166,12 +185,16 @@ class _Reader:
                 into = slice(end, end := end + len(columns[0]))
                 if self.objective == "classes":
                     label[into] = self.label.codes(columns[position], sheet.path, first)
-                else:
+                elif self.targets:
                     label[into] = sheet.targets(columns, self.targets, first, self.objective)
                 if by is None:
                     owner[into] = self.owner.exact(name, len(columns[0]))
                 else:
                     owner[into] = self.owner.codes(columns[by], sheet.path, first)
+                if self._encoder:
+                    places = (f"{sheet.path}: row {i}" for i in count(first))
+                    values[into] = self._encoder.encode(columns[self.features[0]], places)
+                    continue
                 for j, i in enumerate(self.features):
                     values[into, j] = sheet.numbers(columns[i], self._header[i], first)
             self._commas += [sheet.path] if "," in sheet.decimals else []
@@ -197,6 +220,14 @@ class _Reader:
                     f"{', '.join(header)}{several * (role == 'label' and ',' in name)}"
                 )
         self._unused = unused(header, roles, self._data.ignore_columns, sheet.path)
+        if text := self._data.text_column:
+            if text not in header or text in roles:
+                raise ValueError(
+                    f"{sheet.path}: no column {text!r} besides label and owner; data.text-column "
+                    f"should be one of {', '.join(header)}"
+                )
+            others = [name for name in header if name not in (text, *roles)]
+            self._unused = dict.fromkeys(others, "not the text") | self._unused
         self.features = [
             i for i, name in enumerate(header) if name not in roles and name not in self._unused
         ]
@@ -204,10 +235,12 @@ class _Reader:
             raise ValueError(f"{sheet.path}: no column of numbers besides {roles[0]!r}")
 
 
-def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Tensor]:
+def _decode(
+    data: Data, encoder: Encoder | None, names: Path, train: Files, test: Files
+) -> dict[str, Tensor]:
     has_classes = data.objective_of_files == "classes"
     known = _listed(names) if has_classes else []
-    reader = _Reader(data, known)
+    reader = _Reader(data, encoder, known)
     parts = [reader.part(files) for files in (train, test) if files]
     classes, label = list(reader.targets), [part.label for part in parts]
     if has_classes:
@@ -217,7 +250,11 @@ def _decode(data: Data, names: Path, train: Files, test: Files) -> dict[str, Ten
     owners, owner = reader.owner.owners([part.owner for part in parts])
     parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
     fields: dict[str, Tensor] = {}
-    sides = _sides(data, parts, len(classes))
+    if encoder:
+        texts, reader.notes = encoder.sides([Texts(p.values, p.label, p.owner) for p in parts])
+        sides = [_Part(*side, []) for side in texts]
+    else:
+        sides = _sides(data, parts, len(classes))
     for suffix, what, side in zip(("", "_test"), ("training", "testing"), sides, strict=True):
         if not len(side.label):
             run = "have one class" if has_classes else "have one owner and file"

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from common.data.folder import GREY, as_bytes
 from common.data.layout import PARTS
 from common.data.sheets import unused
 from common.data.spelling import Names, check_numbers, flags
+from common.data.texts import Encoder, Texts
 from common.extras import imported
 from common.files import check_regular, parse_json
 from common.measures import ObjectiveName
@@ -45,8 +47,9 @@ TO_LEARN = " (for labels or numbers set data.objective)"  #: advice in errors
 def load_hub(data: Data) -> Dataset:
     """Load the columns of samples and classes, which are recognised by their feature types.
 
-    Samples are images; without an image column the arrays of the only column of lists, whose kind
-    ``data.kind`` says, or the rows of a table of all columns of numbers.
+    Samples are the texts of ``data.text_column``, else images; without an image column the arrays
+    of the only column of lists, whose kind ``data.kind`` says, or the rows of a table of all
+    columns of numbers.
     ``data.label_column`` selects one of several class columns, or a column of integers or texts,
     ``data.owner_column`` the column of owners. Labels are a column of lists of classes, or several
     columns of 0 and 1; numbers are columns of numbers or of lists of them. The data set has the
@@ -55,11 +58,14 @@ def load_hub(data: Data) -> Dataset:
     root = decoded.data_folder(data, "hub")
     files = sorted(path for path in root.rglob("*") if path.is_file())
     columns, objective = (data.label_column, data.owner_column), data.objective_of_files
-    options = (*columns, data.ignore_columns, data.kind, str(data.image_size), objective)
-    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data), *options)
+    options = [*columns, data.ignore_columns, data.kind, str(data.image_size), objective]
+    encoder = Encoder(data) if data.text_column else None
+    options += [data.text_column, *encoder.options] if encoder else []
+    tensors = decoded.cached_files("hub", files, lambda: _decode(root, data, encoder), *options)
     if not (root / "state.json").exists() and not (root / "dataset_dict.json").exists():
         files = [path for paths in _parquet(root).values() for path in paths]
-    return of_files(root, tensors, files, objective)
+    dataset = of_files(root, tensors, files, objective)
+    return encoder.described(dataset) if encoder else dataset
 
 
 def _parquet(root: Path) -> dict[str, list[Path]]:
@@ -111,19 +117,27 @@ def _parts(root: Path, loaded: dict[str, Any]) -> tuple[dict[str, Any], list[str
     return parts, notes
 
 
-def _decode(root: Path, data: Data) -> dict[str, Tensor]:
+def _decode(root: Path, data: Data, encoder: Encoder | None) -> dict[str, Tensor]:
     """Return the data set as tensors, including the account."""
     parts, notes = _parts(root, _loaded(root))
     features, owner = parts[""].features, data.owner_column
     has_classes = data.objective_of_files == "classes"
-    labels = _label_columns(root, features, data)
+    follows = data.objective_of_files == "next-token"
+    labels = [] if follows else _label_columns(root, features, data)
     kinds = _kinds(features)
     if owner and kinds.get(owner) not in ("label", "number", "value"):
         raise ValueError(
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
     left = unused(list(features), [*labels, owner], data.ignore_columns, root)
-    inputs = _inputs(root, features, {*labels, owner, *left})
+    if encoder:
+        inputs = [data.text_column]
+        if kinds.get(inputs[0]) != "value" or inputs[0] in (*labels, owner):
+            raise ValueError(
+                f"{root}: no column {inputs[0]!r} with texts; there are {_describe(features)}"
+            )
+    else:
+        inputs = _inputs(root, features, {*labels, owner, *left})
     columns = list(filter(None, (*inputs, *labels, owner)))
     for suffix, part in parts.items():
         for column in columns:
@@ -133,14 +147,11 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
                 raise ValueError(f"{root}: the test split has other columns: {there}")
         known = [column for column in columns if column in part.features]
         parts[suffix] = part.select_columns(known).with_format(None)
+    classes, tensors = list[str](), dict[str, Tensor]()
     if has_classes:
         classes, tensors = _labels(root, parts, labels[0])
-    else:
+    elif labels:
         classes, tensors = _targets(root, parts, labels, data.objective_of_files)
-    if kinds[inputs[0]] == "image":
-        tensors |= _images(root, parts, inputs[0], data.image_size)
-    else:
-        tensors |= _numbers(root, parts, inputs, data.kind)
     more = [name for name in features if name not in (*inputs, *labels, owner, *left)]
     notes += [f"columns of other types are not read: {', '.join(more)}"] if more else []
     owners: tuple[str, ...] = ()
@@ -148,13 +159,21 @@ def _decode(root: Path, data: Data) -> dict[str, Tensor]:
         owners, of_parts, alike = _owners(root, parts, owner)
         tensors |= of_parts
         notes += alike
+    if encoder:
+        tensors, cut = _texts(root, parts, tensors, inputs[0], encoder)
+        notes += cut
+    elif kinds[inputs[0]] == "image":
+        tensors |= _images(root, parts, inputs[0], data.image_size)
+    else:
+        tensors |= _numbers(root, parts, inputs, data.kind)
     account = Account(
         features=tuple(inputs),
         label=labels[0] if has_classes else "",
         owner=owner,
         unused=left,
         notes=tuple(notes),
-        declared=kinds[labels[0]] == ("label" if has_classes else "list")
+        declared=bool(labels)
+        and kinds[labels[0]] == ("label" if has_classes else "list")
         and _names(features[labels[0]]) is not None,
         owners=owners,
         classes=tuple(classes),
@@ -364,6 +383,24 @@ def _numbers(root: Path, parts: dict[str, Any], columns: list[str], kind: str) -
     if len({tuple(x.shape[1:]) for x in tensors.values()}) > 1:
         raise ValueError(f"{root}: samples of the two splits differ in shape")
     return tensors
+
+
+def _texts(
+    root: Path, parts: dict[str, Any], known: dict[str, Tensor], column: str, encoder: Encoder
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the samples of each part's texts with what is ``known``: y and owner; and notes."""
+    texts, owners = [], int(known["owner"].max()) + 1 if "owner" in known else 0
+    for suffix, part in parts.items():
+        places = (f"{root}: column {column!r}: sample {i}" for i in count())
+        ids = encoder.encode(part[column], places)
+        none = torch.full((len(ids),), owners)
+        y, owner = (known.get(f"{name}{suffix}", none).numpy() for name in ("y", "owner"))
+        texts.append(Texts(ids, y, owner))
+    try:
+        fields, notes = encoder.fields(texts, owners)
+    except ValueError as error:
+        raise ValueError(f"{root}: {error}") from None
+    return fields, notes
 
 
 def _describe(features: Any) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.data.account import Account
 from common.data.dataset import Dataset
-from common.data.kinds import describe
+from common.data.kinds import TOKENS, describe
 from common.data.shares import Share
 from common.files import write_atomically
 
@@ -61,6 +61,12 @@ class Overview:
     objective: str = "classes"  #: what is learnt
     targets: tuple[tuple[str, float, float], ...] = ()
     """Name, least and largest value of each number to learn, over the training samples."""
+    tokenizer: str = ""  #: fingerprint of the tokenizer of texts
+    vocab: int = 0  #: number of different tokens, padding included
+    lengths: tuple[int, int, int] = (0, 0, 0)
+    """Least, median and most tokens of a training sample of texts."""
+    full: float = 0.0  #: share of the training samples that have no padding
+    learnt: tuple[int, int] = (0, 0)  #: next tokens to learn in training and test samples
     clients: Clients = Clients()
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,7 +82,9 @@ class Overview:
         rows = [
             ("data", self.name),
             ("samples", f"{parts}: {self.samples}"),
-            (self.objective, self._classes() if self.classes else self._targets()),
+            ("tokenizer", self.tokenizer and f"{self.tokenizer}, {self.vocab:,} different tokens"),
+            ("lengths", self._lengths()),
+            (self.objective, self._learnt()),
             ("label", account.label and f"column {account.label!r}"),
             ("features", _listed(map(repr, account.features))),
             ("not used", _listed(f"{name!r} ({why})" for name, why in account.unused.items())),
@@ -126,6 +134,20 @@ class Overview:
         between = _between(n for _, n, _ in self.classes)
         return f"{len(self.classes)}: {first} to {last}, with {between}{without}"
 
+    def _learnt(self) -> str:
+        if self.objective == "next-token":
+            return "{:,} tokens to learn in training, {:,} in testing".format(*self.learnt)
+        return self._classes() if self.classes else self._targets()
+
+    def _lengths(self) -> str:
+        if not self.vocab:
+            return ""
+        least, median, most = self.lengths
+        return (
+            f"{least:,} to {most:,} tokens, median {median:,}; {100 * self.full:.1f} % of the "
+            "training samples have no padding"
+        )
+
     def _targets(self) -> str:
         return _listed(f"{name} ({low:g} to {high:g})" for name, low, high in self.targets)
 
@@ -151,9 +173,16 @@ def overview(dataset: Dataset) -> Overview:
     if dataset.objective == "number":
         bounds = torch.stack(dataset.y.aminmax(dim=0), 1).tolist()
         named["targets"] = tuple((n, *b) for n, b in zip(dataset.classes, bounds, strict=True))
+    elif dataset.objective == "next-token":
+        named["learnt"] = tuple(int((y > 0).sum()) for y in (dataset.y, dataset.y_test))
     else:
         counts = (dataset.counts(y) for y in (dataset.y, dataset.y_test))
         named["classes"] = tuple(zip(dataset.classes, *counts, strict=True))
+    if dataset.kind is TOKENS:
+        lengths = (dataset.x > 0).sum(1)
+        named["lengths"] = tuple(int(of(lengths)) for of in (torch.min, torch.median, torch.max))
+        named["full"] = float((lengths == dataset.x.shape[1]).double().mean())
+        named |= {"tokenizer": dataset.tokenizer, "vocab": dataset.vocab}
     owners: tuple[tuple[str, int], ...] = ()
     if dataset.owner is not None:
         sizes = torch.bincount(dataset.owner, minlength=dataset.owners).tolist()

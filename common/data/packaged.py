@@ -29,7 +29,7 @@ MLBENCH = Path("/usr/lib/R/site-library/mlbench/data")
 LETTERS, SATELLITE = 16_000, 4_435  #: first rows, for training, as in the original descriptions
 
 
-def _found(data: Data, file: str, folder: Path | None, package: str) -> Path:
+def file_of_package(data: Data, file: str, folder: Path | None, package: str) -> Path:
     """Return the path of a package's file; raise ``ValueError``, one line, if there is none."""
     own = Path(data.dir).expanduser() if data.dir else folder
     if own is not None and (own / file).is_file():
@@ -51,7 +51,7 @@ def smartwatch(data: Data) -> Dataset:
     """
     spec = importlib.util.find_spec("seglearn")
     folder = Path(spec.origin).parent / "data" if spec and spec.origin else None
-    path = _found(data, "watch_dataset.npy", folder, "pip install seglearn")
+    path = file_of_package(data, "watch_dataset.npy", folder, "pip install seglearn")
 
     def decode() -> dict[str, Tensor]:
         content = read_npy(path)
@@ -94,7 +94,7 @@ def satellite(data: Data) -> Dataset:
 
 def _mlbench(data: Data, name: str, frame_name: str, label: str, first: int) -> Dataset:
     """Return a data set whose ``first`` rows are for training; ``label``: column of the classes."""
-    path = _found(data, f"{frame_name}.rda", MLBENCH, "apt-get install r-cran-mlbench")
+    path = file_of_package(data, f"{frame_name}.rda", MLBENCH, "apt-get install r-cran-mlbench")
     frame = read_frame(path, frame_name)
     numbers = [values for key, values in frame.columns.items() if key != label]
     x = torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))

@@ -1,4 +1,5 @@
-"""Read data frames of R's ``.rda`` files (``save``) without R, and without running any code.
+"""Read data frames of R's ``.rda`` files (``save``), and texts of the lazy-load files (``.rdx`` and
+``.rdb``) of its packages, without R, and without running any code.
 
 The files have R's serialization format in its binary form ("R Internals", section 1.8): a pairlist
 of named objects, compressed. This module reads vectors of numbers, factors and text, and refuses
@@ -10,7 +11,8 @@ import gzip
 import lzma
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -51,20 +53,65 @@ def read_frame(path: Path, name: str) -> Frame:
     Raises ``ValueError``, one line with the path, for a missing, damaged or truncated file, a file
     without this data frame, or one with other objects than vectors of numbers, factors and text.
     """
-    check_regular(path)
-    try:
+    with _located(path):
         content = _content(path)
         if content[:5] not in MAGIC:
             raise ValueError("no .rda file")
-        reader = _Reader(content[5:])
-        objects = reader.named()
-        if name not in objects:
-            raise ValueError(f"it has no {name!r}, but {', '.join(objects)}")
-        return _frame(objects[name])
+        return _frame(_named(_Reader(content[5:]).named(), name))
+
+
+def read_lazy_texts(path: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the vectors of text ``names`` of a package's data; ``path``: its ``.rdx`` file.
+
+    That file has the place of each object in the ``.rdb`` file beside it, where an object is its
+    size in 4 bytes and its content, compressed by zlib. Raises ``ValueError`` as ``read_frame``.
+    """
+    with _located(path):
+        fields = _list(_Reader(_content(path)).item())
+        if _named(fields, "compressed").value.tolist() not in ([1], [True]):
+            raise ValueError("its objects are not compressed by zlib")
+        places = _list(_named(fields, "variables"))
+        places = {name: _named(places, name) for name in names}
+    with _located(path := path.with_suffix(".rdb")):
+        content, texts = path.read_bytes(), dict[str, list[str]]()
+        for name, place in places.items():
+            start, length = place.value.tolist()
+            unpacker = zlib.decompressobj()
+            value = (
+                _Reader(unpacker.decompress(content[start + 4 : start + length], MOST_BYTES))
+                .item()
+                .value
+            )
+            if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+                raise ValueError(f"{name!r} holds no text")
+            texts[name] = value
+        return texts
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """Convert the errors of a damaged file into a ``ValueError``, one line with ``path``."""
+    check_regular(path)
+    try:
+        yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError, struct.error, IndexError) as error:
-        raise ValueError(f"{path}: damaged or no .rda file ({error})") from None
+        raise ValueError(f"{path}: damaged or no file of R ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _named(objects: Mapping[str, _Object], name: str) -> _Object:
+    if name not in objects:
+        raise ValueError(f"it has no {name!r}, but {', '.join(objects)}")
+    return objects[name]
+
+
+def _list(item: _Object) -> dict[str, _Object]:
+    """Return the objects of a list by name."""
+    names = item.attributes.get("names")
+    if not isinstance(item.value, list) or names is None:
+        raise ValueError("the object is no list with names")
+    return dict(zip(names.value, item.value, strict=True))
 
 
 def _content(path: Path) -> bytes:
@@ -79,11 +126,8 @@ def _content(path: Path) -> bytes:
 
 
 def _frame(item: _Object) -> Frame:
-    names = item.attributes.get("names")
-    if not isinstance(item.value, list) or names is None:
-        raise ValueError("the object is no data frame")
     columns, levels = dict[str, np.ndarray](), dict[str, tuple[str, ...]]()
-    for name, column in zip(names.value, item.value, strict=True):
+    for name, column in _list(item).items():
         values, known = column.value, column.attributes.get("levels")
         if not isinstance(values, np.ndarray):
             raise ValueError(f"column {name!r} holds no numbers and no factor")
@@ -116,6 +160,10 @@ class _Reader:
     def named(self) -> dict[str, _Object]:
         """Return the objects of the file by name."""
         return self._pairs(self._integer(), 0)
+
+    def item(self) -> _Object:
+        """Return the only object of the file."""
+        return self._item(0)
 
     def _bytes(self, count: int) -> bytes:
         if not 0 <= count <= len(self.content) - self.at:

@@ -1,4 +1,4 @@
-"""Tables in files, read in blocks: CSV as programs write it, and Parquet.
+"""Tables in files, read in blocks: CSV as programs write it, JSON Lines, and Parquet.
 
 The separator is the one of ``,``, ``;`` and tab that the first line has most often. Where it is no
 comma, numbers may have decimal commas, if none of the file has a decimal point. Blocks bound the
@@ -17,13 +17,13 @@ import numpy as np
 
 from common.data.spelling import flags
 from common.extras import imported
-from common.files import check_regular
+from common.files import check_regular, parse_json
 from common.measures import ObjectiveName
 
 TEXT = (".csv", ".tsv")
-PARQUET = ".parquet"
+PARQUET, JSONL = ".parquet", ".jsonl"
 LEAVE_OUT = "; data.ignore-columns leaves columns out"  #: advice for features in errors
-SUFFIXES = (*TEXT, PARQUET)
+SUFFIXES = (*TEXT, JSONL, PARQUET)
 SEPARATORS = (",", ";", "\t")
 BLOCK = 2**12  #: values of a block; more are slower, because they leave the cache
 ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
@@ -43,7 +43,8 @@ class Sheet:
         check_regular(path)
         self.path = path
         self.decimals = dict[str, str]()  # "." and "," to where a number has it first
-        if path.suffix.lower() == PARQUET:
+        self._form = path.suffix.lower()
+        if self._form == PARQUET:
             self.separator = ","
             with _readable(path, "Parquet"):
                 self._parquet = imported("pyarrow.parquet").ParquetFile(path)
@@ -58,6 +59,8 @@ class Sheet:
         """Return the header, the separator, and a bound of the number of rows."""
         with _readable(self.path, "CSV"), open(self.path, "rb") as binary:
             lines = 1 + sum(block.count(b"\n") for block in iter(lambda: binary.read(2**20), b""))
+        if self._form == JSONL:
+            return [*next(self._objects(), {})], ",", lines
         with (
             _readable(self.path, "CSV"),
             open(self.path, newline="", encoding="utf-8-sig") as file,
@@ -74,7 +77,7 @@ class Sheet:
         Raises ``ValueError``, one line with file and row, for a row of another length.
         """
         size = max(BLOCK // max(len(self.header), 1), 1)
-        if self.path.suffix.lower() == PARQUET:
+        if self._form == PARQUET:
             first, batches = 1, self._parquet.iter_batches(batch_size=size)
             while True:
                 with _readable(self.path, "Parquet"):
@@ -83,6 +86,12 @@ class Sheet:
                     return
                 yield first, [column.to_pylist() for column in batch.columns]
                 first += batch.num_rows
+        if self._form == JSONL:
+            first, objects = 1, self._objects()
+            while rows_of := [[*row.values()] for row in islice(objects, size)]:
+                yield first, list(zip(*rows_of, strict=True))
+                first += len(rows_of)
+            return
         with open(self.path, newline="", encoding="utf-8-sig") as file:
             rows = (row for row in csv.reader(file, delimiter=self.separator) if row)
             first = 0  # the header
@@ -100,6 +109,44 @@ class Sheet:
                 if first:
                     yield first, list(zip(*block, strict=True))
                 first += len(block)
+
+    def _objects(self) -> Iterator[dict[str, object]]:
+        """Yield the JSON object of each line, its keys in the order of the first one.
+
+        Raises ``ValueError``, one line with file and row, for anything but an object of texts and
+        numbers with the keys of the first one.
+        """
+        header: list[str] = []
+        with open(self.path, encoding="utf-8-sig") as file:
+            lines, i = filter(str.strip, file), 0
+            while True:
+                with _readable(self.path, "text"):
+                    line = next(lines, None)
+                if line is None:
+                    return
+                row, i = self._row(line, i + 1), i + 1
+                header = header or [*row]
+                if row.keys() != {*header}:
+                    raise ValueError(
+                        f"{self.path}: row {i} has the columns {', '.join(row)}; those of row 1 "
+                        f"are {', '.join(header)}"
+                    )
+                yield {name: row[name] for name in header}
+
+    def _row(self, line: str, i: int) -> dict[str, object]:
+        """Return the JSON object of line ``i``."""
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: row {i} is no JSON ({error})") from None
+        if not isinstance(row, dict) or not row:
+            raise ValueError(f"{self.path}: row {i} is no JSON object")
+        for name, value in row.items():
+            if isinstance(value, dict | list):
+                raise ValueError(
+                    f"{self.path}: row {i}, column {name!r}: a list or an object is no value"
+                )
+        return row
 
     def targets(
         self, columns: Columns, names: Sequence[str], row: int, objective: ObjectiveName

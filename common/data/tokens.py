@@ -261,7 +261,7 @@ class Samples(NamedTuple):
     dropped: int  #: texts without a token to learn
 
 
-def samples(texts: Sequence[np.ndarray], length: int, *, next_token: bool) -> Samples:
+def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token: bool) -> Samples:
     """Return samples of ``length`` tokens of texts, each an array of ids.
 
     A text is one sample, cut after ``length`` tokens. For next tokens a text becomes consecutive

@@ -154,7 +154,10 @@ def test_nested_lists_say_their_own_shape(leaf: Leaf, tmp_path: Path) -> None:
         ({"users": ["a", "c"], "num_samples": [3, 3]}, "user 'c': there are no 'x' and 'y', but"),
         ({"num_samples": [4]}, "user 'a': not 4 samples, as num_samples says"),
         ({"num_samples": [3, 3]}, "num_samples has 2 entries for 1 users"),
-        ({"user_data": {"a": {"x": ["to be", "or not", "to"], "y": [0, 1, 2]}}}, "user 'a': it"),
+        (
+            {"user_data": {"a": {"x": ["to be", "or not", "to"], "y": [0, 1, 2]}}},
+            "'a': samples are t",
+        ),
         ({"user_data": {"a": {"x": [[1.0] * 60] * 3, "y": [0, 1, 2]}}}, "60 numbers, which make"),
         ({"user_data": {"a": {"x": [[1.0] * 49] * 3, "y": [0, 1, 2]}}}, r"are float32 \(1, 7"),
         ({"users": 3}, "'users' is no list of names"),

@@ -139,6 +139,9 @@ def folders(tmp_path: Path) -> Path:
     [
         *(({"data.dir": place}, True) for place in INSIDE),
         *(({"data.dir": place}, False) for place in OUTSIDE),
+        ({"data.tokenizer": "hash"}, True),
+        ({"data.tokenizer": "{}/images/words.txt"}, True),
+        ({"data.tokenizer": "{}/secret"}, False),
         *(({key: "{}/secret"}, False) for key in OTHER_KEYS),
         ({"data.dir": "{}/secret", "node.0.data-dir": "{}/images"}, True),
         ({"node.1.data-dir": "{}/secret"}, True),

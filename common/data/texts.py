@@ -1,0 +1,230 @@
+"""Texts in files: from encoded texts with classes and owners to the samples of a data set.
+
+A reader gives each text as its tokens, with the class (or labels or numbers) and the owner. Without
+test texts a fifth is held out, always the same: of the texts of each owner and class; for next
+tokens, of each owner's texts, or the end of each text if the owner has fewer than ``FEW``. The
+reader of ``text-folder`` is here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data import decoded
+from common.data.account import Account
+from common.data.dataset import Dataset, holdout, of_files, strata
+from common.data.layout import PARTS
+from common.data.spelling import Names
+from common.data.tokens import encoded, samples, tokenizer_of
+from common.files import check_regular, in_order, read_text
+from common.seeds import rng
+from common.settings.config import Data
+
+HELD_OUT = 0.2  #: share of the texts for testing where there are none for it
+FEW = 5  #: texts of an owner from which on whole ones are held out for next tokens
+LAYOUTS = {
+    "classes": "CLASS/*.txt or CLIENT/CLASS/*.txt, with train and test above the classes or not",
+    "next-token": "*.txt or CLIENT/*.txt, with train and test above the files or not",
+}
+
+
+Ids = Sequence[np.ndarray] | np.ndarray  #: an array is one of objects (n,)
+
+
+@final
+class Texts(NamedTuple):
+    """Encoded texts of one part of a data set."""
+
+    ids: Ids  #: tokens of each text, int32 (t,)
+    label: np.ndarray  #: what is learnt, (n, ...); for next tokens any
+    owner: np.ndarray  #: number of each text's owner, int64 (n,)
+
+
+@final
+class Encoder:
+    """Makes samples of texts as the settings [data] say.
+
+    Raises ``ValueError``, one line, as ``tokenizer_of`` does.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.tokenizer, self._length = tokenizer_of(data), data.max_length
+        self.next_token = data.objective_of_files == "next-token"
+        self.options = (self.tokenizer.fingerprint, str(self._length))
+        """What the samples of a text depend on, besides the objective."""
+
+    def encode(self, texts: Iterable[object], places: Iterable[str]) -> np.ndarray:
+        """Return the tokens of each text, an object array (n,) of int32 (t,).
+
+        Raises ``ValueError``, one line with the text's place (its file and row), for a value that
+        is no text, and for a text without tokens unless next tokens are learnt.
+        """
+        least = 0 if self.next_token else 1
+        pairs = zip(texts, places, strict=False)
+        tokens = [encoded(self.tokenizer, text, place, least=least) for text, place in pairs]
+        ids = np.empty(len(tokens), object)
+        for i, of_text in enumerate(tokens):  # numpy would make a matrix of arrays of one length
+            ids[i] = of_text
+        return ids
+
+    def sides(
+        self, parts: Sequence[Texts], share: float = HELD_OUT
+    ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], list[str]]:
+        """Return x, y and owner of the samples for training and for testing, and notes.
+
+        A single part is divided; ``share``: of its texts for testing.
+        """
+        texts = sum(len(part.ids) for part in parts)
+        if len(parts) == 1:
+            parts = _divided(parts[0], share, next_token=self.next_token)
+        made = [samples(part.ids, self._length, next_token=self.next_token) for part in parts]
+        sides = [
+            (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
+            for of, part in zip(made, parts, strict=True)
+        ]
+        many = f"have more than {self._length} tokens; data.max-length = {self._length} cuts them"
+        counts = (
+            (sum(of.cut for of in made), many),
+            (sum(of.dropped for of in made), "have no token to learn and are left out"),
+        )
+        return sides, [f"{n:,} of {texts:,} texts {what}" for n, what in counts if n]
+
+    def fields(
+        self, parts: Sequence[Texts], owners: int, share: float = HELD_OUT
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the samples by field name of ``Dataset``, and notes.
+
+        ``owners``: number of owners with training texts; 0: texts have none. There are no owners of
+        test samples if one of them has no training texts. Raises ``ValueError`` without samples for
+        training or for testing.
+        """
+        sides, notes = self.sides(parts, share)
+        fields: dict[str, Tensor] = {}
+        for suffix, (x, y, owner) in zip(("", "_test"), sides, strict=True):
+            if not len(x):
+                raise ValueError(f"no texts for {'testing' if suffix else 'training'}")
+            arrays = {"x": x, "y": y} | ({"owner": owner} if owner.max() < owners else {})
+            fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
+        return fields, notes
+
+    def described(self, dataset: Dataset) -> Dataset:
+        """Return the data set with its vocabulary, which for next tokens is what is learnt."""
+        known: dict[str, Any] = {
+            "vocab": self.tokenizer.vocab,
+            "tokenizer": self.tokenizer.fingerprint,
+        }
+        if self.next_token:
+            known |= {"classes": self.tokenizer.names, "token_bytes": self.tokenizer.lengths}
+            known["objective"] = "next-token"
+        return replace(dataset, **known)
+
+
+def _of(texts: Texts, rows: Sequence[int]) -> Texts:
+    """Return the texts of ``rows``."""
+    return Texts([texts.ids[i] for i in rows], texts.label[rows], texts.owner[rows])
+
+
+def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
+    """Divide texts into those for training and those for testing."""
+    owner, draw = torch.from_numpy(texts.owner), rng(0, "texts")
+    if not len(owner):
+        return [texts, texts]
+    if not next_token:
+        classes = strata(torch.from_numpy(texts.label))
+        sides = holdout(owner * (int(classes.max()) + 1) + classes, share, draw)
+        return [_of(texts, rows.tolist()) for rows in sides]
+    cuts = [len(ids) - round(share * len(ids)) for ids in texts.ids]
+    many = (torch.bincount(owner)[owner] >= FEW).nonzero()[:, 0]
+    for tested, rows in enumerate(holdout(owner[many], share, draw) if len(many) else ()):
+        for i in many[rows].tolist():
+            cuts[i] = 0 if tested else len(texts.ids[i])
+    heads = texts._replace(ids=[ids[:cut] for ids, cut in zip(texts.ids, cuts, strict=True)])
+    tails = texts._replace(ids=[ids[cut:] for ids, cut in zip(texts.ids, cuts, strict=True)])
+    trained = [i for i, cut in enumerate(cuts) if cut or not len(texts.ids[i])]
+    return [_of(heads, trained), _of(tails, [i for i, ids in enumerate(tails.ids) if len(ids)])]
+
+
+def load_text_folder(data: Data) -> Dataset:
+    """Load the ``*.txt`` files in ``data.dir``, each of which is a text.
+
+    Of classes they are in ``CLASS`` or ``CLIENT/CLASS``, for next tokens in ``data.dir`` itself or
+    in ``CLIENT``. Clients are owners. ``train`` and ``test`` can be above the classes or the files.
+    """
+    root, objective = decoded.data_folder(data, "text-folder"), data.objective_of_files
+    if objective not in LAYOUTS:
+        raise ValueError(
+            f"data.objective = {objective!r} is not allowed with data.name = {data.name!r}; "
+            f"allowed: {', '.join(map(repr, LAYOUTS))}"
+        )
+    encoder = Encoder(data)
+    inside = ((path.relative_to(root), path) for path in sorted(root.rglob("*")))
+    paths = [
+        path
+        for name, path in inside
+        if path.suffix.lower() == ".txt"
+        and path.is_file()
+        and not any(p[0] == "." for p in name.parts)
+    ]
+    if not paths:
+        raise ValueError(f"{root}: no *.txt files; the layout is {LAYOUTS[objective]}")
+    tensors = decoded.cached_files(
+        "text-folder", paths, lambda: _decode(root, paths, encoder), objective, *encoder.options
+    )
+    return encoder.described(of_files(root, tensors, paths, objective))
+
+
+def _decode(root: Path, paths: Sequence[Path], encoder: Encoder) -> dict[str, Tensor]:
+    """Return the texts of a folder as tensors, including the account."""
+    places = [_place(root, path, classes=not encoder.next_token) for path in paths]
+    layouts = {
+        (bool(part), bool(owner)): path
+        for path, (part, owner, _) in zip(paths, places, strict=True)
+    }
+    if len(layouts) > 1:
+        first, other, *_ = layouts.values()
+        raise ValueError(f"{root}: {first} and {other} are of two layouts; keep one of them")
+    names = {part for part, _, _ in places}
+    test = next((part for part in ("test", "valid") if part in names), None)
+    train = "train" if names != {""} else ""
+    if train not in names:
+        raise ValueError(f"{root}: there is {min(names)!r} but no folder 'train'")
+    classes = sorted({label for _, _, label in places}, key=in_order)
+    who, parts = Names("", classes=False), []
+    for part in filter(lambda name: name is not None, (train, test)):
+        rows = [i for i, place in enumerate(places) if place[0] == part]
+        texts = []
+        for i in rows:
+            check_regular(paths[i], root)
+            texts.append(read_text(paths[i]))
+        label = np.array([classes.index(places[i][2]) for i in rows], np.int64)
+        owner = np.concatenate([who.exact(places[i][1], 1) for i in rows])
+        parts.append(Texts(encoder.encode(texts, (str(paths[i]) for i in rows)), label, owner))
+    owners, numbers = who.owners([part.owner for part in parts])
+    owners = () if owners == ("",) else owners
+    parts = [part._replace(owner=codes) for part, codes in zip(parts, numbers, strict=True)]
+    try:
+        fields, notes = encoder.fields(parts, len(owners))
+    except ValueError as error:
+        raise ValueError(f"{root}: {error}") from None
+    if unread := names - {train, test}:
+        notes.append(f"folders {', '.join(sorted(unread))} are not read")
+    listed = () if encoder.next_token else tuple(classes)
+    account = Account(notes=tuple(notes), owners=owners, classes=listed)
+    return {**fields, "account": account.packed()}
+
+
+def _place(root: Path, path: Path, *, classes: bool) -> tuple[str, str, str]:
+    """Return part, owner and class of a file, each empty if its folders do not say it."""
+    folders = list(path.relative_to(root).parts[:-1])
+    label = folders.pop() if classes and folders else ""
+    part = PARTS.get(folders[-1].casefold(), "") if folders else ""
+    folders = folders[:-1] if part else folders
+    if len(folders) > 1 or (classes and (not label or label.casefold() in PARTS)):
+        layout = LAYOUTS["classes" if classes else "next-token"]
+        raise ValueError(f"{path}: the layout of {root} is {layout}")
+    return part, folders[0] if folders else "", label
