@@ -21,10 +21,14 @@ class Classifier(nn.Module, ABC):
 
     spec: str = ""  #: spec that built it, such as ``resnet8`` or ``resnet18@0.25``
     head: nn.Linear  #: d features to C logits
+    tied: ClassVar[bool] = False  #: whether the weights of the head are those of the input too
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """Return the head's inputs, features (n, d), for samples (n, C, ...)."""
+        """Return the head's inputs, features (n, d), for samples (n, C, ...).
+
+        Those of a network for next tokens are (n, T, d).
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, classes) for samples (n, C, ...)."""
