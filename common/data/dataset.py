@@ -94,7 +94,8 @@ class Dataset:
     @property
     def shape(self) -> Shape:
         """Shape of one sample: (C, H, W), (C, T), (F,) or (T,), with its kind and vocabulary."""
-        return OfKind(self.x.shape[1:], self.kind, self.vocab)
+        every = OBJECTIVES[self.objective].every
+        return OfKind(self.x.shape[1:], self.kind, self.vocab, every)
 
     @property
     def kind(self) -> Kind:

@@ -24,7 +24,7 @@ from common import seeds
 from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
-from common.data.kinds import describe
+from common.data.kinds import describe, zeros
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
 from common.extras import check_installed
@@ -243,8 +243,8 @@ class Predictor:
         if to == "onnx":
             check_installed("onnx")
             check_installed("onnxscript")
-        dtype = torch.uint8 if self.card.bytes else torch.float32
-        raw, x = Raw(self.net, self.card).eval(), torch.zeros(2, *self.card.shape, dtype=dtype)
+        raw, x = Raw(self.net, self.card).eval(), zeros(2, self.card.shape)
+        x = x.to(torch.uint8) if self.card.bytes else x
         batch: Any = {"x": {0: torch.export.Dim("n")}}
         try:
             program = torch.export.export(raw, (x,), dynamic_shapes=batch)
