@@ -31,6 +31,7 @@ DRAW = torch.Generator().manual_seed(5)
 LABELS = Labels(("a", "b", "c"))
 NUMBER = Number(("u", "v"), (3.0, -1.0), (2.0, 0.5))
 TOKENS = NextToken(("padding", "a", "bb", "cccc"), (0, 1, 2, 4))
+CUTTING = ("fedper", "fedrep", "lg-fedavg")  #: methods that need a head of its own
 ON_OTHERS = [
     (method, objective)
     for method in names()
@@ -54,8 +55,8 @@ def settings(method: str, objective: str, out: Path, **changes: Any) -> dict[str
     lr = {"labels": 0.1, "number": 0.03, "next-token": 0.3}[objective]
     train = {"train__epochs": 6, "train__lr": lr, "share_counts": True}
     if objective == "next-token":
-        tied = {*battery.TIED} & {method}
-        data |= {"fleet": "char-lstm@0.25" if tied else "gpt-2@0.5,gpt-1@0.5"}
+        spec = "char-lstm@0.25" if method in CUTTING else "gpt-1@0.5"
+        data |= {"fleet": spec, "global_model": spec}
     return battery.config(method, out, **{**data, **public, **train, "rounds": 3, **changes})
 
 
