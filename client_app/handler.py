@@ -112,7 +112,7 @@ class Handler(ABC, Generic[O, D]):
                 log.warning("client %d reads %s", p.k, line)
         models.check(p.spec, task.shape, task.num_classes, stem=task.stem)
         self.admit()
-        shares = self.config.run.share_counts and task.objective.name != "number"
+        shares = self.config.run.share_counts and task.objective.has_counts
         info = ClientInfo(
             n=p.n,
             n_test=self.n_test,

@@ -6,9 +6,9 @@ This module imports no torch, so that lists and checks of settings are quick.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -16,6 +16,14 @@ ObjectiveName = Literal["classes", "labels", "number", "next-token"]
 """Name of what is learnt (``common/objectives.py``)."""
 RegressionLoss = Literal["mse", "huber"]
 Values = Mapping[str, float | None]  #: by measure; None where the samples do not define it
+
+
+MEANS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "arithmetic": (np.asarray, np.asarray),
+    "quadratic": (np.square, np.sqrt),
+    "geometric": (np.log, np.exp),
+}
+"""Functions before and after an arithmetic mean that give the others."""
 
 
 @final
@@ -28,7 +36,7 @@ class Measure:
     least: float = 0.0
     most: float = 1.0
     higher: bool = True  #: whether a larger value is better
-    squares: bool = False  #: whether clients combine by the root of the mean square, not the mean
+    mean: Literal["arithmetic", "quadratic", "geometric"] = "arithmetic"  #: of several clients
 
     def better(self, new: float, old: float) -> bool:
         """Return whether ``new`` is better than ``old``."""
@@ -46,11 +54,12 @@ class Measure:
         """Return the score over ≥ 1 clients, weighted by their numbers of test samples.
 
         Of accuracies it is the score of all their samples together, and so it is of root mean
-        squares. Of AUC, F1 and R² it is the mean over clients, which pooled samples would not give.
+        squares, and of perplexities of texts with equally many tokens. Of AUC, F1 and R² it is the
+        mean over clients, which pooled samples would not give.
         """
-        powers = np.square(values) if self.squares else np.asarray(values, dtype=np.float64)
-        mean = float(np.average(powers, weights=np.asarray(sizes, dtype=np.float64)))
-        return math.sqrt(mean) if self.squares else mean
+        there, back = MEANS[self.mean]
+        shares = np.asarray(sizes, dtype=np.float64)
+        return float(back(np.average(there(np.asarray(values, dtype=np.float64)), weights=shares)))
 
     @property
     def direction(self) -> Literal["higher", "lower"]:
@@ -81,10 +90,10 @@ class Measure:
         """
         if value is None or not math.isfinite(value):
             return "–"
-        if self is ACCURACY:
+        if self in (ACCURACY, TOKEN_ACCURACY):
             return f"{100 * value:.{digits}f} %"
         places = digits + 2
-        if math.isinf(self.most):  # in the data's unit: as many digits in all
+        if self is RMSE:  # in the data's unit: as many digits in all
             places = max(places - math.floor(math.log10(abs(value) or 1)), 0)
         return f"{value:,.{places}f}"
 
@@ -102,6 +111,10 @@ ACCURACY = Measure("accuracy", "accuracy")
 MACRO_AUC = Measure("macro_auc", "macro AUC")
 MACRO_F1 = Measure("macro_f1", "macro F1")
 R2 = Measure("r2", "R²", least=-math.inf)
-RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, squares=True)
+RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, mean="quadratic")
+BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", most=math.inf, higher=False)
+PERPLEXITY = Measure("perplexity", "perplexity", 1.0, math.inf, higher=False, mean="geometric")
+TOKEN_ACCURACY = Measure("token_accuracy", "token accuracy")
 AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
-MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1)}
+_OF_TOKENS = (BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY)
+MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1, *_OF_TOKENS)}

@@ -1,9 +1,10 @@
-"""What is learnt: one class for each sample, several labels, or numbers; one objective each.
+"""What is learnt: a class for each sample, several labels, numbers, or the next token of a text.
 
 An objective owns the loss, the predictions, the scores of a model and how the scores of several
 clients combine. The first of its measures is the primary score. The outputs of a network are
-logits [n, C] for classes, logits [n, L] for L labels, and standardised numbers [n, D] for D
-targets. Code elsewhere asks the objective and rarely compares objectives.
+logits [n, C] for classes, logits [n, L] for L labels, standardised numbers [n, D] for D targets,
+and logits [n, T, V] for the token behind each of T tokens. Code elsewhere asks the objective and
+rarely compares objectives.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from torch import Tensor
 from common.losses.distillation import Reduction, kl, kl_from
 from common.measures import (
     ACCURACY,
+    BITS_PER_BYTE,
     MACRO_AUC,
     MACRO_F1,
+    PERPLEXITY,
     R2,
     RMSE,
+    TOKEN_ACCURACY,
     Measure,
     ObjectiveName,
     RegressionLoss,
@@ -60,6 +64,8 @@ class Objective(ABC):
     noun: ClassVar[tuple[str, str]]  #: word for an output, and for several
     primary: ClassVar[Measure]
     one_each: ClassVar[bool] = False  #: whether each sample has exactly one of the outputs
+    has_counts: ClassVar[bool] = True  #: whether samples are counted by class or label
+    every: ClassVar[bool] = False  #: whether networks have outputs for every token of a text
 
     @property
     @abstractmethod
@@ -80,12 +86,32 @@ class Objective(ABC):
     def total(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the sum over samples of the loss of each one."""
 
+    def terms(self, y: Tensor) -> int:
+        """Return how many losses ``total`` sums up."""
+        return len(y)
+
+    def kept(self, values: Tensor, y: Tensor) -> Tensor:
+        """Return the rows of outputs or features that have something to learn."""
+        return values
+
+    def pooled_features(self, features: Tensor, y: Tensor) -> Tensor:
+        """Return one vector [n, d] for each sample."""
+        return features
+
+    def truth(self, y: Tensor) -> Tensor:
+        """Return the true values of the rows of ``kept``."""
+        return y
+
+    def digest(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return what ``scores`` and ``sums`` need of a batch's outputs, [n, ...]."""
+        return outputs
+
     def loss(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch; ``weight`` [C]: of each class."""
-        return self.loss_of(self.form(outputs), y, weight)
+        return self.loss_of(self.form(self.kept(outputs, y)), y, weight)
 
     def form(self, outputs: Tensor) -> Tensor:
-        """Return outputs in the form that ``loss_of`` and ``divergence`` take."""
+        """Return the ``kept`` outputs in the form that ``loss_of`` and ``divergence`` take."""
         return outputs
 
     @abstractmethod
@@ -126,7 +152,7 @@ class Objective(ABC):
 
     @abstractmethod
     def scores(self, outputs: Tensor, y: Tensor) -> Scores:
-        """Return the scores of outputs and true values on the CPU."""
+        """Return the scores from the ``digest`` of outputs, and true values, on the CPU."""
 
     def by_model(self, scores: Values) -> tuple[str, Values]:
         """Return the field for primary scores of several models by name, and its content."""
@@ -134,7 +160,10 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return what a client sends of its test samples, so that the server has pooled scores."""
+        """Return what a client sends of its test samples, so that the server has pooled scores.
+
+        ``outputs``: their ``digest``.
+        """
 
     @property
     def scale(self) -> Mapping[str, tuple[float, ...]]:
@@ -247,11 +276,16 @@ class Summed(Objective):
 
     def check_sums(self, sums: Tensor, n: int) -> None:
         """Raise ``ValueError``, one line, unless ``sums`` can be those of n samples."""
-        like = self.sums(torch.zeros(1, len(self.outputs)), torch.zeros(1, len(self.outputs)))
+        like = self._example
         if sums.dtype != like.dtype or sums.shape != like.shape:
             raise ValueError(f"the sums are {sums.dtype} {tuple(sums.shape)}, not {like.shape}")
         if not bool(torch.isfinite(sums).all()) or not bool((self.counted(sums) == n).all()):
             raise ValueError(f"the sums are not those of {n} samples")
+
+    @property
+    def _example(self) -> Tensor:
+        zeros = torch.zeros(1, len(self.outputs))
+        return self.sums(zeros, zeros)
 
     @abstractmethod
     def counted(self, sums: Tensor) -> Tensor:
@@ -359,6 +393,7 @@ class Number(Summed):
 
     name = "number"
     noun = "target", "targets"
+    has_counts = False
     primary = R2
     chance = 0.0
     guess = 1.0
@@ -433,6 +468,100 @@ class Number(Summed):
                 )
 
 
+@final
+@dataclass(frozen=True)
+class NextToken(Summed):
+    """The token behind each token of a text: y int32 [n, T], 0 where there is none.
+
+    The outputs are logits [n, T, V]. The loss is the cross-entropy in nats, the mean over the
+    tokens to learn (not over texts), as with labels of −100 at other places in Hugging Face.
+    ``outputs`` names the V tokens. Scores of several clients are those of all their tokens
+    together: nats, right tokens, tokens and bytes add up, and perplexities are never averaged.
+    """
+
+    token_bytes: tuple[int, ...] = ()  #: length of each token in bytes [V]
+
+    name = "next-token"
+    noun = "token", "tokens"
+    has_counts = False
+    every = True
+    primary = BITS_PER_BYTE
+    measures = BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY
+    chance = 8.0  # of equally probable bytes
+
+    @property
+    def guess(self) -> float:
+        return math.log(len(self.outputs))
+
+    def total(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.kept(outputs, y), self.truth(y), reduction="sum")
+
+    def terms(self, y: Tensor) -> int:
+        return int((y > 0).sum())
+
+    def kept(self, values: Tensor, y: Tensor) -> Tensor:
+        return values[y > 0]
+
+    def pooled_features(self, features: Tensor, y: Tensor) -> Tensor:
+        """Return the mean over the tokens with a token to learn."""
+        mask = (y > 0).to(features.dtype)[:, :, None]
+        return (features * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+    def truth(self, y: Tensor) -> Tensor:
+        return y[y > 0].long()
+
+    def digest(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return nats, right tokens, tokens and bytes of each text, [n, 4]."""
+        sizes = torch.tensor(self.token_bytes or [1] * len(self.outputs), device=y.device)
+        kept, truth = y > 0, y.long()
+        nats = F.cross_entropy(outputs.transpose(1, 2), truth, reduction="none", ignore_index=0)
+        right = (outputs.argmax(2) == truth) & kept
+        columns = (nats, right, kept, sizes[truth] * kept)
+        return torch.stack([column.double().sum(1) for column in columns], 1)
+
+    def form(self, outputs: Tensor) -> Tensor:
+        """Return the logarithm of the softmax, of which loss and divergence share one."""
+        return F.log_softmax(outputs, dim=1)
+
+    def loss_of(self, form: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return F.nll_loss(form, self.truth(y))
+
+    def divergence(self, teacher: Tensor, student: Tensor, reduction: Reduction) -> Tensor:
+        """Return KL(teacher ‖ student) of the next token, the mean over the tokens to learn."""
+        return kl(teacher, student, given="logs", reduction=reduction)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(2)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Scores:
+        return self.pooled(self.sums(outputs, y))
+
+    def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the numbers of texts, nats, right tokens, tokens and bytes, [1, 5]."""
+        return torch.cat([outputs.new_tensor([len(y)]), outputs.sum(0)])[None]
+
+    @property
+    def _example(self) -> Tensor:
+        return self.sums(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 1))
+
+    def counted(self, sums: Tensor) -> Tensor:
+        n, nats, right, tokens, size = sums.T
+        whole = (sums[:, 2:] == sums[:, 2:].round()).all(1)
+        possible = (nats >= 0) & (right >= 0) & (right <= tokens) & (n <= tokens) & (size > 0)
+        return torch.where(whole & possible, n, -1.0)
+
+    def pooled(self, sums: Tensor) -> Scores:
+        (_, nats, right, tokens, size) = sums[0].tolist()
+        values = nats / (math.log(2) * size), math.exp(min(nats / tokens, 700.0)), right / tokens
+        return Scores({m.name: value for m, value in zip(self.measures, values, strict=True)})
+
+    @staticmethod
+    def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
+        if not bool((y > 0).any(1).all()):
+            row = int((~(y > 0).any(1)).nonzero()[0])
+            raise ValueError(f"text {row} has no token to learn")
+
+
 def macro_auc(outputs: Tensor, y: Tensor) -> float | None:
     """Return the mean over classes of the AUC of one class against the others.
 
@@ -443,4 +572,6 @@ def macro_auc(outputs: Tensor, y: Tensor) -> float | None:
 
 
 ONE_CLASS = Classes(())  #: objective of functions that need no names of the classes
-OBJECTIVES: Mapping[str, type[Objective]] = {o.name: o for o in (Classes, Labels, Number)}
+OBJECTIVES: Mapping[str, type[Objective]] = {
+    o.name: o for o in (Classes, Labels, Number, NextToken)
+}

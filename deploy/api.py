@@ -151,18 +151,40 @@ class Run:
         unit of the training data; ``model.json`` in the run's folder names labels and targets.
 
         ``x``: images in bytes (n, H, W, C), (n, C, H, W) or (n, H, W), or Pillow images; signals
-        (n, C, T); rows (n, F), or a data frame with the columns of the training. They are resized
-        and normalised as in training. ``client``, ``best``: as for ``model``. ``probabilities``:
-        return those of all classes [n, C] instead, or of labels.
+        (n, C, T); rows (n, F), or a data frame with the columns of the training; a list of texts.
+        They are resized, normalised and cut as in training. ``client``, ``best``: as for ``model``.
+        ``probabilities``: return those of all classes [n, C] instead, or of labels.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         used = self._predictor(client, best)
-        goal, outputs = used.card.goal, used.logits(x)
+        goal = used.card.goal
+        if goal.every:
+            raise ValueError("predict is for samples with one output; complete continues a text")
+        outputs = used.logits(x)
         if probabilities:
             return goal.shares(outputs)
         predicted = goal.predicted(outputs)
         return [goal.outputs[c] for c in predicted.tolist()] if goal.one_each else predicted
+
+    def complete(
+        self,
+        text: str,
+        *,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        seed: int = 0,
+        client: int | None = None,
+        best: bool = False,
+    ) -> str:
+        """Return ``text`` with ``tokens`` more tokens, as a model of next tokens continues it.
+
+        ``temperature``: of the probabilities from which each token is drawn; 0: the most probable
+        one. ``seed``: of these draws. ``client``, ``best``: as for ``model``.
+
+        Raises ``ValueError``, one line, for a run that learnt something else.
+        """
+        return self._predictor(client, best).complete(text, tokens, temperature, seed)
 
     def _predictor(self, client: int | None, best: bool) -> Predictor:
         """Return a model of the run. Raises as ``model``."""

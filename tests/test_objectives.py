@@ -1,4 +1,4 @@
-"""What is learnt: losses, predictions and scores of classes, labels and numbers."""
+"""What is learnt: losses, predictions and scores of classes, labels, numbers and tokens."""
 
 import math
 from dataclasses import replace
@@ -16,10 +16,10 @@ from torch.testing import assert_close
 from client_app.participant import Participant
 from common.data import DATASETS, Source, load
 from common.data.embedded import toy
-from common.measures import MACRO_AUC, R2, RMSE, Measure
+from common.measures import MACRO_AUC, MEASURES, PERPLEXITY, R2, RMSE, Measure
 from common.methods import names, options
 from common.metrics import auc
-from common.objectives import Labels, Number, Objective, Summed, macro_auc
+from common.objectives import Labels, NextToken, Number, Objective, Summed, macro_auc
 from common.parse import parse
 from common.settings.config import Data
 from common.training.task import Task, check_fleet
@@ -30,6 +30,7 @@ from tests.support.tiny import flat, play
 DRAW = torch.Generator().manual_seed(5)
 LABELS = Labels(("a", "b", "c"))
 NUMBER = Number(("u", "v"), (3.0, -1.0), (2.0, 0.5))
+TOKENS = NextToken(("padding", "a", "bb", "cccc"), (0, 1, 2, 4))
 ON_OTHERS = [
     (method, objective)
     for method in names()
@@ -40,9 +41,9 @@ ON_OTHERS = [
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data sets ``made-labels`` and ``made-number``."""
-    for name in ("labels", "number"):
-        dataset = getattr(outputs, name)()
+    """The data sets ``made-labels``, ``made-number`` and ``made-next-token``."""
+    for name in ("labels", "number", "next-token"):
+        dataset = getattr(outputs, name.replace("-", "_"))()
         monkeypatch.setitem(DATASETS, f"made-{name}", Source(lambda _, d=dataset: d, "made"))
 
 
@@ -50,8 +51,11 @@ def settings(method: str, objective: str, out: Path, **changes: Any) -> dict[str
     """A tiny run of a method on made data."""
     data = {"data__name": f"made-{objective}", "data__samples": 0, "data__test_samples": 0}
     public = {"data__public": 0.4} if "data__public" in battery.OVERRIDES.get(method, {}) else {}
-    lr = {"labels": 0.1, "number": 0.03}[objective]
+    lr = {"labels": 0.1, "number": 0.03, "next-token": 0.3}[objective]
     train = {"train__epochs": 6, "train__lr": lr, "share_counts": True}
+    if objective == "next-token":
+        tied = {*battery.TIED} & {method}
+        data |= {"fleet": "char-lstm@0.25" if tied else "gpt-2@0.5,gpt-1@0.5"}
     return battery.config(method, out, **{**data, **public, **train, "rounds": 3, **changes})
 
 
@@ -109,6 +113,49 @@ def test_the_area_of_classes_is_that_of_one_against_the_others() -> None:
     z, y = torch.randn(50, 4, generator=DRAW), torch.randint(0, 4, (50,), generator=DRAW)
     expected = sklearn.roc_auc_score(y, F.softmax(z, 1), multi_class="ovr")
     assert macro_auc(z, y) == pytest.approx(expected)
+
+
+def test_next_tokens_are_scored_over_all_kept_tokens_and_perplexities_never_averaged() -> None:
+    """Nats 1 and 3 over 30 and 10 tokens: the pooled perplexity is exp 1.5."""
+    rows = torch.tensor([[30.0, 15, 30, 60], [30, 2, 10, 20]], dtype=torch.float64)
+    y = torch.ones(1, 1)
+    clients = [TOKENS.sums(row[None], y) for row in rows]
+    for sums in clients:
+        TOKENS.check_sums(sums, 1)
+    pooled = TOKENS.pooled(torch.stack(clients).sum(0)).measures
+    assert pooled["perplexity"] == pytest.approx(math.exp(1.5)) == pytest.approx(4.481689)
+    assert pooled["bits_per_byte"] == pytest.approx(60 / (math.log(2) * 80))
+    assert pooled["token_accuracy"] == 17 / 40
+    assert PERPLEXITY.combined([math.e, math.e**3], [3, 1]) == pytest.approx(math.exp(1.5))
+    for column, wrong in ((0, 31.0), (2, 31.0), (2, 0.5), (3, 29.5), (1, -1.0), (4, 0.0)):
+        sums = clients[0].clone()
+        sums[0, column] = wrong
+        with pytest.raises(ValueError, match="the sums are not those of 1 samples"):
+            TOKENS.check_sums(sums, 1)
+
+
+def test_the_loss_of_next_tokens_is_the_mean_over_kept_tokens() -> None:
+    """As with ``labels`` of −100 elsewhere: not the mean of the texts' means."""
+    z = torch.randn(2, 4, 4, generator=DRAW)
+    y = torch.tensor([[1, 2, 3, 1], [2, 0, 0, 0]], dtype=torch.int32)
+    marked = torch.where(y > 0, y, -100).long()
+    expected = F.cross_entropy(z.flatten(0, 1), marked.flatten(), ignore_index=-100)
+    assert_close(TOKENS.loss(z, y), expected)
+    assert TOKENS.terms(y) == 5
+    assert_close(TOKENS.total(z, y), 5 * expected)
+    digest, right = TOKENS.digest(z, y), (z.argmax(2) == y) & (y > 0)
+    assert_close(digest[:, 0].sum(), (5 * expected).double())
+    assert digest[:, 1].tolist() == right.sum(1).tolist()
+    assert digest[:, 2].tolist() == [4, 1] and digest[:, 3].tolist() == [1 + 2 + 4 + 1, 2]
+    scores = TOKENS.scores(digest, y).measures
+    assert scores["bits_per_byte"] == pytest.approx(float(expected) * 5 / math.log(2) / 10)
+    teacher = TOKENS.form(TOKENS.kept(z, y))
+    assert teacher.shape == (5, 4)
+    assert float(TOKENS.divergence(teacher, teacher, "batchmean")) == pytest.approx(0, abs=1e-6)
+    means = TOKENS.pooled_features(z, y)
+    assert_close(means, torch.stack([z[0].mean(0), z[1, 0]]))
+    with pytest.raises(ValueError, match="text 1 has no token to learn"):
+        TOKENS.check(torch.tensor([[1, 0], [0, 0]]), TOKENS.outputs, every=True)
 
 
 @pytest.mark.parametrize("objective", [LABELS, NUMBER], ids=lambda o: o.name)
@@ -213,14 +260,17 @@ def test_a_collapse_is_a_change_for_the_worse(measure: Measure) -> None:
     ],
 )
 @pytest.mark.usefixtures("made")
-def test_a_method_learns_labels_and_numbers(method: str, objective: str, tmp_path: Path) -> None:
+def test_a_method_learns_other_things_than_classes(
+    method: str, objective: str, tmp_path: Path
+) -> None:
     run = play(settings(method, objective, tmp_path))
     assert run.summary["failures"] == [] and run.summary["accuracy"] is None
-    learnt: float = run.summary["primary"]["best"]
-    chance, name = (0.5, "macro_auc") if objective == "labels" else (0.0, "r2")
-    assert run.summary["primary"]["measure"] == name
-    assert learnt > chance + 0.15, run.summary["primary"]
-    assert run.summary["personal"]["pooled"] and run.summary["personal"]["best"] > chance
+    primary, personal = run.summary["primary"], run.summary["personal"]
+    guess = {"macro_auc": 0.5, "r2": 0.0, "bits_per_byte": math.log2(outputs.LETTERS)}
+    measure = MEASURES[primary["measure"]]
+    worse = guess[measure.name] + (0.15 if measure.higher else -0.15)
+    assert measure.better(primary["best"], worse), primary
+    assert personal["pooled"] and measure.better(personal["best"], guess[measure.name])
 
 
 @pytest.mark.usefixtures("made")

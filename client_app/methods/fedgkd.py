@@ -24,8 +24,8 @@ class FedGKD(GlobalCopy[Options, Request]):
         factor = o.gamma / 2 * (o.temperature**2 if o.t_squared else 1.0)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            logits = net(x)
-            value = self.participant.loss(logits, y)
-            return value + factor * kl(teacher(x), logits, o.temperature)
+            logits, goal = net(x), self.task.objective
+            target, student = (goal.kept(outputs, y) for outputs in (teacher(x), logits))
+            return self.participant.loss(logits, y) + factor * kl(target, student, o.temperature)
 
         return loss

@@ -51,7 +51,7 @@ class FedKD(OwnModel[Options, Request]):
         o, goal, weights = self.options, self.task.objective, self.participant.class_weights
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            f_k, f = local.features(x), mentee.features(x)
+            f_k, f = (goal.kept(net.features(x), y) for net in (local, mentee))
             log_k, log = goal.form(local.head(f_k)), goal.form(mentee.head(f))
             mapped = projection(f)
             labels = goal.loss_of(log_k, y, weights) + goal.loss_of(log, y, weights)

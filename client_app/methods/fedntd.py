@@ -21,7 +21,9 @@ class FedNTD(GlobalCopy[Options, Request]):
         received = frozen_logits(self.participant.model(self.spec, request.w).eval())
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            z, factor = net(x), self.options.beta * tau**2
-            return self.participant.loss(z, y) + factor * not_true(received(x), z, y, tau)
+            z, factor, goal = net(x), self.options.beta * tau**2, self.task.objective
+            teacher, student = (goal.kept(outputs, y) for outputs in (received(x), z))
+            distilled = not_true(teacher, student, goal.truth(y), tau)
+            return self.participant.loss(z, y) + factor * distilled
 
         return loss

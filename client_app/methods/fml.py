@@ -22,7 +22,7 @@ class FML(Mutual[Options, Request]):
         o = self.options
         goal, weights = self.task.objective, self.participant.class_weights
         # Of classes, cross-entropy and both KL terms use one log-softmax for each network.
-        own, shared = goal.form(own), goal.form(shared)
+        own, shared = (goal.form(goal.kept(outputs, y)) for outputs in (own, shared))
 
         def mixed(student: Tensor, teacher: Tensor, weight: float) -> Tensor:
             target = teacher.detach() if o.detach else teacher

@@ -40,7 +40,8 @@ class MOON(GlobalCopy[Options, Request]):
             q = net.features(x)
             with torch.no_grad():
                 q_g, q_p = received.features(x), past.features(x)
-            return p.loss(net.head(q), y) + o.mu * contrast(q, q_g, q_p, o.temperature)
+            own, near, far = (p.task.objective.pooled_features(f, y) for f in (q, q_g, q_p))
+            return p.loss(net.head(q), y) + o.mu * contrast(own, near, far, o.temperature)
 
         return loss
 

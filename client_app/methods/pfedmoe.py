@@ -4,6 +4,7 @@ import math
 from typing import final
 
 from client_app.bases.composite import CompositeClient
+from common.data import kinds
 from common.exchange.records import StateDict
 from common.methods.pfedmoe import Options
 from common.models.classifier import Classifier
@@ -22,8 +23,10 @@ class PFedMoE(CompositeClient[Options, Gated]):
         return net
 
     def compose(self, own: Classifier, shared: Classifier) -> Gated:
-        o, inputs = self.options, math.prod(self.task.shape)
-        return Gated(own, shared, Gate(inputs, o.gate_hidden, normalise=o.gate_norm == "layer"))
+        o, shape = self.options, self.task.shape
+        inputs, vocab = math.prod(shape), kinds.vocab_of(shape)
+        gate = Gate(inputs, o.gate_hidden, normalise=o.gate_norm == "layer", vocab=vocab)
+        return Gated(own, shared, gate)
 
     def loss(self, net: Gated) -> Loss:
         return self.participant.supervised(net)

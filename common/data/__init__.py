@@ -374,7 +374,7 @@ def _fitted(
         x, y = x[rows], y[rows]
     if data.public_name and other.shape != shape:
         x = fitted(x, shape, f"data.public-name = {data.public_name!r}")
-    elif other.shape != shape:
+    elif not data.public_name and other.shape != shape:
         raise ValueError(
             f"data.public-dir = {data.public_dir!r} has {describe(other.shape)}, the data set "
             f"{describe(shape)}"

@@ -39,15 +39,15 @@ class Dataset:
     """Training and test samples of one task.
 
     ``x`` and ``x_test`` are uint8 or float32 images (N, C, H, W), float32 signals (N, C, T),
-    float32 tables (N, F), or int32 tokens (N, T) of a vocabulary of ``vocab``, of which 0 is padding
-    on the right. Floats are never divided by 255. ``objective`` says what ``y`` and
+    float32 tables (N, F), or int32 tokens (N, T) of a vocabulary of ``vocab``, of which 0 is the
+    padding on the right. Floats are never divided by 255. ``objective`` says what ``y`` and
     ``y_test`` are: int64 (N,) in 0..num_classes - 1; labels as float32 (N, L) of 0 and 1; numbers
     as float32 (N, D) in their unit; next tokens as int32 (N, T), 0 where there is none to learn.
-    ``classes`` names the classes, the labels, the targets or the tokens.
-    ``mean`` and ``std`` are per channel (per column of a table), for bytes in
-    units of [0, 1]; tokens have none. ``x_public`` contains samples that the data set reserves besides training and
-    testing (CINIC-10's ``valid``), and ``y_public`` their classes, which only upper bounds use;
-    usually both are None.
+    ``classes`` names the classes, the labels, the targets or the tokens. ``mean`` and ``std`` are
+    per channel (per column of a table), for bytes in units of [0, 1]; tokens have none.
+    ``x_public`` contains samples that the data set reserves besides training and testing
+    (CINIC-10's ``valid``), and ``y_public`` their classes, which only upper bounds use; usually
+    both are None.
 
     ``owner`` (N,) and ``owner_test`` (N_test,) are the samples' owners, int64 in 0..owners - 1.
     Both are None for data without owners; ``owner_test`` alone is None if test samples have none.
@@ -78,9 +78,9 @@ class Dataset:
     def counts(self, y: Tensor) -> list[int]:
         """Return how many of the samples y [n, ...] have each class or label, [C].
 
-        All samples count for every number.
+        All samples count for every number and every token.
         """
-        if self.objective == "number":
+        if not OBJECTIVES[self.objective].has_counts:
             return [len(y)] * self.num_classes
         held = y.sum(0).long() if y.ndim == 2 else torch.bincount(y, minlength=self.num_classes)
         counts: list[int] = held.tolist()
@@ -88,13 +88,14 @@ class Dataset:
 
     def goal(self, how: RegressionLoss = "mse") -> Objective:
         """Return the objective for these outputs; ``how``: the loss of numbers."""
-        scale = (*self.scale, how) if self.objective == "number" else ()
-        return OBJECTIVES[self.objective](self.classes, *scale)
+        further = {"number": (*self.scale, how), "next-token": (self.token_bytes,)}
+        return OBJECTIVES[self.objective](self.classes, *further.get(self.objective, ()))
 
     @property
     def shape(self) -> Shape:
         """Shape of one sample: (C, H, W), (C, T), (F,) or (T,), with its kind and vocabulary."""
-        return OfKind(self.x.shape[1:], self.kind, self.vocab)
+        every = OBJECTIVES[self.objective].every
+        return OfKind(self.x.shape[1:], self.kind, self.vocab, every)
 
     @property
     def kind(self) -> Kind:

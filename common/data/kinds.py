@@ -6,8 +6,8 @@ A data set declares the kind of its samples, and ``OfKind`` carries it with thei
 depends on it; the kind of a plain shape follows from its number of axes, and that of a tensor from
 its number type too, which tells tokens from tables. Axis 1 of a batch (n, C, ...) is the channel,
 or the column of a table: each channel has one mean and one standard deviation. Tokens have none:
-they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter text. Code outside ``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs
-to compare kinds.
+they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter text. Code outside
+``common/data``, ``common/models`` and ``common/data/noise.py`` rarely needs to compare kinds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,6 +35,11 @@ class Kind:
         return self.shape.format(*shape)
 
     @property
+    def plural(self) -> str:
+        """Word for several samples, such as ``images``."""
+        return f"{self.name.removesuffix('s')}s"
+
+    @property
     def layout(self) -> str:
         """The number types and the shape of N samples, such as ``float32 (N, C, T)``."""
         types = " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
@@ -54,24 +59,29 @@ LAYOUTS = ", ".join(kind.layout for kind in KINDS)
 class OfKind(tuple[int, ...]):
     """Shape of one sample with its declared kind; two of different kinds are not equal.
 
-    ``vocab``: number of different tokens, padding included; 0 for other kinds.
+    ``vocab``: number of different tokens, padding included; 0 for other kinds. ``every``: whether
+    each token of a text has a target, the next token; else the whole sample has one.
     """
 
     kind: Kind
     vocab: int
+    every: bool
 
-    def __new__(cls, sizes: Iterable[int], kind: Kind | None = None, vocab: int = 0) -> Self:
+    def __new__(
+        cls, sizes: Iterable[int], kind: Kind | None = None, vocab: int = 0, every: bool = False
+    ) -> Self:
         shape = super().__new__(cls, sizes)
-        shape.kind, shape.vocab = kind or of(tuple(shape)), vocab
+        shape.kind, shape.vocab, shape.every = kind or of(tuple(shape)), vocab, every
         return shape
 
-    def __getnewargs__(self) -> tuple[tuple[int, ...], Kind, int]:
-        return tuple(self), self.kind, self.vocab
+    def __getnewargs__(self) -> tuple[tuple[int, ...], Kind, int, bool]:
+        return tuple(self), self.kind, self.vocab, self.every
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, tuple) or not super().__eq__(other):
             return False
-        return of(other) == self.kind and vocab_of(other) == self.vocab
+        same = of(other) == self.kind and vocab_of(other) == self.vocab
+        return same and every_of(other) == self.every
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -97,6 +107,11 @@ def vocab_of(shape: Shape) -> int:
     return shape.vocab if isinstance(shape, OfKind) else 0
 
 
+def every_of(shape: Shape) -> bool:
+    """Return whether each token has a target, the next token, instead of the whole sample."""
+    return isinstance(shape, OfKind) and shape.every
+
+
 def of_samples(x: Tensor, declared: str = "") -> Kind:
     """Return the kind of samples x (n, ...): the ``declared`` one, else by their number type."""
     if not declared and x.dtype in TOKENS.dtypes:
@@ -109,6 +124,14 @@ def zeros(n: int, shape: Shape, device: torch.device | None = None) -> Tensor:
     if of(shape) is TOKENS:
         return torch.ones(n, *shape, dtype=torch.int32, device=device)
     return torch.zeros(n, *shape, device=device)
+
+
+def random(n: int, shape: Shape, generator: torch.Generator | None = None) -> Tensor:
+    """Return n random samples on the CPU: normal numbers, or texts of tokens without padding."""
+    if of(shape) is TOKENS:
+        size = (n, *shape)
+        return torch.randint(1, vocab_of(shape), size, generator=generator, dtype=torch.int32)
+    return torch.randn(n, *shape, generator=generator)
 
 
 def is_valid(x: Tensor, declared: str = "") -> bool:

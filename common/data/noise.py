@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.data import kinds
-from common.data.kinds import IMAGE, Shape
+from common.data.kinds import IMAGE, TOKENS, Shape
 
 LEAVES = 64  #: leaves in an image; the background, one more leaf, covers 2 % of it
 SMALLEST, LARGEST = 1 / 16, 1 / 2  #: radii of leaves in units of the longer side
@@ -161,6 +161,8 @@ OF_IMAGES = ("dead_leaves", "stylegan")  #: kinds of noise with the structure of
 
 def check(kind: str, shape: Shape) -> None:
     """Raise ``ValueError``, one line, if this kind of noise has no samples of ``shape``."""
+    if kinds.of(shape) is TOKENS:
+        raise ValueError(f"noise.kind = {kind!r} draws numbers, but the data are texts of tokens")
     if kind in OF_IMAGES and kinds.of(shape) is not IMAGE:
         allowed = ", ".join(name for name in NOISES if name not in OF_IMAGES)
         raise ValueError(

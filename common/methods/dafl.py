@@ -24,6 +24,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from common.methods.fedavg import AVERAGED, Averaging, Reply, Request
+from common.settings.config import NO_TOKENS
 from common.settings.section import AtLeastOne, Momentum, Positive
 
 CLIENT = "fedavg"
@@ -38,6 +39,8 @@ class Options(Averaging):
         whole="the student, and w (`teacher`)",
         infers="the same as with `fedavg`; the server also draws images from the average",
     )
+
+    no_texts = NO_TOKENS
 
     uses = (*AVERAGED, "generator")
 

@@ -56,7 +56,7 @@ from pydantic import Field
 from common.data.kinds import IMAGE, describe
 from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import Request as Request
-from common.settings.config import MethodOptions, OwnModels, not_allowed
+from common.settings.config import NO_TOKENS, MethodOptions, OwnModels, not_allowed
 from common.settings.marks import Mark
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 from common.training.task import Task
@@ -66,6 +66,8 @@ class OneShot(MethodOptions):
     """Options that DENSE and Co-Boosting share, with the defaults of DENSE."""
 
     classes_only = "its server generates samples of a class"
+
+    no_texts = NO_TOKENS
 
     facts = OwnModels.facts.but(
         asynchronous="together",

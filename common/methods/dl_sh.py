@@ -59,12 +59,13 @@ Deviations, with their switches:
   algorithms.
 """
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 from jaxtyping import Shaped
 from pydantic import Field
 from torch import Tensor
 
+from common.data import kinds
 from common.exchange import protocol
 from common.exchange.predictions import Predictions
 from common.settings.config import Config, OwnModels, not_allowed
@@ -111,6 +112,13 @@ class Distilling(OnPublicSet):
                 f"{name}.free-riders = {self.free_riders} is not allowed; it should be below the "
                 f"number of clients, {config.run.clients}"
             )
+
+    def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        kind = task.config.confidence.kind
+        if kind == "odin" and kinds.vocab_of(task.shape):
+            why = "texts: it moves samples along a gradient, and tokens have none"
+            raise not_allowed("confidence.kind", kind, why, "classifier", "uniform")
 
 
 @final

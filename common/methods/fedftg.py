@@ -48,6 +48,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import NO_TOKENS
 from common.settings.section import AtLeastOne, Momentum, NonNegative, Positive
 
 CLIENT = "fedprox"
@@ -65,6 +66,8 @@ class Options(Averaging):
     )
 
     leaks = "class counts in the census that weigh generated images"
+    no_texts = NO_TOKENS
+
     uses = ("average", "oca", "finetune", "generator")
 
     mu: NonNegative = 0.0

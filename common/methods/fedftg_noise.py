@@ -21,6 +21,7 @@ Deviations, with their switches:
 from typing import final
 
 from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import NO_NOISE
 from common.settings.section import NonNegative, Positive
 
 CLIENT = "fedprox"
@@ -30,6 +31,8 @@ CLIENT = "fedprox"
 class Options(Averaging):
     facts = Averaging.facts.but(asynchronous="training")
     leaks = "single clients' models that the server distils"
+    no_texts = NO_NOISE
+
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 

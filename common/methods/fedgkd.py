@@ -31,6 +31,8 @@ from common.settings.section import NonNegative, Positive
 class Options(Averaging):
     facts = Averaging.facts.but(down="w; also the mean of past w")
 
+    objectives = ("classes", "next-token")
+
     uses = AVERAGED
 
     gamma: NonNegative = 0.2

@@ -67,7 +67,7 @@ from torch import Tensor
 from common.exchange import protocol
 from common.methods.fedavg import Averaging
 from common.models.split import common_shapes
-from common.settings.config import EVERY
+from common.settings.config import OF_SAMPLES
 from common.settings.section import AtLeastOne, NonNegative, Positive
 from common.training.task import Task
 
@@ -96,7 +96,7 @@ class Options(Averaging):
     in_training: bool = True
     """Whether IN training is on; false: no features are sent."""
 
-    objectives = EVERY
+    objectives = OF_SAMPLES
     mu: NonNegative = 0.1
     """μ of equation 4; the paper's μ/2 is 0.05."""
     grad_mode: Literal["eq14", "eq13", "sequential", "phases"] = "eq14"

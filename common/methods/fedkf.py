@@ -47,7 +47,7 @@ from typing import Literal, final
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging, Reply
-from common.settings.config import Required
+from common.settings.config import NO_TOKENS, Required
 from common.settings.section import AtLeastOne, NonNegative
 
 
@@ -68,6 +68,8 @@ class Options(Averaging):
     )
 
     leaks = "cached uploads that are used again"
+    no_texts = NO_TOKENS
+
     uses = ("average", "oca", "finetune", "generator")
     auto = {"oca.aggregate": "on", "generator.adversarial": "cifar"}
 

@@ -26,6 +26,7 @@ SERVER = "fedavg"
 
 @final
 class Options(Copying):
+    objectives = ("classes", "next-token")
     classes_only = "its loss leaves out the true class"
 
     beta: NonNegative = 1.0

@@ -58,6 +58,7 @@ from pydantic import Field
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging, Request
+from common.settings.config import NO_NOISE
 
 
 @final
@@ -74,6 +75,8 @@ class Options(Averaging):
     )
 
     leaks = "clients' own models, whole"
+    no_texts = NO_NOISE
+
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 

@@ -39,6 +39,8 @@ from common.methods.fedavg import PredictorPart
 from common.models import parts
 from common.models.classifier import Classifier
 from common.settings.config import EVERY
+from common.techniques.features import check_untied
+from common.training.task import Task, global_spec
 
 __all__ = ["Options", "PartlyShared", "Reply", "Request"]
 
@@ -84,6 +86,12 @@ class PrivateHead(PartlyShared, ABC):
     """Number of last layers that each client keeps; 1: the head."""
     share_statistics: bool = True
     """Average BatchNorm's statistics of the base; otherwise each client keeps its own."""
+
+    def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
+        super().check_fleet(task, specs)
+        own = task.config.average.across == "same"
+        if self.personal:
+            check_untied(task, specs if own else [global_spec(task)])
 
     @final
     def private(self, net: Classifier) -> frozenset[str]:

@@ -32,7 +32,7 @@ from typing import Literal, final
 from common.exchange import protocol
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.records import StateDict
-from common.settings.config import MethodOptions, OwnModels
+from common.settings.config import NO_NOISE, MethodOptions, OwnModels
 
 
 @final
@@ -49,6 +49,8 @@ class Options(MethodOptions):
     )
 
     leaks = "clients' own models, whole"
+    no_texts = NO_NOISE
+
     uses = ("noise",)
 
     transfer: Literal["combine", "ensemble"] = "combine"

@@ -35,7 +35,7 @@ from common.exchange.protocol import ModelRequest as Request
 from common.methods.fedavg import PartAveraging
 from common.models.classifier import Classifier
 from common.settings.config import EVERY
-from common.techniques.features import check_heads, feature_width
+from common.techniques.features import check_heads, check_untied, feature_width
 from common.training.task import Task
 
 __all__ = ["Options", "Reply", "Request", "SharedHead"]
@@ -49,6 +49,7 @@ class SharedHead(PartAveraging):
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
         super().check_fleet(task, specs)
         check_heads(task, specs)
+        check_untied(task, specs)
         feature_width(task, specs)
 
 

@@ -31,6 +31,7 @@ Deviations, with their switches:
 from typing import ClassVar, Literal, final
 
 from common.methods.fedavg import Averaging, Reply, Request
+from common.settings.config import NO_NOISE
 
 CLIENT = "fedkemf"
 
@@ -53,6 +54,8 @@ class Options(Averaging):
     )
 
     leaks = "single clients' networks that the server distils"
+    no_texts = NO_NOISE
+
     uses = ("average", "oca", "finetune", "noise")
     auto = {"average.weights": "uniform"}
 

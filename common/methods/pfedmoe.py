@@ -43,7 +43,7 @@ from common.exchange.protocol import ModelReply as Reply
 from common.exchange.protocol import ModelRequest as Request
 from common.exchange.records import StateDict
 from common.methods.fedmrl import Joined
-from common.settings.config import EVERY
+from common.settings.config import OF_SAMPLES
 from common.techniques.features import check_heads, feature_width
 from common.training.task import Task, global_spec
 
@@ -54,7 +54,7 @@ __all__ = ["Options", "Reply", "Request", "extractor"]
 class Options(Joined):
     """Options of pFedMoE. Request: the small extractor w; reply: the trained w_k."""
 
-    objectives = EVERY
+    objectives = OF_SAMPLES
 
     facts = Joined.facts.but(
         down="the small extractor w, without a head",

@@ -10,6 +10,9 @@ to fewer than 4. External networks (``torchvision:NAME``, ``timm:NAME``, plug-in
 ``resnet18-exits2`` is the first two stages of a ResNet-18 with a classifier after each stage
 (``exits.py``). ResNets of the ImageNet family (1 to 4 exits) and CNNs have it.
 ``resnet18-linear2`` is the same with plain linear classifiers.
+
+``text-transformer-2`` and ``gpt-2`` are transformers of 2 layers and 4 heads, and
+``text-transformer-4h8`` is one of 4 layers and 8 heads.
 """
 
 import math
@@ -24,7 +27,7 @@ from torch import nn
 
 from common import seeds
 from common.data import kinds
-from common.data.kinds import IMAGE, KINDS, SIGNAL, TABLE, Kind
+from common.data.kinds import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Kind, OfKind
 from common.models import external
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
@@ -41,6 +44,7 @@ from common.models.exits import Kind as ExitKind
 from common.models.layers import RoundedUp, Shape, single, sixteen
 from common.models.signals import (
     HARCNN,
+    HEADS,
     PATCH,
     Recurrent,
     ResNet1d,
@@ -48,12 +52,24 @@ from common.models.signals import (
     shortest,
 )
 from common.models.small import CNN, MLP, FedAvgCNN, LeNet5, TableMLP
+from common.models.texts import (
+    GPT,
+    KERNELS,
+    WIDTH,
+    MeanText,
+    RecurrentText,
+    TextBiLSTM,
+    TextCNN,
+    TextTransformer,
+)
 from common.models.weights import load_published
 from common.settings import plugins
 
 WIDEST = 16.0  #: the largest width factor
 MOST_NAMED = 6  #: networks that an error message names
 NUMBERS = (IMAGE, SIGNAL, TABLE)  #: kinds of input that a perceptron takes
+CLASSES = 10  #: outputs of the networks whose parameters ``Architecture`` tells
+DEEPEST = 32  #: the most layers of a transformer for texts
 UP = "-up"  #: suffix of a width factor that rounds channels up
 
 
@@ -63,7 +79,7 @@ class Architecture:
     """Description of an architecture: constructor, input shape, size and source."""
 
     build: Callable[..., Classifier]  #: takes input shape, classes, width factor; keyword: stem
-    params: int  #: trainable parameters for 10 classes and the default input
+    params: int  #: trainable parameters for ``outputs`` and the default input
     source: str
     input: Shape = (3, 32, 32)  #: default shape of a sample
     #: smallest side in pixels, or number of steps, for each stem, the default one first
@@ -73,6 +89,13 @@ class Architecture:
     nests: bool = True  #: whether a narrow network's channels are the first of a wider one's
     check: Callable[[Shape, int], object] | None = None  #: trial run of an external network
     kinds: tuple[Kind, ...] = (IMAGE,)  #: kinds of input that it takes
+    #: whether it has outputs of every token (next tokens) or of a sample; both if it can do both
+    every: tuple[bool, ...] = (False,)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs for the default input: 10 classes, or the tokens of a vocabulary."""
+        return kinds.vocab_of(self.input) if kinds.every_of(self.input) else CLASSES
 
     @property
     def stem(self) -> str:
@@ -91,7 +114,10 @@ class Architecture:
 _BOTH = {"imagenet": 8, "cifar": 8}
 # Gates, heads, splits, concatenations and padded shortcuts shift channels by offsets that depend on
 # the width, so that the channels of a narrow network are not the first ones of a wide one.
-_MOVING = (ShuffleNetV2, CifarDenseNet, DenseNet121, Recurrent, Transformer)
+_MOVING = (
+    *(ShuffleNetV2, CifarDenseNet, DenseNet121, Recurrent, Transformer),
+    *(TextCNN, TextBiLSTM, TextTransformer, RecurrentText, GPT),
+)
 
 
 def _row(
@@ -102,6 +128,7 @@ def _row(
     *,
     input: Shape = (3, 32, 32),
     pretrained: str = "",
+    every: tuple[bool, ...] = (False,),
     **options: object,
 ) -> Architecture:
     """Return a row of ``MODELS``; ``side``: the smallest side, in total or for each stem."""
@@ -110,7 +137,7 @@ def _row(
     takes = NUMBERS if kind is MLP else (kinds.of(input),)
     build = partial(kind, **options)
     return Architecture(
-        build, params, source, input, stems, pretrained, nests=not moves, kinds=takes
+        build, params, source, input, stems, pretrained, nests=not moves, kinds=takes, every=every
     )
 
 
@@ -134,6 +161,34 @@ def _recurrent(cell: type[nn.GRU] | type[nn.LSTM], layers: int, params: int) -> 
     return _row(Recurrent, params, _OURS, 1, input=(9, 128), cell=cell, layers=layers)
 
 
+def _text(
+    kind: Callable[..., Classifier], params: int, source: str, side: int = 1, **options: Any
+) -> Architecture:
+    return _row(kind, params, source, side, input=OfKind((64,), TOKENS, 8192), **options)
+
+
+_LAYERED = re.compile(r"(text-transformer|gpt)-([1-9]\d?)(?:h([1-9]\d?))?")
+
+
+def _layered(name: str, params: int = 0) -> Architecture:
+    """Return the transformer for texts of a name such as ``gpt-2`` or ``text-transformer-4h8``.
+
+    Raises ``ValueError``, one line, for too many layers, or heads that do not divide the width.
+    """
+    family, layers, heads = _LAYERED.fullmatch(name).groups(str(HEADS))  # type: ignore[union-attr]
+    depth, each = int(layers), int(heads)
+    if depth > DEEPEST or WIDTH % each:
+        allowed = ", ".join(str(n) for n in range(1, WIDTH + 1) if not WIDTH % n)
+        raise ValueError(
+            f"model {name!r}: it has at most {DEEPEST} layers, and heads that divide its width of "
+            f"{WIDTH}: {allowed}"
+        )
+    if family == "gpt":
+        options: dict[str, Any] = {"depth": depth, "heads": each, "every": (True,)}
+        return _row(GPT, params, _GPT, 1, input=OfKind((64,), TOKENS, 257, every=True), **options)
+    return _text(TextTransformer, params, _TEXTS, depth=depth, heads=each)
+
+
 def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
     counts = tuple(int(count) for count in blocks.split("-"))
     return _row(ResNet, params, source, _BOTH, pretrained=pretrained, blocks=counts)
@@ -154,6 +209,22 @@ _SEN = "HtFLlib: HtFE-sen, the HAR-CNNs"
 _WANG = "ours, for CPUs; Wang et al., Time series classification"
 _OURS = "ours, for signals on CPUs"
 _TABLES = "ours, for tables on CPUs"
+_TEXTS = "ours, for texts on CPUs"
+_TXT = "HtFLlib: HtFE-txt, at a width of 64"
+_KIM = "ours, for texts on CPUs; Kim, Convolutional neural networks for sentences"
+_GPT = "nanoGPT, with a tied head, for next tokens"
+_LEAF = "LEAF: the stacked LSTM for Shakespeare"
+
+_TRANSFORMERS = {
+    "text-transformer-1": 579_146,
+    "text-transformer-2": 629_130,
+    "text-transformer-4": 729_098,
+    "text-transformer-4h8": 729_098,
+    "gpt-1": 70_656,
+    "gpt-2": 120_640,
+    "gpt-4": 220_608,
+}
+"""Parameters of the transformers for texts that lists show."""
 
 MODELS: dict[str, Architecture] = {
     "wrn-40-1": _row(WideResNet, 563_930, f"FedORION; {_ZAGORUYKO}", depth=40, widen=1),
@@ -231,6 +302,21 @@ MODELS: dict[str, Architecture] = {
     "table-mlp2": _row(TableMLP, 6_026, _TABLES, 1, input=(16,), depth=2),
     "table-mlp3": _row(TableMLP, 10_250, _TABLES, 1, input=(16,), depth=3),
     "table-mlp4": _row(TableMLP, 14_474, _TABLES, 1, input=(16,), depth=4),
+    "text-fast": _text(MeanText, 529_098, f"{_TXT}, fastText", hidden=True),
+    "text-lr": _text(MeanText, 524_938, f"{_TXT}, TextLogisticRegression", hidden=False),
+    "text-cnn": _text(TextCNN, 621_302, _KIM, max(KERNELS)),
+    "text-bilstm": _text(TextBiLSTM, 599_754, f"{_TXT}, BiLSTM_TextClassification"),
+    "text-lstm2": _text(RecurrentText, 591_498, f"{_TXT}, LSTMNet", cell=nn.LSTM, dropout=0.2),
+    "text-gru2": _text(RecurrentText, 574_858, f"{_TXT}, GRUNet", cell=nn.GRU, dropout=0.2),
+    **{name: _layered(name, params) for name, params in _TRANSFORMERS.items()},
+    "char-lstm": _row(
+        *(RecurrentText, 801_930, _LEAF, 1),
+        input=OfKind((80,), TOKENS, 80),
+        every=(False, True),
+        cell=nn.LSTM,
+        vector=8,
+        width=256,
+    ),
 }
 
 
@@ -266,6 +352,8 @@ def architecture(name: str) -> Architecture:
         return MODELS[name]
     if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
         return _with_exits(name, cut[1], int(cut[3]))
+    if _LAYERED.fullmatch(name):
+        return _layered(name)
     family, _, network = name.partition(":")
     if family in plugins.FAMILIES:
         build, published = external.of_family(family, network)
@@ -344,7 +432,8 @@ def _external(
     takes: tuple[Kind, ...] = KINDS,
 ) -> Architecture:
     return Architecture(
-        build, 0, model.name, (), {"own": 1}, pretrained, scales, False, model.check, takes
+        *(build, 0, model.name, (), {"own": 1}, pretrained, scales, False, model.check, takes),
+        every=(False, True),
     )
 
 
@@ -362,12 +451,12 @@ def check(
         raise ValueError(f"model {spec!r}: {classes} outputs; at least 1 is needed")
     _check_kind(spec, row, shape)
     chosen = _stem(row, stem)
-    least = row.stems[chosen]
-    if min(shape[1:], default=least) < least:
-        size, sides = "×".join(map(str, shape[1:])), "×".join([str(least)] * len(shape[1:]))
+    least, sides = row.stems[chosen], shape[1:] or shape
+    if min(sides) < least:
+        size, wanted = ("×".join(map(str, of)) for of in (sides, [least] * len(sides)))
         kind = "" if chosen == "own" else f" (stem {chosen})"
         raise ValueError(
-            f"model {spec!r}{kind}: input {size} is too small, it takes {sides} or more"
+            f"model {spec!r}{kind}: input {size} is too small, it takes {wanted} or more"
         )
     if pretrained and not published(spec):
         known = ", ".join(k for k, row in MODELS.items() if row.pretrained)
@@ -382,11 +471,19 @@ def _check_kind(spec: str, row: Architecture, shape: Shape) -> None:
     """Raise ``ValueError``, one line, unless ``row`` takes samples of this kind."""
     kind = kinds.of(shape)
     if kind not in row.kinds:
-        takes = " and ".join(f"{kind.name}s" for kind in row.kinds)
+        takes = " and ".join(kind.plural for kind in row.kinds)
         fitting = [name for name, row in MODELS.items() if kind in row.kinds]
         raise ValueError(
             f"model {spec!r} takes {takes}, but the data are {kind.describe(shape)}; fedmosaic "
-            f"list models has networks for {kind.name}s, such as {', '.join(fitting[:MOST_NAMED])}"
+            f"list models has networks for {kind.plural}, such as {', '.join(fitting[:MOST_NAMED])}"
+        )
+    if (every := kinds.every_of(shape)) not in row.every:
+        goals = [("text", "classes"), ("token", "next tokens")]
+        (each, _), (_, wanted) = goals[not every], goals[every]
+        fitting = [name for name, row in MODELS.items() if every in row.every and kind in row.kinds]
+        raise ValueError(
+            f"model {spec!r} has outputs for each {each}, but the data have {wanted}; use "
+            f"{', '.join(fitting[:MOST_NAMED])}"
         )
 
 
@@ -418,7 +515,7 @@ def build(
     that the head reads, pooled from the network's own; 0: the network's own.
 
     Raises the errors of ``check``, and ``ValueError`` if ``pretrained`` weights (torchvision,
-    ImageNet) cannot be fetched, or for exits with ``projection`` or ``feature_dim``.
+    ImageNet) cannot be fetched, or for exits and tied heads with ``projection`` or ``feature_dim``.
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
     base, factor = parse(spec)
@@ -429,9 +526,10 @@ def build(
         model = row.build(shape, classes, factor, **options)
     if pretrained:
         load_published(model, f"{row.pretrained}_Weights.IMAGENET1K_V1")
-    if isinstance(model, Exits) and (projection or feature_dim):
+    if (isinstance(model, Exits) or model.tied) and (projection or feature_dim):
         key = "projection" if projection else "feature-dim"
-        raise ValueError(f"model {spec!r} has exits, whose heads {key} cannot change")
+        why = "a tied head, which" if model.tied else "exits, whose heads"
+        raise ValueError(f"model {spec!r} has {why} {key} cannot change")
     if projection:
         with seeds.scope(seed, *name, "projection"):
             model = Projected(model)

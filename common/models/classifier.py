@@ -21,6 +21,7 @@ class Classifier(nn.Module, ABC):
 
     spec: str = ""  #: spec that built it, such as ``resnet8`` or ``resnet18@0.25``
     head: nn.Linear  #: d features to C logits
+    tied: ClassVar[bool] = False  #: whether the head's weights are those of the input layer too
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:

@@ -30,12 +30,12 @@ class Matryoshka(Composite):
     """
 
     def features(self, x: Tensor) -> Tensor:
-        joined: Tensor = self.joint(torch.cat([self.shared.features(x), self.own.features(x)], 1))
+        joined: Tensor = self.joint(torch.cat([self.shared.features(x), self.own.features(x)], -1))
         return joined
 
     def small(self, r: Tensor) -> Tensor:
         """Return the logits (n, classes) of ``shared``'s head for features r (n, K)."""
-        logits: Tensor = self.shared.head(r[:, : self.shared.head.in_features])
+        logits: Tensor = self.shared.head(r[..., : self.shared.head.in_features])
         return logits
 
 
@@ -48,20 +48,22 @@ class Small(Classifier):
         self.net, self.head, self.spec = net, net.shared.head, net.spec
 
     def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)[:, : self.head.in_features]
+        return self.net.features(x)[..., : self.head.in_features]
 
 
 @final
 class Gate(nn.Sequential):
-    """Gate of pFedMoE: logits (n, 2) of both extractors for images (n, C, H, W).
+    """Gate of pFedMoE: logits (n, 2) of both extractors for samples (n, ...).
 
-    ``inputs``: numbers of an image; ``hidden``: units of the hidden layer; ``normalise``: whether
-    the flat image is normalised by its mean and variance, with a learnt scale and shift.
+    ``inputs``: numbers of a sample; ``hidden``: units of the hidden layer; ``normalise``: whether
+    the flat sample is normalised by its mean and variance, with a learnt scale and shift. Of texts
+    with a vocabulary of ``vocab`` tokens the gate reads the mean of ``inputs`` numbers for each
+    token, which are learnt too.
     """
 
-    def __init__(self, inputs: int, hidden: int, *, normalise: bool) -> None:
+    def __init__(self, inputs: int, hidden: int, *, normalise: bool, vocab: int = 0) -> None:
         super().__init__(
-            nn.Flatten(),
+            nn.EmbeddingBag(vocab, inputs, padding_idx=0) if vocab else nn.Flatten(),
             nn.LayerNorm(inputs) if normalise else nn.Identity(),
             nn.Linear(inputs, hidden),
             nn.Sigmoid(),

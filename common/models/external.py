@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from common import seeds
-from common.data.kinds import describe, zeros
+from common.data.kinds import describe, every_of, vocab_of, zeros
 from common.errors import at, line
 from common.exchange.records.schema import DTYPES
 from common.models.classifier import Classifier
@@ -137,16 +137,18 @@ class ExternalModel:
                     "head; it should return the logits of its last nn.Linear, unchanged"
                 )
             assert isinstance(out, Tensor)
-            if out.ndim != 2 or len(out) != 2:
+            rows = (2, *shape) if every_of(shape) else (2,)
+            if out.shape[:-1] != rows:
+                given, wanted = tuple(out.shape), ", ".join(map(str, rows))
                 raise self.refusal(
-                    f"two {describe(shape)} give {tuple(out.shape)}; it should be (2, logits)"
+                    f"two {describe(shape)} give {given}; it should be ({wanted}, logits)"
                 )
             self._check_numbers(net, shape, classes)
             whole = net if isinstance(net, Classifier) else Headed(net, last, classes)
             logits = self._run(whole, shape)
-            if not isinstance(logits, Tensor) or logits.shape != (2, classes):
-                raise self.refusal(f"it gives {_described(logits)}, not (2, {classes}) logits")
-            nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long))
+            if not isinstance(logits, Tensor) or logits.shape != (*rows, classes):
+                raise self.refusal(f"it gives {_described(logits)}, not {(*rows, classes)} logits")
+            nn.functional.cross_entropy(logits.flatten(0, -2), torch.zeros(rows).long().flatten())
         return last
 
     def _check_numbers(self, net: nn.Module, shape: Shape, classes: int) -> None:
@@ -200,7 +202,7 @@ def of_plugin(name: str, factory: Factory) -> ExternalModel:
     if isinstance(factory, type) and issubclass(factory, Classifier):
         return ExternalModel(name, partial(_of_classifier, factory))
     parameters = inspect.signature(factory).parameters.values()
-    offered = ("shape", "classes", "num_classes", "channels", "in_channels", "in_chans")
+    offered = ("shape", "classes", "num_classes", "channels", "in_channels", "in_chans", "vocab")
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
     if unknown := [parameter for parameter in required if parameter not in offered]:
         raise ValueError(
@@ -209,7 +211,7 @@ def of_plugin(name: str, factory: Factory) -> ExternalModel:
         )
 
     def make(factory: Factory, shape: Shape, classes: int) -> object:
-        values = (shape, classes, classes, shape[0], shape[0], shape[0])
+        values = (shape, classes, classes, shape[0], shape[0], shape[0], vocab_of(shape))
         named = dict(zip(offered, values, strict=True))
         return factory(**{p.name: named[p.name] for p in parameters if p.name in named})
 

@@ -113,26 +113,40 @@ class Recurrent(Classifier):
 class Attention(nn.Module):
     """Layer of a transformer: self-attention, then a perceptron, each after LayerNorm and added.
 
-    The softmax is written out, so that training and evaluation run the same deterministic kernels.
+    The perceptron is ``wide`` times as wide as the tokens. Dropout is on the softmax, in the
+    perceptron and on both results, as in ``nn.TransformerEncoderLayer``. The softmax is written
+    out, so that training and evaluation run the same deterministic kernels.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(
+        self, width: int, *, heads: int = HEADS, wide: int = 2, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        inner = nn.Sequential(nn.GELU(), nn.Dropout(dropout))
         self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+            nn.Linear(width, wide * width), inner, nn.Linear(wide * width, width)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the tokens (n, tokens, width) after this layer."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the tokens (n, tokens, width) after this layer.
+
+        ``mask``: whether a token (axis -2) attends to another (axis -1), in a shape that
+        broadcasts to (n, heads, tokens, tokens); None: it attends to all.
+        """
         n, tokens, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(n, tokens, 3, HEADS, width // HEADS)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q @ k.transpose(2, 3) / (width // HEADS) ** 0.5, dim=3)
-        mixed = (weights @ v).transpose(1, 2).reshape(n, tokens, width)
-        after: Tensor = x + self.out(mixed)
-        after = after + self.mlp(self.norm2(after))
+        each = width // self.heads
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(n, tokens, 3, self.heads, each).permute(2, 0, 3, 1, 4)
+        )
+        scores = q @ k.transpose(2, 3) / each**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        mixed = self.dropout(torch.softmax(scores, dim=3)) @ v
+        after: Tensor = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(n, tokens, width)))
+        after = after + self.dropout(self.mlp(self.norm2(after)))
         return after
 
 

@@ -75,6 +75,8 @@ MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 _LARGE = (f"torchvision:resnet{depth}" for depth in (50, 101, 152))
 _RESNETS = ",".join(("resnet18", "resnet34", *_LARGE))
 _HAR = [f"har-cnn{layers}{stride}" for layers in ("", "1") for stride in ("", "-s2", "-s3")]
+_BAGS = "text-fast,text-lr"
+_DEEP = ("text-transformer-{}h8", "text-transformer-4h{}", "text-transformer-{0}h{0}")
 _TRANSFORMERS = "torchvision:vit_b_16,torchvision:vit_b_32"
 FLEETS: dict[str, str] = {
     "hom": "wrn-40-1",
@@ -90,12 +92,20 @@ FLEETS: dict[str, str] = {
     "htfe-sen3": ",".join(_HAR[:3]),
     "htfe-sen5": ",".join((*_HAR[:4], "har-cnn3")),
     "htfe-sen8": ",".join((*_HAR, "har-cnn3", "har-cnn3-s2")),
+    "htfe-txt-2": _BAGS,
+    "htfe-txt-4": f"{_BAGS},text-lstm2,text-bilstm",
+    **{
+        f"htfe-txt-5-{group}": ",".join(name.format(n) for n in (1, 2, 4, 8, 16))
+        for group, name in enumerate(_DEEP, 1)
+    },
+    "htfe-txt-6": "text-fast,text-lstm2,text-bilstm,text-transformer-2h8,text-lr,text-gru2",
     "htm10": f"fedavg-cnn,torchvision:googlenet,mobilenetv2,{_RESNETS},{_TRANSFORMERS}",
 }
 """Presets of the papers' fleets, by name: ``fleet = "h-het"`` selects its list. The first three are
 FedORION's homogeneous, less and more heterogeneous fleets (section 4.2.1 and the released code);
 ``fedin`` has FedIN's five depths (section IV). The others are HtFLlib's model groups
-(``system/main.py``), for images with ``stem = "imagenet"``, and for sensors (``htfe-sen``)."""
+(``system/main.py``), for images with ``stem = "imagenet"``, for sensors (``htfe-sen``), and for
+texts (``htfe-txt``), there at a width of 64 instead of 512."""
 
 
 def entries(fleet: str) -> tuple[str, ...]:
@@ -565,7 +575,11 @@ class Required:
         self.allowed, self.why = allowed, why
 
 
-EVERY = ("classes", "labels", "number")
+NO_TOKENS = "its generator needs a gradient through the samples, and tokens have none"
+NO_NOISE = "its noise consists of numbers, not of tokens"
+OF_SAMPLES = ("classes", "labels", "number")
+"""Objectives with one output vector for each sample."""
+EVERY = (*OF_SAMPLES, "next-token")
 """Objectives of methods whose losses say nothing of what is learnt."""
 
 
@@ -591,6 +605,9 @@ class MethodOptions(Section):
 
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""
+
+    no_texts: ClassVar[str] = ""
+    """Reason for which the method does not take texts; empty: it does."""
 
     facts: ClassVar[Facts] = Facts()
     """What travels, stays and is scored, for the documentation and the chooser."""

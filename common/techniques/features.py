@@ -14,6 +14,16 @@ def check_heads(task: Task, specs: Iterable[str]) -> None:
             raise ValueError(f'method = "{name}" needs one head; {spec} has several exits')
 
 
+def check_untied(task: Task, specs: Iterable[str]) -> None:
+    """Raise ``ValueError``, one line, for a head with the weights of the input layer."""
+    for spec in specs:
+        if task.without_values(spec).tied:
+            raise ValueError(
+                f'method = "{task.config.run.method}" cuts heads off, but that of {spec} has the '
+                "weights of its input layer; allowed: networks such as char-lstm"
+            )
+
+
 def feature_width(task: Task, specs: Iterable[str]) -> int:
     """Return K, the number of features that all these architectures have.
 

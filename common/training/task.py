@@ -20,7 +20,7 @@ from common import models, progress, seeds
 from common.data import kinds, noise
 from common.data.batches import Batches, check_augment, lengths, standardise
 from common.data.dataset import Dataset
-from common.data.kinds import IMAGE, Kind
+from common.data.kinds import IMAGE, TOKENS, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
@@ -355,7 +355,7 @@ class Result(NamedTuple):
 
     measures: Values  #: by name, the objective's primary one first
     loss: float  #: mean, such as the cross-entropy in nats
-    outputs: Tensor  #: of the network, float32 [n, C] on the CPU
+    outputs: Tensor  #: ``Objective.digest`` of the network's, [n, ...] on the CPU
     y: Tensor  #: true values on the CPU
     by_output: Mapping[str, Sequence[float | None]]  #: of each label or target
 
@@ -397,12 +397,14 @@ def evaluate(
         for samples, labels in task.mixed(x, y, *name) if by_batch else task.in_order(x, y):
             outputs = net(samples)
             loss += float(task.objective.total(outputs, labels))
-            found.append(outputs.float().cpu())
+            found.append(task.objective.digest(outputs.float(), labels).cpu())
             true.append(labels.cpu())
     net.train(was_training)
     outputs, labels = torch.cat(found), torch.cat(true)
     scores = task.objective.scores(outputs, labels)
-    return Result(scores.measures, loss / len(x), outputs, labels, scores.by_output)
+    return Result(
+        scores.measures, loss / task.objective.terms(labels), outputs, labels, scores.by_output
+    )
 
 
 def global_spec(task: Task) -> str:
@@ -428,11 +430,16 @@ def check_fleet(task: Task) -> None:
     the input shape. With ``flops``, all operations of the networks must have formulas.
     """
     config = task.config
-    if (why := config.method.images) and task.kind is not IMAGE:
-        raise ValueError(
-            f'method = "{config.run.method}" takes images only: {why}; the data are '
-            f"{kinds.describe(task.shape)}"
-        )
+    method = config.method
+    for what, why, applies in (
+        ("images only", method.images, task.kind is not IMAGE),
+        ("no texts", method.no_texts, task.kind is TOKENS),
+    ):
+        if why and applies:
+            raise ValueError(
+                f'method = "{config.run.method}" takes {what}: {why}; the data are '
+                f"{kinds.describe(task.shape)}"
+            )
     check_objective(task)
     if "noise" in config.method.uses:
         noise.check(config.noise.kind, task.shape)

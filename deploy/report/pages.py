@@ -43,6 +43,7 @@ def one(run: Run) -> Page:
             sections.membership(run),
             sections.classes(run),
             sections.outputs(run),
+            sections.texts(run),
             sections.fairness(run),
             sections.data_read(run),
             sections.data(run),

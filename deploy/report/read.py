@@ -99,16 +99,18 @@ class Predictions(JsonObject):
     """Content of predictions.json: of at most 2,000 test samples of the server after a round.
 
     ``predicted``: probabilities of each label, or numbers; ``true``: the values, by sample.
+    ``texts``: instead of both, beginnings of texts with the model's continuations.
     """
 
     round: int = Field(ge=0)
-    predicted: Annotated[list[list[FiniteFloat]], Field(min_length=1)]
-    true: list[list[FiniteFloat]]
+    predicted: list[list[FiniteFloat]] = []
+    true: list[list[FiniteFloat]] = []
+    texts: list[tuple[str, str]] = []
 
     @model_validator(mode="after")
     def _alike(self) -> Self:
         sizes = {(len(rows), len(row)) for rows in (self.predicted, self.true) for row in rows}
-        if len(sizes) != 1 or not self.true:
+        if len(sizes) != 1 - bool(self.texts) or bool(self.true) == bool(self.texts):
             raise ValueError("predictions and true values differ in number")
         return self
 

@@ -149,7 +149,7 @@ def outputs(run: Run) -> Section | None:
         title, alt = " and ".join(shown), f"Dots: {' and '.join(shown)} of {len(names)} {nouns}."
         cards = [Card(title, plots.by_output(names, shown, noun), alt, span=12), table]
     found = run.predictions
-    if found and found.shown(newest) and len(found.true[0]) == len(names):
+    if found and found.shown(newest) and found.true and len(found.true[0]) == len(names):
         first = next(iter(scores.values()))
         lowest = sorted(range(len(names)), key=lambda i: or_nan(first[i]))[:MOST_LINES]
         pairs = {
@@ -160,6 +160,19 @@ def outputs(run: Run) -> Section | None:
         lead += f" Predictions are of {number(len(found.true))} test samples"
         lead += f" and at most {MOST_LINES} {nouns}, those with the lowest scores."
     return Section(nouns.capitalize(), cards, lead)
+
+
+def texts(run: Run) -> Section | None:
+    """Return how the final model continues texts of the test set; None if it learns no texts."""
+    if run.predictions is None or not run.predictions.texts:
+        return None
+    lead = (
+        f"The server's model after round {run.predictions.round} continues texts of its test set; "
+        "each token is drawn from the model's probabilities, with the run's seed."
+    )
+    rows = [[text.replace("\n", " ⏎ ") for text in pair] for pair in run.predictions.texts]
+    header = "beginning, of the test set", "continued by the model"
+    return tabular("Texts", header, rows, lead, align="l")
 
 
 def _curves(labels: plots.Outputs) -> list[Card]:

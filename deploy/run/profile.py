@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from common import models
+from common.data import kinds
 from common.keys import PROFILE
 from common.training import costs, device
 from common.training.fit import fit
 
 SIDE = 768  #: rows and columns of the matrices whose product gives F
 BATCHES = (4, 64)  #: sizes of the batches whose step times give e and o
-CLASSES = 10  #: outputs of the measured networks
 COPIED = 1 << 26  #: bytes of the tensor whose copy gives the memory bandwidth
 LEAST_SHARE = 1e-4  #: smallest e that is written
 SECONDS = 0.3  #: seconds for which a measurement is repeated, at least
@@ -106,7 +106,8 @@ def measure(name: str, fleet: Sequence[str], threads: int, where: str) -> Measur
         )
     specs = list(dict.fromkeys(fleet))
     for spec in specs:
-        models.check(spec, models.architecture(models.parse(spec)[0]).input, CLASSES)
+        row = models.architecture(models.parse(spec)[0])
+        models.check(spec, row.input, row.outputs)
     device.settle(threads)
     chosen = device.choose(where)
     left, right = (torch.randn(SIDE, SIDE, device=chosen) for _ in range(2))
@@ -135,17 +136,18 @@ def line(flops: float, operations: Sequence[int], seconds: Sequence[float]) -> t
 
 def _step(spec: str, flops: float, where: torch.device) -> Step:
     """Measure training steps of an architecture, with SGD and momentum, at each of ``BATCHES``."""
-    shape = models.architecture(models.parse(spec)[0]).input
-    net = device.arrange(models.build(spec, shape, CLASSES, seed=0), "auto").to(where)
+    row = models.architecture(models.parse(spec)[0])
+    net = device.arrange(models.build(spec, row.input, row.outputs, seed=0), "auto").to(where)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
     loss = nn.CrossEntropyLoss()
     operations, seconds = [], []
     for size in BATCHES:
-        x = torch.randn(size, *shape, device=where)
-        y = torch.arange(size, device=where) % CLASSES
+        x = kinds.random(size, row.input).to(where)
+        targets = size * row.input[0] if kinds.every_of(row.input) else size
+        y = torch.arange(targets, device=where) % row.outputs
 
         def train(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
-            fit(optimizer, [(x, y)], lambda x, y: loss(net(x), y), precision="fp32")
+            fit(optimizer, [(x, y)], lambda x, y: loss(net(x).flatten(0, -2), y), precision="fp32")
 
         with costs.counting(True) as counter:
             train()

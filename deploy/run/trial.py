@@ -18,6 +18,7 @@ import torch
 
 from common import seeds
 from common.data import DATASETS, Source, divide, source
+from common.data import kinds as kinds_
 from common.data.dataset import Dataset
 from common.data.kinds import Shape
 from common.data.shares import for_testing
@@ -94,15 +95,18 @@ class Form:
         def drawn(count: int) -> torch.Tensor:
             if self.of_bytes:
                 return torch.randint(256, (count, *self.shape), generator=rng, dtype=torch.uint8)
-            return torch.randn(count, *self.shape, generator=rng)
+            return kinds_.random(count, self.shape, rng)
 
         def labels(count: int) -> torch.Tensor:
             of = torch.arange(count)
             if self.objective == "classes":
                 return of % classes
+            if kinds_.every_of(self.shape):
+                return drawn(count)
             return (of[:, None] % (classes + 1) == torch.arange(classes)).float()
 
-        total, channels = owners * n, self.shape[0]
+        total, vocab = owners * n, kinds_.vocab_of(self.shape)
+        channels = 0 if vocab else self.shape[0]  # tokens have no statistics
         return Dataset(
             NAME,
             self.classes,
@@ -116,6 +120,8 @@ class Form:
             y_public=labels(self.public) if self.public else None,
             owner=torch.arange(total) // n,
             objective=self.objective,
+            vocab=vocab,
+            token_bytes=(1,) * vocab,
         )
 
 

@@ -13,15 +13,18 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
+from common.data.tokens import Tokenizer, encoded, tokenizer_of
+from common.data.tokens import samples as token_samples
 from torch import Tensor, nn
 
 import client_app.methods
 from client_app.participant import Participant
 from client_app.store import RUN
+from common import seeds
 from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
-from common.data.kinds import describe
+from common.data.kinds import describe, zeros
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
 from common.extras import check_installed
@@ -29,7 +32,9 @@ from common.files import parse_json
 from common.models.batchnorm import norms
 from common.models.card import Card
 from common.parse import defaults, parse
+from common.settings.config import Data
 from common.settings.section import Value
+from common.techniques.completion import completed
 from deploy.run.loopback import Loopback
 from deploy.study.finished import CHECKPOINT, MODEL, begin, finished
 from server_app.messaging.channel import PlainChannel
@@ -65,6 +70,7 @@ class Predictor:
 
     net: nn.Module
     card: Card
+    tokenizer: Tokenizer | None = None  #: of a model of texts
 
     @classmethod
     def of_run(cls, folder: Path, client: int | None, *, best: bool = False) -> Self:
@@ -93,7 +99,7 @@ class Predictor:
             _check_alone(
                 net, "batch", "a prediction would depend on the other samples of its batch"
             )
-        return cls(net, task.card(net.spec))
+        return cls(net, card := task.card(net.spec), _tokenizer(run.config.data, card))
 
     @classmethod
     def of_client(cls, folder: Path, k: int) -> Self:
@@ -151,18 +157,21 @@ class Predictor:
         net = copy.deepcopy(handler.final_model(stamped)).eval()
         if (bn := participant.config.score.bn) != "running":
             _check_alone(net, bn, "the client's network has no running statistics for its scores")
-        return cls(net, participant.task.card(getattr(net, "spec", "") or handler.spec))
+        card = participant.task.card(getattr(net, "spec", "") or handler.spec)
+        return cls(net, card, _tokenizer(participant.config.data, card))
 
     def samples(self, x: object) -> Tensor:
         """Return raw samples as a tensor [n, ...] of the card's shape.
 
         ``x``: images of bytes (n, H, W, C), (n, C, H, W) or (n, H, W), which are resized, or Pillow
         images; signals (n, C, T); rows of a table (n, F), or a data frame with the columns of the
-        training. One sample without the first axis is not allowed.
+        training; a list of n texts. One sample without the first axis is not allowed.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         card, columns = self.card, getattr(x, "columns", None)
+        if card.vocab:
+            return self._texts(x)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
                 there = ", ".join(map(str, columns))
@@ -185,6 +194,26 @@ class Predictor:
             return fitted(read, card.shape, "x")
         wanted = describe(card.shape)
         raise ValueError(f"x has {describe(tuple(read.shape[1:]))}; the model takes {wanted}")
+
+    def _texts(self, x: object) -> Tensor:
+        """Return texts as tokens int32 [n, T], cut as in training."""
+        if self.tokenizer is None:
+            raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
+        if not isinstance(x, Sequence) or isinstance(x, str):
+            raise ValueError("x should be a list of texts")
+        ids = [encoded(self.tokenizer, text, f"text {i}") for i, text in enumerate(x)]
+        return torch.from_numpy(token_samples(ids, self.card.shape[0], next_token=False).x)
+
+    def complete(self, text: str, tokens: int, temperature: float, seed: int) -> str:
+        """Return ``text`` and ``tokens`` more tokens from a model of next tokens; see ``Run``."""
+        if not self.card.goal.every:
+            raise ValueError(f"the run learnt {self.card.objective}, not next-token")
+        if self.tokenizer is None:
+            raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
+        prompt = encoded(self.tokenizer, text, "the text").tolist()
+        draw = seeds.stream(seed, "complete")
+        (found,) = completed(self.net, [prompt], self.card.shape[0], tokens, draw, temperature)
+        return text + self.tokenizer.decode(found)
 
     @torch.no_grad()
     def logits(self, x: object) -> Tensor:
@@ -214,8 +243,8 @@ class Predictor:
         if to == "onnx":
             check_installed("onnx")
             check_installed("onnxscript")
-        dtype = torch.uint8 if self.card.bytes else torch.float32
-        raw, x = Raw(self.net, self.card).eval(), torch.zeros(2, *self.card.shape, dtype=dtype)
+        raw, x = Raw(self.net, self.card).eval(), zeros(2, self.card.shape)
+        x = x.to(torch.uint8) if self.card.bytes else x
         batch: Any = {"x": {0: torch.export.Dim("n")}}
         try:
             program = torch.export.export(raw, (x,), dynamic_shapes=batch)
@@ -226,6 +255,13 @@ class Predictor:
         except Exception as error:  # of torch's exporters, which have no common class
             line = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self.card.architecture} cannot be exported: {line}") from error
+
+
+def _tokenizer(data: Data, card: Card) -> Tokenizer | None:
+    """Return the tokenizer of the settings; None if the model is not of texts, or has another."""
+    learnt = data.model_copy(update={"objective": card.objective})
+    tokenizer = tokenizer_of(learnt) if card.vocab else None
+    return tokenizer if tokenizer and tokenizer.fingerprint == card.tokenizer else None
 
 
 def _check_alone(net: nn.Module, bn: str, why: str) -> None:

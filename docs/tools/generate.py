@@ -163,6 +163,16 @@ def learning() -> list[tuple[str, ...]]:
     return [(learnt, ", ".join(names), why) for (learnt, why), names in groups.items()]
 
 
+def untextual() -> list[tuple[str, ...]]:
+    """Return the rows of the methods that take no texts: methods, and the reason."""
+    groups: dict[str, list[str]] = {}
+    for name in ordered():
+        contract = methods.options(name)
+        if why := contract.no_texts or contract.images:
+            groups.setdefault(why, []).append(f"`{name}`")
+    return [(", ".join(names), why) for why, names in groups.items()]
+
+
 TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[], list[tuple[str, ...]]]]] = {
     "exchanged": ("methods", ("leaves a client", "methods"), exchanged),
     "described": ("methods", ("method", "what it is", "source", "halves"), described),
@@ -172,6 +182,7 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[], list[tuple[str, ..
         shared,
     ),
     "learning": ("objectives", ("learns", "methods", "why no more"), learning),
+    "untextual": ("text", ("methods", "why they take no texts"), untextual),
     "leaving": (
         "leaves",
         ("method", "leaves a client in a round", "what the server can infer"),

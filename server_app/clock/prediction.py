@@ -7,9 +7,11 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from common import seeds
+from common.data import kinds
 from common.training import costs
 from common.training.fit import fit
 from common.training.task import Task
@@ -49,8 +51,12 @@ class Predictor:
         """Return the operations of one training step divided by its samples, on a full batch."""
         task, size = self.task, max(self.task.config.train.batch_size, 2)
         net = task.build(architecture, name=("clock",)).train()
-        x = torch.zeros(size, *task.shape, device=task.device)
-        y = torch.zeros(size, dtype=torch.int64, device=task.device)
+        x = kinds.zeros(size, task.shape, task.device)
+
+        def loss(x: Tensor) -> Tensor:
+            logits = net(x).flatten(0, -2)
+            return F.cross_entropy(logits, logits.argmax(1))
+
         # outside of the block that counts the server's own operations
         with (
             _disable_current_modes(),
@@ -58,7 +64,7 @@ class Predictor:
             costs.counting(True) as counted,
         ):
             step = torch.optim.SGD(net.parameters(), lr=0.0)
-            fit(step, [(x, y)], lambda x, y: F.cross_entropy(net(x), y), precision="fp32")
+            fit(step, [(x,)], loss, precision="fp32")
         return counted.total // size
 
 

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import final
 
 import torch
+from common.data.tokens import tokenizer_of
 from torch import Tensor, nn
 
 from common import seeds
@@ -27,6 +28,7 @@ from common.models.batchnorm import norms
 from common.models.classifier import Classifier
 from common.objectives import Summed, macro_auc
 from common.settings.config import MethodOptions, not_allowed
+from common.techniques.completion import completed
 from common.training.task import Result, evaluate
 from server_app.method import Client, Method
 from server_app.scoring.recalibrate import ScoredModels
@@ -35,6 +37,7 @@ from server_app.stopped import DivergedRound
 DIVERGED = 1e4
 """Largest loss of a model, in units of ``Scorer.guess``."""
 DRAWN, NUMBERS = 2000, 200_000  #: most test samples, and predictions, in predictions.json
+TEXTS, TOKENS = 3, 200  #: texts in predictions.json, and the tokens that a model adds to each
 RANKED = 100  #: most classes of which every round has the macro AUC, which sorts for each class
 SAMPLE = 64  #: test images for the loss of a round without a score
 
@@ -140,13 +143,16 @@ class Scorer:
     def predictions(self) -> Mapping[str, object] | None:
         """Return the round, the predictions and the true values of at most ``DRAWN`` test samples.
 
-        They are of the server's newest scored model, of several the first. None: of classes, under
-        [privacy], or if the primary score is personal.
+        They are of the server's newest scored model, of several the first. Of next tokens it is how
+        the model continues ``TEXTS`` test samples. None: of classes, under [privacy], or if the
+        primary score is personal.
         """
         private = self.task.config.privacy.on
         if self.newest_result is None or private or self.primary == "personal":
             return None
         t, result = self.newest_result
+        if self.task.objective.every:
+            return {"round": t, "texts": self._texts()}
         n = min(len(result.y), DRAWN, max(NUMBERS // result.y.shape[1], 1))
         draw = seeds.rng(self.task.seed, "predictions").permutation(len(result.y))[:n]
         predicted = self.task.objective.predicted(result.outputs)
@@ -155,6 +161,23 @@ class Scorer:
             for name, values in (("predicted", predicted), ("true", result.y))
         }
         return {"round": t, **rows}
+
+    def _texts(self) -> list[tuple[str, str]]:
+        """Return the first halves of ``TEXTS`` test samples, each with the model's continuation.
+
+        Empty if the data set's own tokenizer is not one of the settings.
+        """
+        task = self.task
+        tokenizer = tokenizer_of(task.config.data.model_copy(update={"objective": "next-token"}))
+        if tokenizer.fingerprint != task.tokenizer:
+            return []
+        net, length = self.main(self.scored.nets())[0].eval(), task.shape[0]
+        rows = self.x[seeds.rng(task.seed, "texts").permutation(len(self.x))[:TEXTS]]
+        prompts = [row[row > 0][: max(length // 2, 1)].tolist() for row in rows]
+        further = completed(net, prompts, length, TOKENS, seeds.stream(task.seed, "texts"))
+        return list(
+            zip(map(tokenizer.decode, prompts), map(tokenizer.decode, further), strict=True)
+        )
 
     def remember(self, entry: Entry) -> None:
         """Keep each client's newest score, which counts as long as the client is busy."""

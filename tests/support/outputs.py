@@ -1,4 +1,4 @@
-"""Small data sets of labels and of numbers, on the images of ``toy``'s size."""
+"""Small data sets of labels and of numbers, on the images of ``toy``'s size, and of texts."""
 
 from dataclasses import replace
 
@@ -37,3 +37,31 @@ def labels() -> Dataset:
 def number() -> Dataset:
     """Two numbers of different units."""
     return _made(160, 80, "number")
+
+
+LETTERS = 5  #: letters of ``next_token``; a letter is followed by the next one, mostly
+FOLLOWS = 0.9  #: probability that it is
+
+
+def next_token() -> Dataset:
+    """Texts of 6 to 12 letters, of which the next is known with probability ``FOLLOWS``."""
+    draw = rng(0, "test-outputs", "next-token")
+
+    def sample(size: int) -> tuple[Tensor, Tensor]:
+        texts = np.zeros((size, 13), np.int32)
+        texts[:, 0] = draw.integers(LETTERS, size=size)
+        for t in range(1, 13):
+            other = draw.integers(LETTERS, size=size)
+            follows = draw.uniform(size=size) < FOLLOWS
+            texts[:, t] = np.where(follows, (texts[:, t - 1] + 1) % LETTERS, other)
+        held = np.arange(13) < draw.integers(7, 14, size=(size, 1))
+        texts = np.where(held, texts + 1, 0)
+        y = torch.from_numpy(texts[:, 1:]).int()
+        return torch.where(y > 0, torch.from_numpy(texts[:, :-1]).int(), 0), y
+
+    x, y = sample(160)
+    x_test, y_test = sample(80)
+    names = ("padding", *"abcde")
+    dataset = measured("made", names, x=x, y=y, x_test=x_test, y_test=y_test)
+    sizes = {"vocab": LETTERS + 1, "token_bytes": (0, *[1] * LETTERS)}
+    return replace(dataset, objective="next-token", tokenizer="letters", **sizes)
