@@ -78,8 +78,8 @@ DATASETS: dict[str, Source] = {
     ),
     "npz": Source(load_npz, "clients' train/K.npz and test/K.npz in data.dir (PFLlib, HtFLlib)"),
     "leaf": Source(load_leaf, "train/*.json and test/*.json by user in data.dir (LEAF)"),
-    "csv": Source(load_csv, "train.csv and test.csv in data.dir: a table, or signals in windows"),
-    "jsonl": Source(load_csv, "the same as train.jsonl and test.jsonl: JSON Lines, often of texts"),
+    "csv": Source(load_csv, "train.csv and test.csv in data.dir: a table, texts, or signals"),
+    "jsonl": Source(load_csv, "train.jsonl and test.jsonl in data.dir: an object a line, as csv"),
     "client-csv": Source(load_client_csv, "CSV files in data.dir, one folder per client"),
     "text-folder": Source(load_text_folder, "texts in data.dir, a *.txt file each"),
     "hub": Source(load_hub, "a Hugging Face data set saved to data.dir; extra hub"),
@@ -355,6 +355,11 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
     except ValueError as error:  # name the keys of the public set in the message
         line = str(error).replace("data.dir", "data.public-dir")
         raise ValueError(line.replace("data.name", "data.public-name")) from error
+    if other.tokenizer != dataset.tokenizer:
+        raise ValueError(
+            f"data.{data.elsewhere} has the tokenizer {other.tokenizer or 'none'!r}, the data set "
+            f"{dataset.tokenizer or 'none'!r}"
+        )
     x, y = _fitted(other, data, dataset.shape, dataset.classes, seed)
     return x, y if other.objective == dataset.objective else None
 

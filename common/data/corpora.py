@@ -218,8 +218,9 @@ def stationary(chain: np.ndarray) -> np.ndarray:
     """Return the distribution π (n,) with π = π P of a Markov chain P (n, n)."""
     n = len(chain)
     equations = np.vstack([chain.T - np.eye(n), np.ones(n)])
-    solution: np.ndarray = np.linalg.lstsq(equations, np.eye(n + 1)[n], rcond=None)[0]
-    return solution / solution.sum()
+    weights = np.linalg.lstsq(equations, np.eye(n + 1)[n], rcond=None)[0]
+    distribution: np.ndarray = weights / weights.sum()
+    return distribution
 
 
 def grammar_perplexity(writer: int | None = None) -> float:
