@@ -278,7 +278,7 @@ def test_a_method_learns_other_things_than_classes(
 
 
 @pytest.mark.usefixtures("made")
-@pytest.mark.parametrize("objective", ["labels", "number"])
+@pytest.mark.parametrize("objective", ["labels", "number", "next-token"])
 def test_a_resumed_run_has_the_same_bits(objective: str, tmp_path: Path) -> None:
     whole = play(settings("fml", objective, tmp_path / "whole"))
     with pytest.raises(battery.Crash):
