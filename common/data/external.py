@@ -93,7 +93,9 @@ def check(name: str, dataset: object) -> None:
             if dataset.declared:
                 allowed += f", of the declared kind {dataset.declared!r}"
             raise ValueError(f"{subject}: x{side} is {_describe(x)}; it should be {allowed}")
-        if not one_each:
+        if dataset.objective == "next-token":
+            _check_next(f"{subject}: y{side}", y, x, dataset)
+        elif not one_each:
             _check_values(f"{subject}: y{side}", y, (len(x), dataset.num_classes), dataset)
         classes = y if one_each else None
         for field, values, most in ((f"y{side}", classes, top), (f"owner{side}", owner, math.inf)):
@@ -139,6 +141,27 @@ def _check_tokens(subject: str, dataset: Dataset) -> None:
                 f"{subject}: {side} of sample {row} is {x[row].tolist()[:8]}…; a text has at least "
                 "one token, and padding, 0, only behind it"
             )
+
+
+def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:
+    """Raise ``ValueError``, one line, unless ``y`` has the next tokens of the texts ``x``."""
+    if dataset.kind is not TOKENS or y.dtype != torch.int32 or y.shape != x.shape:
+        raise ValueError(
+            f"{where} is {_describe(y)}, x {_describe(x)}; next tokens are int32 as texts"
+        )
+    sizes = len(dataset.token_bytes) or dataset.vocab
+    if not dataset.num_classes == sizes == dataset.vocab:
+        raise ValueError(
+            f"{where}: {dataset.num_classes} classes and {len(dataset.token_bytes)} token_bytes; "
+            f"next tokens have one of each for all {dataset.vocab} tokens of the vocabulary"
+        )
+    wrong = ((y < 0) | (y >= dataset.vocab) | ((y > 0) & (x == 0))).any(1) | ~(y > 0).any(1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{where} of sample {row} is {y[row].tolist()[:8]}…; it has at least one token to "
+            f"learn, of 1 to {dataset.vocab - 1}, and 0 for none, as behind the text"
+        )
 
 
 def _check_values(where: str, y: Tensor, shape: tuple[int, int], dataset: Dataset) -> None:
