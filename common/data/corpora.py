@@ -155,16 +155,17 @@ def austen(data: Data) -> Dataset:
     The last 10 % of each novel are for testing. Debian's package ``r-cran-janeaustenr`` has the
     files.
     """
-    path = file_of_package(data, "Rdata.rdx", AUSTEN, "apt-get install r-cran-janeaustenr")
+    package = "apt-get install r-cran-janeaustenr"
+    paths = [file_of_package(data, f"Rdata.{suffix}", AUSTEN, package) for suffix in ("rdx", "rdb")]
     data = data.model_copy(update={"objective": "next-token"})
 
     def decode(encoder: Encoder) -> Fields:
-        novels = read_lazy_texts(path, NOVELS)
+        novels = read_lazy_texts(paths[0], NOVELS)
         ids = encoder.encode(("\n".join(novels[name]) for name in NOVELS), NOVELS)
         owner = np.arange(len(NOVELS))
         return encoder.fields([Texts(ids, owner, owner)], len(NOVELS), TAIL)
 
-    return _dataset(data, [path, path.with_suffix(".rdb")], decode, NOVELS, NOVELS)
+    return _dataset(data, paths, decode, NOVELS, NOVELS)
 
 
 def grammar(data: Data) -> Dataset:

@@ -149,7 +149,8 @@ def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:
         raise ValueError(
             f"{where} is {_describe(y)}, x {_describe(x)}; next tokens are int32 as texts"
         )
-    if not dataset.num_classes == len(dataset.token_bytes) == dataset.vocab:
+    sizes = len(dataset.token_bytes) or dataset.vocab
+    if not dataset.num_classes == sizes == dataset.vocab:
         raise ValueError(
             f"{where}: {dataset.num_classes} classes and {len(dataset.token_bytes)} token_bytes; "
             f"next tokens have one of each for all {dataset.vocab} tokens of the vocabulary"

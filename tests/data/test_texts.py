@@ -1,0 +1,406 @@
+"""Readers of texts: columns, JSON Lines, folders, LEAF's files and the hub."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.data import Dataset, load
+from common.data.arrays import LETTERS
+from common.data.overview import overview
+from common.data.tokens import Bytes
+from common.settings.config import Data
+from tests.support.texts import bpe
+
+Read = Callable[..., Dataset]
+BYTES = Bytes()
+
+
+@pytest.fixture
+def read(options: Callable[..., Data], tmp_path: Path) -> Read:
+    """``read("csv", text_column="text")``: the data set of the files in ``tmp_path``."""
+    known = {"dir": str(tmp_path), "tokenizer": "byte", "max_length": 8}
+    return lambda name, **changes: load(options(name=name, **{**known, **changes}))
+
+
+def lines(path: Path, *rows: object) -> Path:
+    """Write each row in a line, as JSON unless it is text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def texts(x: torch.Tensor) -> list[str]:
+    return [BYTES.decode(row) for row in x.tolist()]
+
+
+def reviews(n: int = 20) -> list[dict[str, Any]]:
+    """``n`` short texts of two classes, of owners ``p2`` and ``p10``."""
+    names = ("bad", "good")
+    return [
+        {"text": f"{names[i % 2]} {i}", "label": names[i % 2], "who": f"p{(2, 10)[i // 2 % 2]}"}
+        for i in range(n)
+    ]
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl", "client-csv"])
+def test_a_column_of_texts(read: Read, tmp_path: Path, name: str) -> None:
+    rows = reviews()
+    if name == "client-csv":
+        for who in ("p2", "p10"):
+            of_client = [row for row in rows if row["who"] == who]
+            lines(tmp_path / who / "a.csv", *as_csv(of_client))
+    else:
+        lines(tmp_path / f"train.{name}", *(as_csv(rows) if name == "csv" else rows))
+    owner = "" if name == "client-csv" else "who"
+    data = read(name, text_column="text", owner_column=owner)
+    assert (data.kind.name, data.shape, data.vocab, data.tokenizer) == (
+        "tokens",
+        data.shape,
+        257,
+        "byte",
+    )
+    assert data.x.dtype == torch.int32 and data.x.shape[1] == 8 and not data.mean
+    assert (data.classes, data.account.features) == (("bad", "good"), ("text",))
+    both = texts(torch.cat([data.x, data.x_test]))
+    assert sorted(both) == sorted(row["text"][:8] for row in rows)
+    place = {row["text"]: row for row in rows}
+    owners = torch.cat([data.owner, data.owner_test]).tolist()
+    for text, y, who in zip(both, torch.cat([data.y, data.y_test]).tolist(), owners, strict=True):
+        assert place[text]["label"] == data.classes[y] and place[text]["who"] == ("p2", "p10")[who]
+    # a fifth of each owner's five texts of each class
+    counts = torch.bincount(2 * data.owner_test + data.y_test)
+    assert counts.tolist() == [1, 1, 1, 1]
+
+
+def test_next_tokens_of_a_column_ignore_the_labels(read: Read, tmp_path: Path) -> None:
+    rows = [{"text": "x" * i + "!", "label": None, "who": "ab"[i // 11]} for i in range(1, 21)]
+    lines(tmp_path / "train.jsonl", *rows)
+    data = read("jsonl", objective="next-token", text_column="text", owner_column="who")
+    assert data.objective == "next-token" and data.y.dtype == torch.int32
+    assert data.classes == BYTES.names and data.token_bytes == BYTES.lengths
+    assert (data.account.label, data.account.unused) == ("", {"label": "not the text"})
+    assert sum(int((y > 0).sum()) for y in (data.y, data.y_test)) == sum(range(1, 21))
+    for part in (data.y_test[data.owner_test == k] for k in (0, 1)):  # two of ten whole texts
+        assert int((part == 1 + ord("!")).sum()) == 2
+
+
+def test_texts_without_a_token_to_learn_are_counted(read: Read, tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl", *({"text": text} for text in ("", "a", "ab", "abc")))
+    lines(tmp_path / "test.jsonl", {"text": "ab"}, {"text": "b"})
+    data = read("jsonl", objective="next-token", text_column="text")
+    assert (texts(data.x), texts(data.y), texts(data.x_test)) == (["a", "ab"], ["b", "bc"], ["a"])
+    assert data.account.notes == ("3 of 6 texts have no token to learn and are left out",)
+    lines(tmp_path / "test.jsonl", {"text": "b"})
+    with pytest.raises(ValueError, match="no samples for testing"):
+        read("jsonl", objective="next-token", text_column="text", max_length=9)
+
+
+def test_few_texts_are_tested_on_their_ends(read: Read, tmp_path: Path) -> None:
+    lines(tmp_path / "a" / "1.txt", "0123456789abcdefghi")  # 20 bytes with the end of the line
+    lines(tmp_path / "b" / "1.txt", "zyxwvutsrq")
+    data = read("text-folder", objective="next-token")
+    assert texts(data.x) == ["01234567", "89abcde", "zyxwvuts"]
+    assert texts(data.y) == ["12345678", "9abcdef", "yxwvutsr"]
+    assert (texts(data.x_test), texts(data.y_test)) == (["ghi", "q"], ["hi\n", "\n"])
+    assert (data.owner.tolist(), data.owner_test.tolist()) == ([0, 0, 1], [0, 1])
+    assert data.account.owners == ("a", "b")
+
+
+def test_labels_and_numbers_of_texts(read: Read, tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "ill": i % 2, "dose": i / 4} for i in range(10)]
+    lines(tmp_path / "train.jsonl", *rows)
+    data = read("jsonl", objective="number", label_column="dose", text_column="text")
+    both = dict(
+        zip(texts(torch.cat([data.x, data.x_test])), torch.cat([data.y, data.y_test]), strict=True)
+    )
+    assert all(float(both[f"t{i}"]) == i / 4 for i in range(10))
+    assert data.account.unused == {"ill": "not the text"}
+
+
+def test_cut_texts_are_counted_and_shown(read: Read, tmp_path: Path) -> None:
+    rows = reviews()
+    lines(tmp_path / "train.csv", *as_csv(rows))
+    data = read("csv", text_column="text", max_length=5)
+    assert data.account.notes == (
+        "15 of 20 texts have more than 5 tokens; data.max-length = 5 cuts them",
+    )
+    shown = dict(overview(data).rows())
+    assert shown["tokenizer"] == "byte, 257 different tokens"
+    assert shown["lengths"].startswith("5 to 5 tokens, median 5; 100.0 % of the training")
+    assert shown["features"] == "'text'" and shown["samples"].endswith("texts of 5 tokens")
+    follow = overview(read("csv", text_column="text", objective="next-token"))
+    assert follow.classes == () and sum(follow.learnt) == sum(len(row["text"]) - 1 for row in rows)
+    learnt = "{:,} tokens to learn in training, {:,} in testing".format(*follow.learnt)
+    assert dict(follow.rows())["next-token"] == learnt
+
+
+def test_a_cached_copy_belongs_to_one_tokenizer(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.data.decoded.SMALL", 0)
+    lines(tmp_path / "train.csv", *as_csv(reviews()))
+    folder = bpe(tmp_path)
+    for tokenizer in ("byte", "hash", str(folder)):
+        first, again = (read("csv", text_column="text", tokenizer=tokenizer) for _ in range(2))
+        assert torch.equal(first.x, again.x) and first.tokenizer.startswith(
+            tokenizer[:4].strip("/tmp") or "f"
+        )
+    short = read("csv", text_column="text", max_length=3)
+    assert short.shape[0] == 3 and texts(short.x)[0] in ("bad", "goo")
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (["text,label", "a,x", ",y"], r"train\.csv: row 2: the text is empty"),
+        (
+            ["words,label", "a,x"],
+            "no column 'text' besides label and owner; .* one of words, label",
+        ),
+        (["text,note", "a,x"], "no column 'label'; data.label-column should be one of text, note"),
+    ],
+)
+def test_bad_tables_of_texts_are_one_line(
+    read: Read, tmp_path: Path, rows: list[str], line: str
+) -> None:
+    lines(tmp_path / "train.csv", *rows)
+    with pytest.raises(ValueError, match=line) as refused:
+        read("csv", text_column="text")
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ('{"text": "a", "label": ', r"row 2 is no JSON \(Expecting value"),
+        (["a", "x"], "row 2 is no JSON object"),
+        (
+            {"text": "a", "lable": "x"},
+            "row 2 has the columns text, lable; those of row 1 are text, l",
+        ),
+        ({"text": ["a"], "label": "x"}, "row 2, column 'text': a list or an object is no value"),
+        ({"text": None, "label": "x"}, "row 2 has no text"),
+        ({"text": 5, "label": "x"}, "row 2 has '5', which is no text"),
+        ({"text": "a", "label": None}, "row 2 has no 'label'"),
+        ({"text": "\ud800", "label": "x"}, "row 2: character 0 of the text is no Unicode"),
+        ("[" * 100_000, "row 2 is no JSON"),
+    ],
+)
+def test_bad_lines_of_json_are_one_line(read: Read, tmp_path: Path, row: object, line: str) -> None:
+    path = lines(tmp_path / "train.jsonl", {"text": "a", "label": "x"}, row)
+    with pytest.raises(ValueError, match=line) as refused:
+        read("jsonl", text_column="text")
+    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+
+
+def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
+    """The keys may have any order, and empty lines do not count."""
+    rows = [{"a": i, "b": i / 2, "label": i % 2} for i in range(10)]
+    rows[3] = {"label": 1, "b": 1.5, "a": 3}
+    lines(tmp_path / "train.jsonl", *rows[:5], "", *rows[5:])
+    lines(tmp_path / "test.jsonl", *rows)
+    data = read("jsonl")
+    assert data.kind.name == "table" and data.x.tolist() == [[i, i / 2] for i in range(10)]
+    assert data.classes == ("0", "1")
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"train\.jsonl is missing"):
+        read("jsonl", max_length=9)
+
+
+def test_settings_that_do_not_go_together(read: Read, tmp_path: Path) -> None:
+    lines(tmp_path / "train.csv", *as_csv(reviews()))
+    for changes, line in (
+        (
+            {"objective": "next-token"},
+            "not allowed with data.name = 'csv' without data.text-column",
+        ),
+        (
+            {"text_column": "text", "window": 3},
+            "data.window = 3 is not allowed with data.text-column",
+        ),
+        ({"text_column": "text", "kind": "table"}, "data.kind = 'table' is not allowed"),
+        (
+            {"text_column": "text", "objective": "next-token", "tokenizer": "hash"},
+            "data.tokenizer = 'hash' is not allowed with data.objective = 'next-token'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=line):
+            read("csv", **changes)
+    with pytest.raises(ValueError, match="not allowed with data.name = 'folder'; allowed: texts"):
+        read("folder", objective="next-token")
+
+
+LAYOUTS = {
+    "classes": [
+        "{c}/{i}.txt",
+        "{part}/{c}/{i}.txt",
+        "{who}/{c}/{i}.txt",
+        "{who}/{part}/{c}/{i}.txt",
+    ],
+    "next-token": ["{i}.txt", "{part}/{i}.txt", "{who}/{i}.txt", "{who}/{part}/{i}.txt"],
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "layout"), [(goal, layout) for goal, of in LAYOUTS.items() for layout in of]
+)
+def test_layouts_of_a_folder_of_texts(
+    read: Read, tmp_path: Path, objective: str, layout: str
+) -> None:
+    for i in range(40):
+        part = ("train", "Testing")[i % 5 == 0]
+        who, c = f"h{(2, 10)[i // 2 % 2]}", ("bad", "good")[i % 2]
+        path = tmp_path / layout.format(c=c, i=i, who=who, part=part)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{i:02}{c[0]}{who[1:]}")
+    (tmp_path / "about.md").write_text("no text")
+    data = read("text-folder", objective=objective)
+    assert (len(data.y), len(data.y_test)) == (32, 8)
+    assert data.owners == (2 if "{who}" in layout else 0)
+    assert data.account.owners == (("h2", "h10") if "{who}" in layout else ())
+    assert data.account.ignored == {".md": (1, "about.md")}
+    for x, y, owner in ((data.x, data.y, data.owner), (data.x_test, data.y_test, data.owner_test)):
+        for row, text in enumerate(texts(x)):
+            if "{part}" in layout:
+                assert (int(text[:2]) % 5 == 0) == (x is data.x_test)
+            if objective == "classes":
+                assert data.classes[int(y[row])][0] == text[2]
+            if owner is not None:
+                assert ("2", "10")[int(owner[row])].startswith(text[3:])
+
+
+def test_bad_folders_of_texts_are_one_line(read: Read, tmp_path: Path) -> None:
+    def refused(line: str, **changes: Any) -> None:
+        with pytest.raises(ValueError, match=line) as error:
+            read("text-folder", **changes)
+        assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+    refused("no \\*.txt files; the layout is CLASS/")
+    lines(tmp_path / "train" / "a.txt", "hello")
+    refused("a.txt: the layout of .* is CLASS/\\*.txt or CLIENT/CLASS")
+    lines(tmp_path / "b.txt", "hello")
+    refused("are of two layouts", objective="next-token")
+    (tmp_path / "b.txt").unlink()
+    lines(tmp_path / "train" / "good" / "b.txt", "hello")
+    refused("a.txt: the layout of", objective="classes")
+    (tmp_path / "train" / "a.txt").unlink()
+    (tmp_path / "train" / "good" / "c.txt").write_bytes(b"\xff")
+    refused("c.txt: byte 0 is no text in UTF-8")
+    (tmp_path / "train" / "good" / "c.txt").write_text("")
+    refused("c.txt: the text is empty")
+    with pytest.raises(ValueError, match="'number' is not allowed with data.name = 'text-folder'"):
+        read("text-folder", objective="number")
+    (tmp_path / "train").rename(tmp_path / "test")
+    refused("there is 'test' but no folder 'train'")
+
+
+def leaf(folder: Path, part: str, **users: tuple[list[Any], list[Any]]) -> None:
+    content = {
+        "users": [*users],
+        "num_samples": [len(x) for x, _ in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    lines(folder / part / "all.json", content)
+
+
+def test_next_letters_of_leaf(read: Read, tmp_path: Path) -> None:
+    """A letter outside of LEAF's 80 is none of them; ``find`` gives -1, the last one."""
+    leaf(tmp_path, "train", romeo=(["to be o", "o be or"], ["r", "é"]), juliet=(["a rose"], ["$"]))
+    leaf(tmp_path, "test", romeo=(["or not"], ["}"]))
+    data = read("leaf")
+    assert texts(data.x) == ["to be o", "o be or", "a rose"] and data.owner.tolist() == [1, 1, 0]
+    assert data.classes == (*LETTERS, "other") and len(data.classes) == 81
+    assert (data.y.tolist(), data.y_test.tolist()) == ([LETTERS.find("r"), 80, 80], [79])
+    assert read("leaf", tokenizer="hash").account.notes == (
+        "y is the next letter; data.tokenizer = 'byte' makes letters of x",
+    )
+    follow = read("leaf", objective="next-token")
+    assert texts(follow.y) == ["o be o", " be or", " rose"] and texts(follow.y_test) == ["r not"]
+
+
+def test_classes_of_leafs_texts(read: Read, tmp_path: Path) -> None:
+    """Numbers, or texts, which numbers of one digit are too."""
+    for labels in ([0, 4, 4], ["0", "4", "4"]):
+        leaf(tmp_path, "train", a=(["bad", "good", "fine"], labels))
+        leaf(tmp_path, "test", a=(["so so"], labels[:1]), b=(["new"], labels[1:2]))
+        data = read("leaf")
+        assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (
+            ("0", "4"),
+            [0, 1, 1],
+            [0, 1],
+        )
+        assert data.owner is not None and data.owner_test is None  # b has no training texts
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "line"),
+    [
+        (["a", ""], [0, 1], "user 'a': x of sample 1: the text is empty"),
+        (["a", 5], [0, 1], "user 'a': x of sample 1 has '5', which is no text"),
+        (["a", "b"], ["x"], "user 'a': y has 1 texts, but there are 2 samples"),
+        (["a", "b"], ["x", 1], "user 'a': it holds text, not numbers"),
+        ([[1.0], [2.0]], [0, 1], "user 'a': samples are float32 .*, those of .* texts"),
+    ],
+)
+def test_bad_texts_of_leaf_are_one_line(
+    read: Read, tmp_path: Path, x: list[Any], y: list[Any], line: str
+) -> None:
+    leaf(tmp_path, "train", b=(["c", "d"], [0, 1]))
+    leaf(tmp_path, "test", a=(x, y))
+    kind = "table" if isinstance(x[0], list) else "auto"
+    with pytest.raises(ValueError, match=line) as refused:
+        read("leaf", kind=kind)
+    assert str(refused.value).startswith(f"{tmp_path / 'test'}")
+
+
+def test_a_public_set_of_texts(options: Callable[..., Data], tmp_path: Path) -> None:
+    from common.data import divide
+
+    lines(tmp_path / "train.jsonl", *reviews())
+    own = options(name="grammar", objective="classes", public_dir="", public_name="grammar")
+    divided = divide(own, 0)
+    assert divided.public is not None and torch.equal(divided.public, divided.pool.x)
+    other = own.model_copy(update={"max_length": 9})
+    assert divide(other, 0).public is not None
+    mixed = options(name="toy", public_name="grammar")
+    with pytest.raises(
+        ValueError, match="public-name has the tokenizer 'byte', the data set 'none'"
+    ):
+        divide(mixed, 0)
+
+
+@pytest.mark.full
+def test_a_text_column_of_the_hub(read: Read, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = reviews()
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    features = datasets.Features(
+        text=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["bad", "good"]),
+        who=datasets.Value("string"),
+    )
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(folder))
+    known = {"dir": str(folder), "text_column": "text", "owner_column": "who"}
+    data = read("hub", **known)
+    assert (data.classes, data.owners, data.tokenizer) == (("bad", "good"), 2, "byte")
+    assert sorted(texts(torch.cat([data.x, data.x_test]))) == sorted(row["text"] for row in rows)
+    assert all(data.classes[y] in text for y, text in zip(data.y, texts(data.x), strict=True))
+    assert torch.bincount(2 * data.owner_test + data.y_test).tolist() == [1, 1, 1, 1]
+    follow = read("hub", objective="next-token", **known)
+    assert follow.objective == "next-token" and follow.owners == 2
+    with pytest.raises(ValueError, match="no column 'label' with texts; there are text"):
+        read("hub", **{**known, "text_column": "label"})
+    columns["text"][3] = ""
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="column 'text': sample 3: the text is empty"):
+        read("hub", **{**known, "dir": str(tmp_path / "empty")})
