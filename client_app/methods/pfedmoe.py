@@ -1,6 +1,5 @@
 """pFedMoE, client half: train the own network, the gate and a copy of the small extractor."""
 
-import math
 from typing import final
 
 from client_app.bases.composite import CompositeClient
@@ -22,8 +21,8 @@ class PFedMoE(CompositeClient[Options, Gated]):
         return net
 
     def compose(self, own: Classifier, shared: Classifier) -> Gated:
-        o, inputs = self.options, math.prod(self.task.shape)
-        return Gated(own, shared, Gate(inputs, o.gate_hidden, normalise=o.gate_norm == "layer"))
+        o, normalise = self.options, self.options.gate_norm == "layer"
+        return Gated(own, shared, Gate(self.task.shape, o.gate_hidden, normalise=normalise))
 
     def loss(self, net: Gated) -> Loss:
         return self.participant.supervised(net)

@@ -13,6 +13,7 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import client_app.methods
@@ -158,7 +159,7 @@ class Predictor:
 
         ``x``: images of bytes (n, H, W, C), (n, C, H, W) or (n, H, W), which are resized, or Pillow
         images; signals (n, C, T); rows of a table (n, F), or a data frame with the columns of the
-        training. One sample without the first axis is not allowed.
+        training; tokens (n, T or fewer). One sample without the first axis is not allowed.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
@@ -173,6 +174,8 @@ class Predictor:
             size = (card.shape[2], card.shape[1])
             x = np.stack([np.asarray(one.convert(mode).resize(size)) for one in x])
         values = x.numpy(force=True) if isinstance(x, Tensor) else x
+        if card.vocab:
+            return _tokens(np.asarray(values), card)
         read = torch.from_numpy(arrays.samples(values, card.kind).copy())
         if card.bytes and read.dtype != torch.uint8:
             raise ValueError(
@@ -226,6 +229,18 @@ class Predictor:
         except Exception as error:  # of torch's exporters, which have no common class
             line = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self.card.architecture} cannot be exported: {line}") from error
+
+
+def _tokens(ids: np.ndarray, card: Card) -> Tensor:
+    """Return tokens [n, T], padded on the right. Raises ``ValueError``, one line, for others."""
+    most = card.shape[0]
+    fits = ids.dtype.kind in "iu" and ids.ndim == 2 and 0 < ids.shape[1] <= most and len(ids)
+    if not fits or not 0 <= ids.min() <= ids.max() < card.vocab:
+        raise ValueError(
+            f"x should be (n, {most}) integers from 0 (padding) to {card.vocab - 1}: tokens of the "
+            f"tokenizer {card.tokenizer}"
+        )
+    return F.pad(torch.from_numpy(ids.astype(np.int32)), (0, most - ids.shape[1]))
 
 
 def _check_alone(net: nn.Module, bn: str, why: str) -> None:
