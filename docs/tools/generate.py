@@ -182,7 +182,7 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[], list[tuple[str, ..
         shared,
     ),
     "learning": ("objectives", ("learns", "methods", "why no more"), learning),
-    "untextual": ("text", ("methods", "why they take no texts"), untextual),
+    "untextual": ("text-models", ("methods", "why they take no texts"), untextual),
     "leaving": (
         "leaves",
         ("method", "leaves a client in a round", "what the server can infer"),
