@@ -42,6 +42,7 @@ BINS, REACH = 1024, 10.0
 SLACK = 1e-6  #: of rounding, in sums that a client sends
 NO_SHARES = "probabilities are of classes and labels; this model has numbers"
 HALF = 0.5  #: probability from which a label is predicted
+MOST_NATS = 700.0  #: of a token, in scores; of more there is no perplexity in floating point
 
 
 @final
@@ -511,10 +512,14 @@ class NextToken(Summed):
         return y[y > 0].long()
 
     def digest(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return nats, right tokens, tokens and bytes of each text, [n, 4]."""
+        """Return nats, right tokens, tokens and bytes of each text, [n, 4].
+
+        A token has at most ``MOST_NATS``, so that a network that diverged has a score.
+        """
         sizes = torch.tensor(self.token_bytes or [1] * len(self.outputs), device=y.device)
         kept, truth = y > 0, y.long()
         nats = F.cross_entropy(outputs.transpose(1, 2), truth, reduction="none", ignore_index=0)
+        nats = nats.nan_to_num(MOST_NATS, MOST_NATS).clamp(max=MOST_NATS)
         right = (outputs.argmax(2) == truth) & kept
         columns = (nats, right, kept, sizes[truth] * kept)
         return torch.stack([column.double().sum(1) for column in columns], 1)
@@ -552,7 +557,11 @@ class NextToken(Summed):
 
     def pooled(self, sums: Tensor) -> Scores:
         (_, nats, right, tokens, size) = sums[0].tolist()
-        values = nats / (math.log(2) * size), math.exp(min(nats / tokens, 700.0)), right / tokens
+        values = (
+            nats / (math.log(2) * size),
+            math.exp(min(nats / tokens, MOST_NATS)),
+            right / tokens,
+        )
         return Scores({m.name: value for m, value in zip(self.measures, values, strict=True)})
 
     @staticmethod

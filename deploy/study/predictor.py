@@ -13,8 +13,6 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from common.data.tokens import Tokenizer, encoded, tokenizer_of
-from common.data.tokens import samples as token_samples
 from torch import Tensor, nn
 
 import client_app.methods
@@ -25,6 +23,8 @@ from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
 from common.data.kinds import describe, zeros
+from common.data.tokens import Tokenizer, encoded, tokenizer_of
+from common.data.tokens import samples as token_samples
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
 from common.extras import check_installed

@@ -6,11 +6,11 @@ from statistics import fmean
 from typing import final
 
 import torch
-from common.data.tokens import tokenizer_of
 from torch import Tensor, nn
 
 from common import seeds
 from common.data.dataset import Dataset
+from common.data.tokens import tokenizer_of
 from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
