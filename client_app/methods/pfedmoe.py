@@ -1,10 +1,8 @@
 """pFedMoE, client half: train the own network, the gate and a copy of the small extractor."""
 
-import math
 from typing import final
 
 from client_app.bases.composite import CompositeClient
-from common.data import kinds
 from common.exchange.records import StateDict
 from common.methods.pfedmoe import Options
 from common.models.classifier import Classifier
@@ -23,10 +21,8 @@ class PFedMoE(CompositeClient[Options, Gated]):
         return net
 
     def compose(self, own: Classifier, shared: Classifier) -> Gated:
-        o, shape = self.options, self.task.shape
-        inputs, vocab = math.prod(shape), kinds.vocab_of(shape)
-        gate = Gate(inputs, o.gate_hidden, normalise=o.gate_norm == "layer", vocab=vocab)
-        return Gated(own, shared, gate)
+        o, normalise = self.options, self.options.gate_norm == "layer"
+        return Gated(own, shared, Gate(self.task.shape, o.gate_hidden, normalise=normalise))
 
     def loss(self, net: Gated) -> Loss:
         return self.participant.supervised(net)

@@ -129,8 +129,7 @@ def zeros(n: int, shape: Shape, device: torch.device | None = None) -> Tensor:
 def random(n: int, shape: Shape, generator: torch.Generator | None = None) -> Tensor:
     """Return n random samples on the CPU: normal numbers, or texts of tokens without padding."""
     if of(shape) is TOKENS:
-        size = (n, *shape)
-        return torch.randint(1, vocab_of(shape), size, generator=generator, dtype=torch.int32)
+        return torch.randint(1, vocab_of(shape), (n, *shape), generator=generator).int()
     return torch.randn(n, *shape, generator=generator)
 
 

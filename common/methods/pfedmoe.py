@@ -29,6 +29,8 @@ Deviations:
   normalisation and m = 64, as in the first implementation. ``gate-norm = "layer"`` normalises each
   input by its own mean and variance, as the second one does with m = 128. That one also has
   BatchNorm after both linear layers, which fails on a batch of one sample.
+- The gate of texts reads the mean of learnt vectors of 64 numbers, one for each token; ids are no
+  numbers that a linear layer could read.
 - The first implementation scores h_k(f_k(x)), which is not what it trains. Here and in the second
   one the mixture is scored.
 - The published settings were not checked. Both implementations have SGD with rate 0.01 and batches

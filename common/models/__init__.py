@@ -162,9 +162,18 @@ def _recurrent(cell: type[nn.GRU] | type[nn.LSTM], layers: int, params: int) -> 
 
 
 def _text(
-    kind: Callable[..., Classifier], params: int, source: str, side: int = 1, **options: Any
+    kind: Callable[..., Classifier],
+    params: int,
+    source: str,
+    side: int = 1,
+    steps: int = 64,
+    vocab: int = 8192,
+    every: tuple[bool, ...] = (False,),
+    **options: Any,
 ) -> Architecture:
-    return _row(kind, params, source, side, input=OfKind((64,), TOKENS, 8192), **options)
+    """Return a row for texts; ``side``: fewest tokens; ``steps``, ``vocab``: default input."""
+    shape = OfKind((steps,), TOKENS, vocab, every[0])
+    return _row(kind, params, source, side, input=shape, every=every, **options)
 
 
 _LAYERED = re.compile(r"(text-transformer|gpt)-([1-9]\d?)(?:h([1-9]\d?))?")
@@ -176,17 +185,15 @@ def _layered(name: str, params: int = 0) -> Architecture:
     Raises ``ValueError``, one line, for too many layers, or heads that do not divide the width.
     """
     family, layers, heads = _LAYERED.fullmatch(name).groups(str(HEADS))  # type: ignore[union-attr]
-    depth, each = int(layers), int(heads)
-    if depth > DEEPEST or WIDTH % each:
-        allowed = ", ".join(str(n) for n in range(1, WIDTH + 1) if not WIDTH % n)
+    options: dict[str, Any] = {"depth": int(layers), "heads": int(heads)}
+    if options["depth"] > DEEPEST or WIDTH % options["heads"]:
         raise ValueError(
-            f"model {name!r}: it has at most {DEEPEST} layers, and heads that divide its width of "
-            f"{WIDTH}: {allowed}"
+            f"model {name!r}: a transformer for texts has at most {DEEPEST} layers, and a number "
+            f"of heads that divides its width of {WIDTH}"
         )
     if family == "gpt":
-        options: dict[str, Any] = {"depth": depth, "heads": each, "every": (True,)}
-        return _row(GPT, params, _GPT, 1, input=OfKind((64,), TOKENS, 257, every=True), **options)
-    return _text(TextTransformer, params, _TEXTS, depth=depth, heads=each)
+        return _text(GPT, params, _GPT, vocab=257, every=(True,), **options)
+    return _text(TextTransformer, params, _TEXTS, **options)
 
 
 def _resnet(blocks: str, params: int, source: str, pretrained: str = "") -> Architecture:
@@ -214,17 +221,6 @@ _TXT = "HtFLlib: HtFE-txt, at a width of 64"
 _KIM = "ours, for texts on CPUs; Kim, Convolutional neural networks for sentences"
 _GPT = "nanoGPT, with a tied head, for next tokens"
 _LEAF = "LEAF: the stacked LSTM for Shakespeare"
-
-_TRANSFORMERS = {
-    "text-transformer-1": 579_146,
-    "text-transformer-2": 629_130,
-    "text-transformer-4": 729_098,
-    "text-transformer-4h8": 729_098,
-    "gpt-1": 70_656,
-    "gpt-2": 120_640,
-    "gpt-4": 220_608,
-}
-"""Parameters of the transformers for texts that lists show."""
 
 MODELS: dict[str, Architecture] = {
     "wrn-40-1": _row(WideResNet, 563_930, f"FedORION; {_ZAGORUYKO}", depth=40, widen=1),
@@ -308,14 +304,15 @@ MODELS: dict[str, Architecture] = {
     "text-bilstm": _text(TextBiLSTM, 599_754, f"{_TXT}, BiLSTM_TextClassification"),
     "text-lstm2": _text(RecurrentText, 591_498, f"{_TXT}, LSTMNet", cell=nn.LSTM, dropout=0.2),
     "text-gru2": _text(RecurrentText, 574_858, f"{_TXT}, GRUNet", cell=nn.GRU, dropout=0.2),
-    **{name: _layered(name, params) for name, params in _TRANSFORMERS.items()},
-    "char-lstm": _row(
-        *(RecurrentText, 801_930, _LEAF, 1),
-        input=OfKind((80,), TOKENS, 80),
-        every=(False, True),
-        cell=nn.LSTM,
-        vector=8,
-        width=256,
+    "text-transformer-1": _layered("text-transformer-1", 579_146),
+    "text-transformer-2": _layered("text-transformer-2", 629_130),
+    "text-transformer-4": _layered("text-transformer-4", 729_098),
+    "text-transformer-4h8": _layered("text-transformer-4h8", 729_098),
+    "gpt-1": _layered("gpt-1", 70_656),
+    "gpt-2": _layered("gpt-2", 120_640),
+    "gpt-4": _layered("gpt-4", 220_608),
+    "char-lstm": _text(
+        RecurrentText, 801_930, _LEAF, 1, 80, 80, (False, True), cell=nn.LSTM, vector=8, width=256
     ),
 }
 
@@ -478,8 +475,7 @@ def _check_kind(spec: str, row: Architecture, shape: Shape) -> None:
             f"list models has networks for {kind.plural}, such as {', '.join(fitting[:MOST_NAMED])}"
         )
     if (every := kinds.every_of(shape)) not in row.every:
-        goals = [("text", "classes"), ("token", "next tokens")]
-        (each, _), (_, wanted) = goals[not every], goals[every]
+        each, wanted = ("text", "next tokens") if every else ("token", "classes")
         fitting = [name for name, row in MODELS.items() if every in row.every and kind in row.kinds]
         raise ValueError(
             f"model {spec!r} has outputs for each {each}, but the data have {wanted}; use "

@@ -1,12 +1,16 @@
 """Predictors that join a client's private network with a copy of a shared one."""
 
+import math
 from abc import ABC
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from common.data.kinds import vocab_of
 from common.models.classifier import Classifier
+from common.models.layers import Shape
+from common.models.texts import WIDTH
 
 
 class Composite(Classifier, ABC):
@@ -53,17 +57,18 @@ class Small(Classifier):
 
 @final
 class Gate(nn.Sequential):
-    """Gate of pFedMoE: logits (n, 2) of both extractors for samples (n, ...).
+    """Gate of pFedMoE: logits (n, 2) of both extractors for samples of ``shape``.
 
-    ``inputs``: numbers of a sample; ``hidden``: units of the hidden layer; ``normalise``: whether
-    the flat sample is normalised by its mean and variance, with a learnt scale and shift. Of texts
-    with a vocabulary of ``vocab`` tokens the gate reads the mean of ``inputs`` numbers for each
-    token, which are learnt too.
+    It reads the flat sample, or the mean of the vectors of a text's tokens. ``hidden``: units of
+    the hidden layer; ``normalise``: whether its input is normalised by its mean and variance, with
+    a learnt scale and shift.
     """
 
-    def __init__(self, inputs: int, hidden: int, *, normalise: bool, vocab: int = 0) -> None:
+    def __init__(self, shape: Shape, hidden: int, *, normalise: bool) -> None:
+        vocab = vocab_of(shape)
+        inputs = WIDTH if vocab else math.prod(shape)
         super().__init__(
-            nn.EmbeddingBag(vocab, inputs, padding_idx=0) if vocab else nn.Flatten(),
+            nn.EmbeddingBag(vocab, WIDTH, padding_idx=0) if vocab else nn.Flatten(),
             nn.LayerNorm(inputs) if normalise else nn.Identity(),
             nn.Linear(inputs, hidden),
             nn.Sigmoid(),

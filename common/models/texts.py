@@ -7,14 +7,13 @@ gradient, so that it stays 0.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from common.data.kinds import every_of, vocab_of
 from common.models.classifier import Classifier
@@ -40,16 +39,9 @@ def mean(h: Tensor, x: Tensor) -> Tensor:
     return (h * (x > 0).unsqueeze(2)).sum(1) / lengths(x).unsqueeze(1)
 
 
-def last(h: Tensor, x: Tensor) -> Tensor:
-    """Return h [n, T, d] at the last token of texts x [n, T], [n, d]."""
-    return h[torch.arange(len(x), device=x.device), lengths(x) - 1]
-
-
-def recurrent(rnn: nn.RNNBase, h: Tensor, x: Tensor) -> Tensor:
-    """Return the outputs [n, T, d] for inputs h [n, T, e] at the tokens of x [n, T], else 0."""
-    packed = pack_padded_sequence(h, lengths(x).cpu(), batch_first=True, enforce_sorted=False)
-    outputs: Tensor = pad_packed_sequence(rnn(packed)[0], True, total_length=x.shape[1])[0]
-    return outputs
+def packed(h: Tensor, x: Tensor) -> PackedSequence:
+    """Return the inputs h [n, T, e] of a recurrent network at the tokens of texts x [n, T]."""
+    return pack_padded_sequence(h, lengths(x).cpu(), batch_first=True, enforce_sorted=False)
 
 
 @final
@@ -115,15 +107,41 @@ class TextBiLSTM(Classifier):
         self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        outputs = recurrent(self.rnn, self.embedding(x), x)
-        forth, back = outputs.chunk(2, 2)
-        features: Tensor = self.fc(torch.cat([last(forth, x), back[:, 0]], 1))
+        _, (states, _) = self.rnn(packed(self.embedding(x), x))  # [2, n, d]
+        features: Tensor = self.fc(states.transpose(0, 1).flatten(1))
         return features
+
+
+def broad(factor: float, heads: int) -> int:
+    """Return the width of a transformer, a multiple of ``heads``."""
+    return max(scale(WIDTH, factor, multiple=heads), heads)
+
+
+@final
+class Layers(nn.Module):
+    """Layers of attention over tokens with learnt positions, and a LayerNorm behind them."""
+
+    def __init__(
+        self, steps: int, width: int, depth: int, heads: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.02 * torch.randn(steps, width))
+        layer = partial(Attention, width, heads=heads, wide=4, dropout=dropout)
+        self.layer1 = nn.ModuleList(layer() for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
+        """Return the states [n, T, d] for vectors h [n, T, d]; ``mask``: see ``Attention``."""
+        h = h + self.positions[: h.shape[1]]
+        for layer in self.layer1:
+            h = layer(h, mask)
+        states: Tensor = self.norm(h)
+        return states
 
 
 @final
 class TextTransformer(Classifier):
-    """Transformer over tokens with learnt positions; the features are the mean over the tokens.
+    """Transformer over tokens; the features are the mean over the tokens.
 
     Vaswani et al. 2017, "Attention is all you need", with LayerNorm before each part and dropout of
     0.1.
@@ -135,27 +153,11 @@ class TextTransformer(Classifier):
         super().__init__()
         width = broad(factor, heads)
         self.embedding = embedding(shape, width)
-        self.positions = nn.Parameter(0.02 * torch.randn(shape[0], width))
-        layer = partial(Attention, width, heads=heads, wide=4, dropout=0.1)
-        self.layer1 = nn.ModuleList(layer() for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+        self.body = Layers(shape[0], width, depth, heads, dropout=0.1)
         self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        h = self.embedding(x) + self.positions[: x.shape[1]]
-        return mean(self.norm(through(self.layer1, h, (x > 0)[:, None, None])), x)
-
-
-def broad(factor: float, heads: int) -> int:
-    """Return the width of a transformer, a multiple of ``heads``."""
-    return max(scale(WIDTH, factor, multiple=heads), heads)
-
-
-def through(layers: Iterable[nn.Module], h: Tensor, mask: Tensor) -> Tensor:
-    """Return h [n, T, d] after layers of attention with one mask, for which see ``Attention``."""
-    for layer in layers:
-        h = layer(h, mask)
-    return h
+        return mean(self.body(self.embedding(x), (x > 0)[:, None, None]), x)
 
 
 class LanguageModel(Classifier, ABC):
@@ -175,7 +177,7 @@ class LanguageModel(Classifier, ABC):
 
     def features(self, x: Tensor) -> Tensor:
         h = self.hidden(x)
-        return h if self.every else last(h, x)
+        return h if self.every else h[torch.arange(len(x), device=x.device), lengths(x) - 1]
 
 
 @final
@@ -205,8 +207,9 @@ class RecurrentText(LanguageModel):
         self.head = nn.Linear(width, classes)
 
     def hidden(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.dropout(recurrent(self.rnn, self.embedding(x), x))
-        return outputs
+        outputs = self.rnn(packed(self.embedding(x), x))[0]
+        states: Tensor = self.dropout(pad_packed_sequence(outputs, True, 0.0, x.shape[1])[0])
+        return states
 
 
 @final
@@ -226,9 +229,7 @@ class GPT(LanguageModel):
         assert classes == vocab_of(shape), "a tied head has an output for each token"
         super().__init__(shape)
         width = broad(factor, heads)
-        self.positions = nn.Parameter(0.02 * torch.randn(shape[0], width))
-        self.layer1 = nn.ModuleList(Attention(width, heads=heads, wide=4) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+        self.body = Layers(shape[0], width, depth, heads)
         self.head = nn.Linear(width, classes, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -238,8 +239,6 @@ class GPT(LanguageModel):
                     nn.init.zeros_(module.bias)
 
     def hidden(self, x: Tensor) -> Tensor:
-        steps = x.shape[1]
-        h = F.embedding(x, self.head.weight) + self.positions[:steps]
-        before = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril()
-        states: Tensor = self.norm(through(self.layer1, h, before))
+        before = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        states: Tensor = self.body(F.embedding(x, self.head.weight), before)
         return states

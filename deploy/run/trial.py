@@ -98,11 +98,11 @@ class Form:
             return kinds_.random(count, self.shape, rng)
 
         def labels(count: int) -> torch.Tensor:
+            if kinds_.every_of(self.shape):
+                return drawn(count)
             of = torch.arange(count)
             if self.objective == "classes":
                 return of % classes
-            if kinds_.every_of(self.shape):
-                return drawn(count)
             return (of[:, None] % (classes + 1) == torch.arange(classes)).float()
 
         total, vocab = owners * n, kinds_.vocab_of(self.shape)

@@ -13,6 +13,7 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import client_app.methods
@@ -165,12 +166,13 @@ class Predictor:
 
         ``x``: images of bytes (n, H, W, C), (n, C, H, W) or (n, H, W), which are resized, or Pillow
         images; signals (n, C, T); rows of a table (n, F), or a data frame with the columns of the
-        training; a list of n texts. One sample without the first axis is not allowed.
+        training; n texts in a list, or their tokens (n, T or fewer). One sample without the first
+        axis is not allowed.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         card, columns = self.card, getattr(x, "columns", None)
-        if card.vocab:
+        if isinstance(x, Sequence) and card.vocab and all(isinstance(text, str) for text in x):
             return self._texts(x)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
@@ -182,6 +184,8 @@ class Predictor:
             size = (card.shape[2], card.shape[1])
             x = np.stack([np.asarray(one.convert(mode).resize(size)) for one in x])
         values = x.numpy(force=True) if isinstance(x, Tensor) else x
+        if card.vocab:
+            return _tokens(np.asarray(values), card)
         read = torch.from_numpy(arrays.samples(values, card.kind).copy())
         if card.bytes and read.dtype != torch.uint8:
             raise ValueError(
@@ -195,12 +199,12 @@ class Predictor:
         wanted = describe(card.shape)
         raise ValueError(f"x has {describe(tuple(read.shape[1:]))}; the model takes {wanted}")
 
-    def _texts(self, x: object) -> Tensor:
+    def _texts(self, x: Sequence[object]) -> Tensor:
         """Return texts as tokens int32 [n, T], cut as in training."""
         if self.tokenizer is None:
             raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
-        if not isinstance(x, Sequence) or isinstance(x, str):
-            raise ValueError("x should be a list of texts")
+        if isinstance(x, str):
+            raise ValueError(f"x is the text {x[:40]!r}; it should be a list of texts")
         ids = [encoded(self.tokenizer, text, f"text {i}") for i, text in enumerate(x)]
         return torch.from_numpy(token_samples(ids, self.card.shape[0], next_token=False).x)
 
@@ -262,6 +266,18 @@ def _tokenizer(data: Data, card: Card) -> Tokenizer | None:
     learnt = data.model_copy(update={"objective": card.objective})
     tokenizer = tokenizer_of(learnt) if card.vocab else None
     return tokenizer if tokenizer and tokenizer.fingerprint == card.tokenizer else None
+
+
+def _tokens(ids: np.ndarray, card: Card) -> Tensor:
+    """Return tokens [n, T], padded on the right. Raises ``ValueError``, one line, for others."""
+    most = card.shape[0]
+    fits = ids.dtype.kind in "iu" and ids.ndim == 2 and 0 < ids.shape[1] <= most and len(ids)
+    if not fits or not 0 <= ids.min() <= ids.max() < card.vocab:
+        raise ValueError(
+            f"x should be a list of texts, or (n, {most}) integers from 0 (padding) to "
+            f"{card.vocab - 1}: tokens of the tokenizer {card.tokenizer}"
+        )
+    return F.pad(torch.from_numpy(ids.astype(np.int32)), (0, most - ids.shape[1]))
 
 
 def _check_alone(net: nn.Module, bn: str, why: str) -> None:

@@ -15,6 +15,7 @@ from client_app.bases.partly_shared import ClientState as PrivatePart
 from client_app.methods.fedmrl import FedMRL
 from client_app.methods.pfedmoe import PFedMoE
 from client_app.participant import Participant
+from common.data.kinds import TOKENS, OfKind
 from common.exchange import tree
 from common.exchange.protocol import ScoreRequest
 from common.models.classifier import Classifier
@@ -68,13 +69,22 @@ def test_the_mixture_and_a_gradient_by_hand() -> None:
 
 def test_the_gate_reads_each_image() -> None:
     x = torch.arange(8.0).reshape(2, 1, 2, 2)
-    gate = Gate(4, 3, normalise=False)
+    gate = Gate((1, 2, 2), 3, normalise=False)
     hidden = torch.sigmoid(gate[2](x.flatten(1)))
     torch.testing.assert_close(gate(x), gate[4](hidden))
     # the second image is the first one plus 4, which the normalisation removes
-    first, second = Gate(4, 3, normalise=True)(x)
+    first, second = Gate((1, 2, 2), 3, normalise=True)(x)
     torch.testing.assert_close(first, second)
     assert not torch.allclose(*gate(x))
+
+
+def test_the_gate_of_texts_reads_the_mean_of_their_tokens() -> None:
+    gate = Gate(OfKind((4,), TOKENS, 9), 3, normalise=False)
+    short, padded = torch.tensor([[3, 5]]).int(), torch.tensor([[3, 5, 0, 0]]).int()
+    mean = (gate[0].weight[3] + gate[0].weight[5]) / 2  # type: ignore[operator,index]
+    torch.testing.assert_close(gate[0](padded)[0], mean)
+    torch.testing.assert_close(gate(padded), gate(short))
+    assert gate(torch.zeros(1, 4, dtype=torch.int32)).isfinite().all()
 
 
 def test_with_the_shared_extractor_alone_it_is_fedper(run, monkeypatch) -> None:

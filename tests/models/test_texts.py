@@ -1,5 +1,6 @@
 """Networks for texts: sizes, padding, causality, the tied head, and what they refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ from torch import Tensor, nn
 from common import seeds
 from common.data import kinds, noise
 from common.data.kinds import TOKENS, OfKind
+from common.exchange.tree import check_nested
 from common.models import MODELS, architecture, build, check, count, parameters
+from common.models.blocks import last_blocks
+from common.models.card import Card
 from common.models.classifier import Classifier
+from common.models.parts import layers
 from common.models.signals import Attention
 from common.models.texts import GPT, LanguageModel, RecurrentText, TextBiLSTM
 from common.settings.config import FLEETS, entries
 from common.training.costs import counting
+from deploy.run.trial import Form
+from deploy.study.predictor import Predictor
+from server_app.clock.prediction import Predictor as Jobs
+from tests.support.halves import task
 from tests.support.own_modules import importing_from, module
 
 V, T = 50, 20
@@ -231,8 +240,7 @@ def test_moons_projection_and_a_common_width_are_below_the_head(spec: str) -> No
 
 def test_names_tell_layers_and_heads() -> None:
     net = of("text-transformer-3h8@0.1", WHOLE)
-    layers = [layer for layer in net.modules() if isinstance(layer, Attention)]
-    assert [layer.heads for layer in layers] == [8] * 3
+    assert [part.heads for part in net.modules() if isinstance(part, Attention)] == [8] * 3
     assert [of(f"gpt-1h{n}@0.01", EVERY).head.in_features for n in (1, 2, 16)] == [4, 4, 16]
     same = [
         build(spec, WHOLE, 3, seed=0) for spec in ("text-transformer-2", "text-transformer-2h4")
@@ -247,9 +255,9 @@ def test_names_tell_layers_and_heads() -> None:
         (
             "text-transformer-2h6",
             WHOLE,
-            "'text-transformer-2h6': it has at most 32 layers, and hea",
+            "'text-transformer-2h6': a transformer for texts has at most 32",
         ),
-        ("gpt-33", EVERY, "heads that divide its width of 64: 1, 2, 4, 8, 16, 32, 64"),
+        ("gpt-33", EVERY, "at most 32 layers, and a number of heads that divides its width of 64"),
         ("gpt-0", EVERY, "no architecture 'gpt-0'"),
         ("text-cnn", OfKind((4,), TOKENS, V), "input 4 is too small, it takes 5 or more"),
         ("text-fast", (1, 8, 8), "'text-fast' takes tokens, but the data are images 1×8×8"),
@@ -272,6 +280,22 @@ def test_what_a_network_cannot_learn_is_refused_in_one_line(spec, shape, line) -
 def test_narrow_networks_are_blocks_of_wide_ones_only_without_gates_and_heads() -> None:
     nests = {spec for spec, _ in ALL if architecture(spec).nests}
     assert nests == {"text-fast", "text-lr"}
+
+
+@pytest.mark.parametrize(("spec", "shape"), ALL)
+def test_the_layers_of_a_network_begin_at_its_input_and_end_at_its_head(spec, shape) -> None:
+    net = of(spec, shape)
+    first, *_, last = layers(net)
+    assert last == [name for name in net.state_dict() if name.startswith("head.")]
+    assert first[0] == ("body.positions" if spec == "gpt-2" else "embedding.weight")
+
+
+@pytest.mark.parametrize("spec", ["text-transformer-{}", "gpt-{}"])
+def test_a_deeper_transformer_has_the_blocks_of_a_shallower_one(spec: str) -> None:
+    shape = EVERY if spec.startswith("gpt") else WHOLE
+    states = {spec.format(n): of(spec.format(n), shape).state_dict() for n in (1, 2)}
+    assert check_nested(states) == spec.format(2)
+    assert [last_blocks(state) for state in states.values()] == [{"body.layer1": n} for n in (0, 1)]
 
 
 @pytest.mark.parametrize("fleet", [name for name in FLEETS if "txt" in name])
@@ -319,6 +343,41 @@ def test_a_network_of_the_user_gets_the_vocabulary(tmp_path: Path, monkeypatch: 
         check(f"{name}:Each", WHOLE, 3)
     with pytest.raises(ValueError, match=r"give \(2, 50\); it should be \(2, 20, logits\)"):
         check(f"{name}:Bag", EVERY, V)
+
+
+def test_a_trained_network_takes_tokens_and_can_be_exported(tmp_path: Path) -> None:
+    card = Card("fedavg", "gpt-1", "tokens", EVERY, False, tuple(map(str, range(V))), (), ())
+    ours = Predictor(of("gpt-1", EVERY).eval(), replace(card, vocab=V, tokenizer="hash:50"))
+    x = texts(*LENGTHS)
+    logits = ours.logits(x.numpy()[:, :18])
+    assert torch.equal(logits, ours.logits(x[:, :18].tolist())) and logits.shape == (4, T, V)
+    for wrong in (x.float(), x[0], x - 1, x + V, ["a text"], torch.zeros(2, T + 1).int(), x[:0]):
+        with pytest.raises(
+            ValueError, match=r"x should be \(n, 20\) integers from 0 .* to 49: tok"
+        ):
+            ours.logits(wrong)
+    (file, _) = ours.export(tmp_path / "net", "torch-export")
+    there = torch.export.load(file).module()(x)
+    torch.testing.assert_close(there, ours.logits(x), rtol=0, atol=1e-6)
+    recurrent = replace(ours, net=of("text-lstm2", WHOLE).eval())
+    with pytest.raises(ValueError, match="gpt-1 cannot be exported: ") as refusal:
+        recurrent.export(tmp_path / "net", "torch-export")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("spec", "shape"), [("text-fast", WHOLE), ("gpt-1", EVERY)])
+def test_the_clock_and_a_trial_know_texts(spec: str, shape: OfKind) -> None:
+    outputs = tuple(map(str, range(V if shape.every else 3)))
+    own = replace(task(fleet=spec, train__batch_size=4), shape=shape, classes=outputs)
+    net, x = of(spec, shape), kinds.random(4, shape)
+    with counting(True) as counted:
+        net(x).sum().backward()
+    job = Jobs(own).job(0, spec, 8)
+    assert job.operations == job.steps // 2 * 8 * (counted.total // 4) > 0
+    drawn = Form(shape, outputs, of_bytes=False).random(2, 6, 0.25)
+    assert drawn.shape == shape or shape.every  # whose objective the form does not have here
+    assert drawn.y.shape == (drawn.x.shape if shape.every else (len(drawn.x),))
+    assert drawn.x.dtype == torch.int32 and drawn.mean == () and drawn.vocab == V
 
 
 def test_packed_texts_cost_their_own_tokens() -> None:

@@ -56,6 +56,14 @@ def test_the_line_through_two_step_times_gives_share_and_overhead() -> None:
     assert profile.line(1e9, (10**6, 16 * 10**6), (0.001, 0.0011)) == (1.0, 0.0), "at most 1"
 
 
+def test_networks_for_texts_train_on_tokens() -> None:
+    fleet = "text-fast@0.25,gpt-1@0.25,text-lstm2@0.25"
+    found = json.loads(typed("profile", "--fleet", fleet, "--json").stdout)
+    assert [step["architecture"] for step in found["steps"]] == fleet.split(",")
+    assert found["steps"][0]["operations"] == [2 * n * 3 * (16 * 16 + 16 * 10) for n in (4, 64)]
+    assert all(few < many for few, many in (step["operations"] for step in found["steps"]))
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -65,3 +65,20 @@ def next_token() -> Dataset:
     dataset = measured("made", names, x=x, y=y, x_test=x_test, y_test=y_test)
     sizes = {"vocab": LETTERS + 1, "token_bytes": (0, *[1] * LETTERS)}
     return replace(dataset, objective="next-token", tokenizer="letters", **sizes)
+
+
+def texts() -> Dataset:
+    """Texts of 3 to 8 of 30 words in three classes, each with words of its own, half of them."""
+    draw = rng(0, "test-outputs", "texts")
+
+    def sample(size: int) -> tuple[Tensor, Tensor]:
+        y = draw.integers(3, size=size)
+        own = 2 + 5 * y[:, None] + draw.integers(5, size=(size, 8))
+        words = np.where(draw.uniform(size=(size, 8)) < 0.5, own, draw.integers(17, 32, (size, 8)))
+        held = np.arange(8) < draw.integers(3, 9, size=(size, 1))
+        return torch.from_numpy(np.where(held, words, 0)).int(), torch.from_numpy(y)
+
+    x, y = sample(160)
+    x_test, y_test = sample(80)
+    dataset = measured("made", ("a", "b", "c"), x=x, y=y, x_test=x_test, y_test=y_test)
+    return replace(dataset, vocab=32, tokenizer="words")

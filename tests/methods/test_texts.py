@@ -1,0 +1,67 @@
+"""Every method on classes of texts: it learns them, or refuses them in one line with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.data import DATASETS, Source
+from common.methods import names, options
+from tests.support import battery, outputs
+from tests.support.tiny import play
+
+BY_CONTRACT = {name for name in names() if options(name).no_texts or options(name).images}
+BY_NETWORKS = {
+    "fedgkt": "model 'text-fast@0.5' cannot be split",
+    "fedin": "model 'text-fast@0.5' cannot be split",
+    "heterofl": "the channels of a narrow",
+    "fedrolex": "the channels of a narrow",
+    "depthfl": "exits",
+}
+"""Methods whose networks for images have no counterpart for texts, and words of their errors."""
+LEARNING = sorted({*names()} - BY_CONTRACT - BY_NETWORKS.keys())
+FLEETS = {
+    "fedmrl": {"global_model": "text-fast@0.25"},
+    "heterofl": {"fleet": "text-transformer-1@0.5,text-transformer-1@0.25"},
+    "fedrolex": {"fleet": "text-transformer-1@0.5,text-transformer-1@0.25"},
+    "inclusivefl": {
+        "fleet": "text-transformer-1@0.5,text-transformer-2@0.5",
+        "node.1.model": "text-transformer-2@0.5",
+    },
+    "depthfl": {"node.1.model": "text-fast@0.5"},
+}
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set ``made-texts``."""
+    dataset = outputs.texts()
+    monkeypatch.setitem(DATASETS, "made-texts", Source(lambda _: dataset, "made"))
+
+
+def settings(method: str, out: Path, **changes: Any) -> dict[str, Any]:
+    """A short run of a method on texts."""
+    fleet = {"fleet": "text-fast@0.5,text-lr@0.5", "global_model": "text-fast@0.5"}
+    data = {"data__name": "made-texts", "data__samples": 0, "data__test_samples": 0}
+    train = {"train__optimizer": "adam", "train__lr": 0.03, "train__epochs": 4}
+    train |= {"scaffold__correction": "after"} if method == "scaffold" else {}
+    return battery.config(
+        method,
+        out,
+        **{**fleet, **FLEETS.get(method, {}), **data, **train, "rounds": 3, **changes},
+    )
+
+
+@pytest.mark.parametrize("method", battery.tiers(LEARNING))
+def test_a_method_learns_texts(method: str, tmp_path: Path) -> None:
+    run = play(settings(method, tmp_path))
+    assert run.summary["failures"] == []
+    assert run.summary["primary"]["best"] > 0.5, run.summary["primary"]
+
+
+@pytest.mark.parametrize("method", sorted(BY_CONTRACT | {*BY_NETWORKS}))
+def test_other_methods_refuse_texts_in_one_line(method: str, tmp_path: Path) -> None:
+    why = BY_NETWORKS.get(method) or options(method).no_texts or options(method).images
+    with pytest.raises(ValueError, match=why) as raised:
+        play(settings(method, tmp_path))
+    assert "\n" not in str(raised.value)
