@@ -68,15 +68,16 @@ def sentiment(data: Data) -> Dataset:
     left out.
     """
     files = [f"{name}_GroundTruth.txt" for name in DOMAINS.values()]
-    root = decoded.data_folder(data, data.name)
-    paths = [path for name in files for path in sorted(root.rglob(name))[:1]]
+    roots = [decoded.data_folder(data, data.name)] if data.dir else []
+    paths = [path for root in roots for name in files for path in sorted(root.rglob(name))[:1]]
     if len(paths) < len(files):
-        paths = sorted([*root.rglob(INNER), *root.rglob("vader*.tar.gz")])[:1]
+        forms = INNER, "vader*.tar.gz"
+        paths = [path for root in roots for form in forms for path in sorted(root.rglob(form))][:1]
     if not paths:
         raise ValueError(
             f"data set {data.name!r}: neither {files[0]} nor vaderSentiment-3.3.2.tar.gz is in "
-            f"{root}; get the archive by pip download --no-deps --no-binary :all: "
-            "vaderSentiment==3.3.2"
+            f"data.dir = {data.dir!r}; get the archive by pip download --no-deps --no-binary :all: "
+            "vaderSentiment==3.3.2, and set data.dir to its folder"
         )
 
     def read() -> Iterator[Row]:
