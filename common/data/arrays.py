@@ -454,10 +454,7 @@ def _tokens(root: Path, encoder: Encoder, parts: Sequence[Texts], owners: int) -
             of._replace(label=np.array([place.get(y, len(LETTERS)) for y in of.label.tolist()]))
             for of in parts
         ]
-    try:
-        fields, more = encoder.fields(parts, owners)
-    except ValueError as error:
-        raise ValueError(f"{root}: {error}") from None
+    fields, more = encoder.fields(parts, owners, root)
     account = Account(classes=classes, declared=declared, notes=(*notes, *more))
     return {**fields, "account": account.packed()}
 

@@ -24,7 +24,7 @@ from common.data.account import Account, unpacked
 from common.data.dataset import Dataset, measured
 from common.data.packaged import file_of_package
 from common.data.rda import read_lazy_texts
-from common.data.texts import Encoder, Texts
+from common.data.texts import Encoder, Fields, Texts
 from common.errors import first_line
 from common.files import read_text
 from common.seeds import rng
@@ -57,7 +57,6 @@ ALPHABET, WRITERS = "abcdefgh", 5  #: letters and owners of ``grammar``
 WRITTEN = 60, 20  #: texts of each owner for training and for testing
 LETTERS = 65  #: of a text of ``grammar``, so that 64 are learnt
 Row = tuple[str, int, int]  #: text, class and owner
-Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Dataset``, and notes
 
 
 def sentiment(data: Data) -> Dataset:
@@ -69,15 +68,16 @@ def sentiment(data: Data) -> Dataset:
     left out.
     """
     files = [f"{name}_GroundTruth.txt" for name in DOMAINS.values()]
-    root = decoded.data_folder(data, data.name)
-    paths = [path for name in files for path in sorted(root.rglob(name))[:1]]
+    roots = [decoded.data_folder(data, data.name)] if data.dir else []
+    paths = [path for root in roots for name in files for path in sorted(root.rglob(name))[:1]]
     if len(paths) < len(files):
-        paths = sorted([*root.rglob(INNER), *root.rglob("vader*.tar.gz")])[:1]
+        forms = INNER, "vader*.tar.gz"
+        paths = [path for root in roots for form in forms for path in sorted(root.rglob(form))][:1]
     if not paths:
         raise ValueError(
             f"data set {data.name!r}: neither {files[0]} nor vaderSentiment-3.3.2.tar.gz is in "
-            f"{root}; get the archive by pip download --no-deps --no-binary :all: "
-            "vaderSentiment==3.3.2"
+            f"data.dir = {data.dir!r}; get the archive by pip download --no-deps --no-binary :all: "
+            "vaderSentiment==3.3.2, and set data.dir to its folder"
         )
 
     def read() -> Iterator[Row]:
@@ -88,18 +88,18 @@ def sentiment(data: Data) -> Dataset:
             if name not in contents:
                 raise ValueError(f"{paths[0]}: there is no {name} in it")
             for row, line in enumerate(contents[name].decode("utf-8-sig").strip().split("\n"), 1):
-                _, rating, text = _fields(line, f"{name}: row {row}")
+                rating, text = _rated(line, f"{name}: row {row}")
                 if abs(rating) > NEUTRAL:
                     yield text, int(rating > 0), owner
 
     return _corpus(data, paths, read, ("negative", "positive"), tuple(DOMAINS))
 
 
-def _fields(line: str, place: str) -> tuple[str, float, str]:
-    """Return number, rating and text of a line of ``sentiment``."""
+def _rated(line: str, place: str) -> tuple[float, str]:
+    """Return the rating and the text of a line of ``sentiment``."""
     try:
-        number, rating, text = line.split("\t")
-        return number, float(rating), text.strip()
+        _, rating, text = line.split("\t")
+        return float(rating), text.strip()
     except ValueError:
         raise ValueError(f"{place} is not a number, a rating and a text") from None
 
@@ -111,11 +111,12 @@ def _members(path: Path, names: Sequence[str], archive: bytes | None = None) -> 
     ``ValueError``, one line with ``path``, for a damaged archive or one with a larger file.
     """
     contents: dict[str, bytes] = {}
+    known = (INNER, *names) if archive is None else names
     try:
         with tarfile.open(path, fileobj=None if archive is None else io.BytesIO(archive)) as tar:
             for member in tar:
                 name = member.name.rpartition("/")[2]
-                if not member.isfile() or name not in (INNER, *names):
+                if not member.isfile() or name not in known:
                     continue
                 if member.size > MOST_BYTES:
                     raise ValueError(f"{name} has more than {MOST_BYTES:,} bytes")
@@ -163,7 +164,7 @@ def austen(data: Data) -> Dataset:
         novels = read_lazy_texts(paths[0], NOVELS)
         ids = encoder.encode(("\n".join(novels[name]) for name in NOVELS), NOVELS)
         owner = np.arange(len(NOVELS))
-        return encoder.fields([Texts(ids, owner, owner)], len(NOVELS), TAIL)
+        return encoder.fields([Texts(ids, owner, owner)], len(NOVELS), data.name, TAIL)
 
     return _dataset(data, paths, decode, NOVELS, NOVELS)
 
@@ -191,7 +192,7 @@ def grammar(data: Data) -> Dataset:
             cut = (text[begins:] for text in texts)
             ids = encoder.encode(cut, (f"grammar: text {i}" for i in count(1)))
             parts.append(Texts(ids, writer, writer))
-        return encoder.fields(parts, len(owners))
+        return encoder.fields(parts, len(owners), data.name)
 
     return _dataset(data, [], decode, names, owners)
 
@@ -251,7 +252,7 @@ def _corpus(
         ids = encoder.encode(texts, (f"{data.name}: text {i}" for i in count(1)))
         tested = np.array([zlib.crc32(text.encode()) % TESTED == 0 for text in texts])
         parts = [Texts(ids[side], label[side], owner[side]) for side in (~tested, tested)]
-        return encoder.fields(parts, len(owners))
+        return encoder.fields(parts, len(owners), data.name)
 
     return _dataset(data, paths, decode, classes, owners)
 

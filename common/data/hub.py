@@ -30,7 +30,7 @@ from common.data.folder import GREY, as_bytes
 from common.data.layout import PARTS
 from common.data.sheets import unused
 from common.data.spelling import Names, check_numbers, flags
-from common.data.texts import Encoder, Texts
+from common.data.texts import Encoder, Fields, Texts
 from common.extras import imported
 from common.files import check_regular, parse_json
 from common.measures import ObjectiveName
@@ -387,7 +387,7 @@ def _numbers(root: Path, parts: dict[str, Any], columns: list[str], kind: str) -
 
 def _texts(
     root: Path, parts: dict[str, Any], known: dict[str, Tensor], column: str, encoder: Encoder
-) -> tuple[dict[str, Tensor], list[str]]:
+) -> Fields:
     """Return the samples of each part's texts with what is ``known``: y and owner; and notes."""
     texts, owners = [], int(known["owner"].max()) + 1 if "owner" in known else 0
     for suffix, part in parts.items():
@@ -396,11 +396,7 @@ def _texts(
         none = torch.full((len(ids),), owners)
         y, owner = (known.get(f"{name}{suffix}", none).numpy() for name in ("y", "owner"))
         texts.append(Texts(ids, y, owner))
-    try:
-        fields, notes = encoder.fields(texts, owners)
-    except ValueError as error:
-        raise ValueError(f"{root}: {error}") from None
-    return fields, notes
+    return encoder.fields(texts, owners, root)
 
 
 def _describe(features: Any) -> str:

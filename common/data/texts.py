@@ -6,6 +6,7 @@ tokens, of each owner's texts, or the end of each text if the owner has fewer th
 reader of ``text-folder`` is here.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,8 @@ LAYOUTS = {
     "next-token": "*.txt or CLIENT/*.txt, with train and test above the files or not",
 }
 
-
 Ids = Sequence[np.ndarray] | np.ndarray  #: an array is one of objects (n,)
+Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Dataset``, and notes
 
 
 @final
@@ -95,19 +96,19 @@ class Encoder:
         return sides, [f"{n:,} of {texts:,} texts {what}" for n, what in counts if n]
 
     def fields(
-        self, parts: Sequence[Texts], owners: int, share: float = HELD_OUT
-    ) -> tuple[dict[str, Tensor], list[str]]:
+        self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
+    ) -> Fields:
         """Return the samples by field name of ``Dataset``, and notes.
 
         ``owners``: number of owners with training texts; 0: texts have none. There are no owners of
-        test samples if one of them has no training texts. Raises ``ValueError`` without samples for
-        training or for testing.
+        test samples if one of them has no training texts. Raises ``ValueError``, one line that
+        begins with ``where``, without samples for training or for testing.
         """
         sides, notes = self.sides(parts, share)
         fields: dict[str, Tensor] = {}
         for suffix, (x, y, owner) in zip(("", "_test"), sides, strict=True):
             if not len(x):
-                raise ValueError(f"no texts for {'testing' if suffix else 'training'}")
+                raise ValueError(f"{where}: no texts for {'testing' if suffix else 'training'}")
             arrays = {"x": x, "y": y} | ({"owner": owner} if owner.max() < owners else {})
             fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
         return fields, notes
@@ -162,13 +163,11 @@ def load_text_folder(data: Data) -> Dataset:
             f"allowed: {', '.join(map(repr, LAYOUTS))}"
         )
     encoder = Encoder(data)
-    inside = ((path.relative_to(root), path) for path in sorted(root.rglob("*")))
+    hidden = re.compile(r"(^|/)\.")
     paths = [
         path
-        for name, path in inside
-        if path.suffix.lower() == ".txt"
-        and path.is_file()
-        and not any(p[0] == "." for p in name.parts)
+        for path in sorted(root.rglob("*.[tT][xX][tT]"))
+        if path.is_file() and not hidden.search(path.relative_to(root).as_posix())
     ]
     if not paths:
         raise ValueError(f"{root}: no *.txt files; the layout is {LAYOUTS[objective]}")
@@ -181,21 +180,17 @@ def load_text_folder(data: Data) -> Dataset:
 def _decode(root: Path, paths: Sequence[Path], encoder: Encoder) -> dict[str, Tensor]:
     """Return the texts of a folder as tensors, including the account."""
     places = [_place(root, path, classes=not encoder.next_token) for path in paths]
-    layouts = {
-        (bool(part), bool(owner)): path
-        for path, (part, owner, _) in zip(paths, places, strict=True)
-    }
+    layouts = {(not of[0], not of[1]): path for path, of in zip(paths, places, strict=True)}
     if len(layouts) > 1:
         first, other, *_ = layouts.values()
         raise ValueError(f"{root}: {first} and {other} are of two layouts; keep one of them")
     names = {part for part, _, _ in places}
-    test = next((part for part in ("test", "valid") if part in names), None)
-    train = "train" if names != {""} else ""
-    if train not in names:
-        raise ValueError(f"{root}: there is {min(names)!r} but no folder 'train'")
+    read = [part for part in ("", "train", "test", "valid") if part in names][:2]
+    if read[0] not in ("", "train"):
+        raise ValueError(f"{root}: there is {read[0]!r} but no folder 'train'")
     classes = sorted({label for _, _, label in places}, key=in_order)
     who, parts = Names("", classes=False), []
-    for part in filter(lambda name: name is not None, (train, test)):
+    for part in read:
         rows = [i for i, place in enumerate(places) if place[0] == part]
         texts = []
         for i in rows:
@@ -207,11 +202,8 @@ def _decode(root: Path, paths: Sequence[Path], encoder: Encoder) -> dict[str, Te
     owners, numbers = who.owners([part.owner for part in parts])
     owners = () if owners == ("",) else owners
     parts = [part._replace(owner=codes) for part, codes in zip(parts, numbers, strict=True)]
-    try:
-        fields, notes = encoder.fields(parts, len(owners))
-    except ValueError as error:
-        raise ValueError(f"{root}: {error}") from None
-    if unread := names - {train, test}:
+    fields, notes = encoder.fields(parts, len(owners), root)
+    if unread := names - {*read}:
         notes.append(f"folders {', '.join(sorted(unread))} are not read")
     listed = () if encoder.next_token else tuple(classes)
     account = Account(notes=tuple(notes), owners=owners, classes=listed)

@@ -102,6 +102,8 @@ def test_bad_archives_are_one_line(
         assert "\n" not in str(error.value)
 
     refused("tweets_GroundTruth.txt nor vaderSentiment-3.3.2.tar.gz is in .*; get the .* by pip do")
+    with pytest.raises(ValueError, match="is in data.dir = ''; get the archive by pip download"):
+        load(options(name="sentiment"))
     path = tmp_path / "vaderSentiment-3.3.2.tar.gz"
     path.write_bytes(b"no archive")
     refused("vaderSentiment-3.3.2.tar.gz: damaged or no archive")

@@ -3,13 +3,18 @@
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.data.dataset import Dataset
+from common.data.external import check
 from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of
 from common.settings.config import Data
 from tests.support.texts import bpe
@@ -209,3 +214,40 @@ def test_each_token_but_the_first_is_learnt_once(texts: list[list[int]], length:
 def test_bad_texts_are_one_line(text: object, line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}$"):
         encoded(Bytes(), text, "a.csv: row 3")
+
+
+def texts_of(**changes: Any) -> Dataset:
+    """Two texts of a vocabulary of five, with next tokens unless ``objective`` is another."""
+    x = torch.tensor([[1, 2, 3], [4, 1, 0]], dtype=torch.int32)
+    y = torch.tensor([[2, 3, 4], [1, 2, 0]], dtype=torch.int32)
+    names = tuple("_abcd")
+    known = {"vocab": 5, "objective": "next-token", "token_bytes": (0, 1, 1, 1, 1)}
+    return replace(Dataset("mine", names, x, y, x, y, (), ()), **{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "rows", "line"),
+    [
+        ("x", [[1, 2, 5], [4, 1, 0]], "x is 0 to 5; tokens are 0 to vocab - 1, and vocab = 5"),
+        ("x", [[1, 2, 3], [-1, 1, 0]], "x is -1 to 3; tokens are 0 to vocab - 1"),
+        ("x_test", [[1, 2, 3], [4, 0, 1]], "x_test of sample 1 is .* padding, 0, only behind it"),
+        ("x", [[1, 2, 3], [0, 0, 0]], "x of sample 1 is .* a text has at least one token"),
+        ("y", [[2, 3, 5], [1, 2, 0]], "y of sample 0 is .* of 1 to 4, and 0 for none"),
+        ("y", [[2, 3, 4], [1, 2, 3]], "y of sample 1 is .* 0 for none, as behind the text"),
+        ("y_test", [[0, 0, 0], [1, 2, 0]], "y_test of sample 0 is .* at least one token to learn"),
+        ("y", [[2, 3], [1, 2]], r"y is int32 \(2, 2\), x int32 \(2, 3\); next tokens are int32"),
+    ],
+)
+def test_tokens_of_a_plug_in_are_checked(field: str, rows: list[list[int]], line: str) -> None:
+    classes = {"objective": "classes", "y": torch.tensor([0, 1]), "y_test": torch.tensor([1, 2])}
+    others = classes if field[0] == "x" else {}
+    check("mine", texts_of(**others))
+    with pytest.raises(ValueError, match=f"data set 'mine': {line}"):
+        check("mine", texts_of(**others, **{field: torch.tensor(rows, dtype=torch.int32)}))
+
+
+def test_next_tokens_have_a_name_and_a_length_for_each_token() -> None:
+    check("mine", texts_of(token_bytes=()))
+    for changes in ({"classes": ("a", "b")}, {"token_bytes": (0, 1)}):
+        with pytest.raises(ValueError, match="next tokens have one of each for all 5 tokens"):
+            check("mine", texts_of(**changes))
