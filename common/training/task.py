@@ -441,6 +441,8 @@ def check_fleet(task: Task) -> None:
                 f"{kinds.describe(task.shape)}"
             )
     check_objective(task)
+    if task.kind is TOKENS and (how := config.data.standardize) != "dataset":
+        raise not_allowed("data.standardize", how, "texts: tokens have no mean", "dataset")
     if "noise" in config.method.uses:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:

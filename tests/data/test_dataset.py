@@ -66,7 +66,7 @@ def test_samples_are_a_stratified_subset_by_the_seed_and_can_be_resized(options)
     assert (out[..., 1:-1, 1:-1].int() - 127).abs().max() <= 1
     dataset = load(options(name="toy", image_size=16))
     assert dataset.shape == (1, 16, 16) and dataset.x.dtype == torch.uint8
-    with pytest.raises(ValueError, match="floats, signals and tables cannot be resized"):
+    with pytest.raises(ValueError, match="floats, signals, tables and texts cannot be resized"):
         load(options(name="points", image_size=8))
 
 
