@@ -118,7 +118,7 @@ class Handler(ABC, Generic[O, D]):
             n_test=self.n_test,
             model=self.spec,
             size=self.size,
-            classes=[c for c, count in enumerate(p.counts) if count],
+            classes=[] if task.objective.every else [c for c, n in enumerate(p.counts) if n],
             counts=p.counts if shares else None,
             task=task.fingerprint,
             public=self.public(),

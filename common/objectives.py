@@ -518,8 +518,10 @@ class NextToken(Summed):
         """
         sizes = torch.tensor(self.token_bytes or [1] * len(self.outputs), device=y.device)
         kept, truth = y > 0, y.long()
-        nats = F.cross_entropy(outputs.transpose(1, 2), truth, reduction="none", ignore_index=0)
-        nats = nats.nan_to_num(MOST_NATS, MOST_NATS).clamp(max=MOST_NATS)
+        flat = F.cross_entropy(
+            outputs.flatten(0, 1), truth.flatten(), reduction="none", ignore_index=0
+        )
+        nats = flat.view_as(truth).nan_to_num(MOST_NATS, MOST_NATS).clamp(max=MOST_NATS)
         right = (outputs.argmax(2) == truth) & kept
         columns = (nats, right, kept, sizes[truth] * kept)
         return torch.stack([column.double().sum(1) for column in columns], 1)
@@ -552,7 +554,8 @@ class NextToken(Summed):
     def counted(self, sums: Tensor) -> Tensor:
         n, nats, right, tokens, size = sums.T
         whole = (sums[:, 2:] == sums[:, 2:].round()).all(1)
-        possible = (nats >= 0) & (right >= 0) & (right <= tokens) & (n <= tokens) & (size > 0)
+        possible = (nats >= 0) & (nats <= MOST_NATS * tokens * (1 + SLACK)) & (n <= tokens)
+        possible &= (right >= 0) & (right <= tokens) & (size > 0)
         return torch.where(whole & possible, n, -1.0)
 
     def pooled(self, sums: Tensor) -> Scores:

@@ -130,7 +130,8 @@ def test_next_tokens_are_scored_over_all_kept_tokens_and_perplexities_never_aver
     assert pooled["bits_per_byte"] == pytest.approx(60 / (math.log(2) * 80))
     assert pooled["token_accuracy"] == 17 / 40
     assert PERPLEXITY.combined([math.e, math.e**3], [3, 1]) == pytest.approx(math.exp(1.5))
-    for column, wrong in ((0, 31.0), (2, 31.0), (2, 0.5), (3, 29.5), (1, -1.0), (4, 0.0)):
+    wrongs = (0, 31.0), (2, 31.0), (2, 0.5), (3, 29.5), (1, -1.0), (1, 1e300), (4, 0.0)
+    for column, wrong in wrongs:
         sums = clients[0].clone()
         sums[0, column] = wrong
         with pytest.raises(ValueError, match="the sums are not those of 1 samples"):

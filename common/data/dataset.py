@@ -205,7 +205,8 @@ def resize(x: Tensor, size: int) -> Tensor:
     """Resize bytes (N, C, H, W) to (N, C, size, size), bilinear, antialiased when shrinking."""
     if x.dtype != torch.uint8:
         raise ValueError(
-            "data.image-size is for images of bytes: floats, signals, tables and texts cannot be resized"
+            "data.image-size is for images of bytes: floats, signals, tables and texts cannot be "
+            "resized"
         )
     if x.shape[-2:] == (size, size):
         return x

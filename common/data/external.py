@@ -155,6 +155,12 @@ def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:
             f"{where}: {dataset.num_classes} classes and {len(dataset.token_bytes)} token_bytes; "
             f"next tokens have one of each for all {dataset.vocab} tokens of the vocabulary"
         )
+    padding, *others = dataset.token_bytes or (0, 1)
+    if padding != 0 or min(others, default=0) < 0 or not any(others):
+        raise ValueError(
+            f"{where}: token_bytes are {dataset.token_bytes[:8]}…; they are the lengths of the "
+            "tokens in bytes, 0 for padding, and not 0 for all others"
+        )
     wrong = ((y < 0) | (y >= dataset.vocab) | ((y > 0) & (x == 0))).any(1) | ~(y > 0).any(1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

@@ -25,6 +25,7 @@ PARQUET, JSONL = ".parquet", ".jsonl"
 LEAVE_OUT = "; data.ignore-columns leaves columns out"  #: advice for features in errors
 SUFFIXES = (*TEXT, JSONL, PARQUET)
 SEPARATORS = (",", ";", "\t")
+csv.field_size_limit(2**27)  # bytes of a text in a row; Python's own limit is 2¹⁷
 BLOCK = 2**12  #: values of a block; more are slower, because they leave the cache
 ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names under which pandas writes its row numbers."""
@@ -68,7 +69,9 @@ class Sheet:
             first = next((line for line in file if line.strip()), "")
             separator = max(SEPARATORS, key=first.count)
             file.seek(0)
-            header = next((row for row in csv.reader(file, delimiter=separator) if row), [])
+            header = next(
+                (row for row in csv.reader(file, delimiter=separator, strict=True) if row), []
+            )
         return [name.strip() for name in header], separator, lines
 
     def blocks(self) -> Iterator[tuple[int, Columns]]:
@@ -93,7 +96,7 @@ class Sheet:
                 first += len(rows_of)
             return
         with open(self.path, newline="", encoding="utf-8-sig") as file:
-            rows = (row for row in csv.reader(file, delimiter=self.separator) if row)
+            rows = (row for row in csv.reader(file, delimiter=self.separator, strict=True) if row)
             first = 0  # the header
             while True:
                 with _readable(self.path, "CSV"):

@@ -231,6 +231,11 @@ def _made(name: str, vocabulary: int, stamp: int) -> Tokenizer:
     )
 
 
+def continued(tokenizer: Tokenizer, ids: Sequence[int], more: Sequence[int]) -> str:
+    """Return the text of ``more`` behind ``ids``; read alone, a tokenizer could lose its space."""
+    return tokenizer.decode([*ids, *more]).removeprefix(tokenizer.decode(ids))
+
+
 def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -> np.ndarray:
     """Return the ids of a text, int32 (t,); ``place``: file and row, for messages.
 

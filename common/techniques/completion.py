@@ -35,7 +35,8 @@ def completed(
         logits: Tensor = net(x.to(device)).float().cpu()[torch.arange(len(texts)), ends]
         logits[:, PADDING] = -torch.inf
         if temperature:
-            shares = torch.softmax(logits / temperature, 1)
+            most = logits.amax(1, keepdim=True)
+            shares = torch.softmax((logits - most) / temperature, 1)
             drawn = torch.multinomial(shares, 1, generator=generator)[:, 0]
         else:
             drawn = logits.argmax(1)

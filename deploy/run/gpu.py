@@ -5,6 +5,7 @@ from operator import itemgetter
 
 import torch
 
+from common.data import kinds
 from common.data.shares import for_testing
 from common.settings.config import Config
 from common.training import device
@@ -79,13 +80,14 @@ def least(task: Task, spec: str) -> int:
         empty = task.without_values(spec)
         with following(True) as memory:
             net = deepcopy(empty).train()
-            images = torch.empty(task.config.train.batch_size, *task.shape, device="meta")
+            meta = torch.device("meta")
+            samples = kinds.zeros(task.config.train.batch_size, task.shape, meta)
             optimizer = task.optimizer(0, net.parameters())
             for group in optimizer.param_groups:
                 group["fused"] = False  # torch has no such kernels for meta
             for _ in range(2):
                 optimizer.zero_grad()
-                net(images).sum().backward()
+                net(samples).sum().backward()
                 optimizer.step()
     except NotImplementedError:
         return 0

@@ -24,7 +24,7 @@ from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
 from common.data.kinds import describe, zeros
-from common.data.tokens import Tokenizer, encoded, tokenizer_of
+from common.data.tokens import Tokenizer, continued, encoded, tokenizer_of
 from common.data.tokens import samples as token_samples
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
@@ -47,6 +47,7 @@ from server_app.storage.run_record import BEST
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
 """Suffix of the files of each format."""
 BATCH = 256  #: samples of a pass
+HOTTEST = 100.0  #: temperature of a continued text
 
 
 @final
@@ -214,10 +215,15 @@ class Predictor:
             raise ValueError(f"the run learnt {self.card.objective}, not next-token")
         if self.tokenizer is None:
             raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
+        if tokens < 1 or not 0 <= temperature <= HOTTEST:
+            raise ValueError(
+                f"tokens = {tokens}, temperature = {temperature:g} is not allowed; tokens are 1 or "
+                f"more, and the temperature is 0 to {HOTTEST:g}"
+            )
         prompt = encoded(self.tokenizer, text, "the text").tolist()
         draw = seeds.stream(seed, "complete")
         (found,) = completed(self.net, [prompt], self.card.shape[0], tokens, draw, temperature)
-        return text + self.tokenizer.decode(found)
+        return text + continued(self.tokenizer, prompt, found)
 
     @torch.no_grad()
     def logits(self, x: object) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from common import seeds
 from common.data.dataset import Dataset
-from common.data.tokens import tokenizer_of
+from common.data.tokens import continued, tokenizer_of
 from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
@@ -152,7 +152,8 @@ class Scorer:
             return None
         t, result = self.newest_result
         if self.task.objective.every:
-            return {"round": t, "texts": self._texts()}
+            texts = self._texts()
+            return {"round": t, "texts": texts} if texts else None
         n = min(len(result.y), DRAWN, max(NUMBERS // result.y.shape[1], 1))
         draw = seeds.rng(self.task.seed, "predictions").permutation(len(result.y))[:n]
         predicted = self.task.objective.predicted(result.outputs)
@@ -168,16 +169,19 @@ class Scorer:
         Empty if the data set's own tokenizer is not one of the settings.
         """
         task = self.task
-        tokenizer = tokenizer_of(task.config.data.model_copy(update={"objective": "next-token"}))
+        learnt = task.config.data.model_copy(update={"objective": "next-token"})
+        try:
+            tokenizer = tokenizer_of(learnt)
+        except ValueError:  # of settings that this data set does not read
+            return []
         if tokenizer.fingerprint != task.tokenizer:
             return []
         net, length = self.main(self.scored.nets())[0].eval(), task.shape[0]
         rows = self.x[seeds.rng(task.seed, "texts").permutation(len(self.x))[:TEXTS]]
         prompts = [row[row > 0][: max(length // 2, 1)].tolist() for row in rows]
         further = completed(net, prompts, length, TOKENS, seeds.stream(task.seed, "texts"))
-        return list(
-            zip(map(tokenizer.decode, prompts), map(tokenizer.decode, further), strict=True)
-        )
+        pairs = zip(prompts, further, strict=True)
+        return [(tokenizer.decode(p), continued(tokenizer, p, more)) for p, more in pairs]
 
     def remember(self, entry: Entry) -> None:
         """Keep each client's newest score, which counts as long as the client is busy."""

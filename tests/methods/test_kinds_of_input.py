@@ -72,7 +72,7 @@ def test_a_method_for_images_is_refused_before_the_start(method, data, tmp_path)
         ("dense", {"dense__augment": "flip"}, 'dense.augment = "flip" is not allowed with signals'),
         ("co-boosting", {"co_boosting__pool_dtype": "uint8"}, 'allowed: "float32"'),
         ("fedavg", {"data__augment": "crop-flip"}, "data.augment = 'crop-flip' is for images"),
-        ("fedavg", {"data__image_size": 16}, "signals and tables cannot be resized"),
+        ("fedavg", {"data__image_size": 16}, "signals, tables and texts cannot be resized"),
         ("fedavg", {"fleet": "cnn2"}, "model 'cnn2' takes images, but the data are signals of 3"),
         ("fedavg", {"data__public_name": "toy"}, "data.public-name = 'toy' has uint8 samples"),
     ],

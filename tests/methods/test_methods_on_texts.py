@@ -1,5 +1,6 @@
 """Every method on classes of texts: it learns them, or refuses them in one line with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from common.data import DATASETS, Source
 from common.methods import names, options
+from deploy.api import load as load_run
 from tests.support import battery, outputs
 from tests.support.tiny import play
 
@@ -65,3 +67,47 @@ def test_other_methods_refuse_texts_in_one_line(method: str, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=why) as raised:
         play(settings(method, tmp_path))
     assert "\n" not in str(raised.value)
+
+
+def test_the_report_has_texts_of_the_model_that_the_settings_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a data set with a tokenizer of its own cannot be read; the run ends all the same."""
+    gpt = {"fleet": "gpt-1@0.25", "global_model": "gpt-1@0.25", "rounds": 1}
+    read = {"data__name": "grammar", "data__samples": 60, "data__partition": "iid"}
+    play(settings("fedavg", tmp_path / "read", **gpt, **read))
+    found = json.loads((tmp_path / "read" / "predictions.json").read_text())
+    assert len(found["texts"]) == 3
+    for beginning, further in found["texts"]:
+        assert len(beginning) == 32 and set(beginning) <= set("abcdefgh") and further
+    monkeypatch.setitem(DATASETS, "own-letters", Source(lambda _: outputs.next_token(), "made"))
+    for tokenizer in ("auto", "hash"):
+        out = tmp_path / tokenizer
+        play(settings("fedavg", out, **gpt, data__name="own-letters", data__tokenizer=tokenizer))
+        assert not (out / "predictions.json").exists()
+
+
+def test_a_text_is_continued_by_tokens_drawn_from_the_model(tmp_path: Path) -> None:
+    gpt = {"fleet": "gpt-1@0.25", "global_model": "gpt-1@0.25", "rounds": 1}
+    read = {"data__name": "grammar", "data__samples": 60, "data__partition": "iid"}
+    play(settings("fedavg", tmp_path, **gpt, **read))
+    run = load_run(tmp_path)
+    one = run.complete("abc", tokens=20, seed=1)
+    assert one.startswith("abc") and len(one) >= 4
+    assert one == run.complete("abc", tokens=20, seed=1) != run.complete("abc", tokens=20, seed=2)
+    for wrong, line in (
+        ({"tokens": 0}, "tokens = 0, temperature = 1 is not allowed"),
+        ({"temperature": -1.0}, "temperature = -1 is not allowed"),
+        ({"temperature": float("nan")}, "temperature = nan is not allowed"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            run.complete("abc", **wrong)
+    with pytest.raises(ValueError, match="the text is empty"):
+        run.complete("")
+    with pytest.raises(ValueError, match="complete continues a text"):
+        run.predict(["abc"])
+
+
+def test_statistics_of_the_batch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'data.standardize = "batch" is not allowed with texts'):
+        play(settings("fedavg", tmp_path, data__standardize="batch"))

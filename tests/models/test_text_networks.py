@@ -353,7 +353,8 @@ def test_a_trained_network_takes_tokens_and_can_be_exported(tmp_path: Path) -> N
     assert torch.equal(logits, ours.logits(x[:, :18].tolist())) and logits.shape == (4, T, V)
     for wrong in (x.float(), x[0], x - 1, x + V, ["a text"], torch.zeros(2, T + 1).int(), x[:0]):
         with pytest.raises(
-            ValueError, match=r"x should be \(n, 20\) integers from 0 .* to 49: tok"
+            ValueError,
+            match=r"x should be a list of texts, or \(n, 20\) integers from 0 .* to 49: tok",
         ):
             ours.logits(wrong)
     (file, _) = ours.export(tmp_path / "net", "torch-export")
