@@ -173,7 +173,7 @@ class Predictor:
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         card, columns = self.card, getattr(x, "columns", None)
-        if isinstance(x, Sequence) and card.vocab and all(isinstance(text, str) for text in x):
+        if isinstance(x, Sequence) and card.vocab and any(isinstance(text, str) for text in x):
             return self._texts(x)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
