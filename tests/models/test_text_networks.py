@@ -351,12 +351,14 @@ def test_a_trained_network_takes_tokens_and_can_be_exported(tmp_path: Path) -> N
     x = texts(*LENGTHS)
     logits = ours.logits(x.numpy()[:, :18])
     assert torch.equal(logits, ours.logits(x[:, :18].tolist())) and logits.shape == (4, T, V)
-    for wrong in (x.float(), x[0], x - 1, x + V, ["a text"], torch.zeros(2, T + 1).int(), x[:0]):
+    for wrong in (x.float(), x[0], x - 1, x + V, torch.zeros(2, T + 1).int(), x[:0]):
         with pytest.raises(
             ValueError,
             match=r"x should be a list of texts, or \(n, 20\) integers from 0 .* to 49: tok",
         ):
             ours.logits(wrong)
+    with pytest.raises(ValueError, match="the run's settings have no tokenizer hash:50"):
+        ours.logits(["a text"])
     (file, _) = ours.export(tmp_path / "net", "torch-export")
     there = torch.export.load(file).module()(x)
     torch.testing.assert_close(there, ours.logits(x), rtol=0, atol=1e-6)
