@@ -59,7 +59,8 @@ class Sheet:
     def _look(self) -> tuple[list[str], str, int]:
         """Return the header, the separator, and a bound of the number of rows."""
         with _readable(self.path, "CSV"), open(self.path, "rb") as binary:
-            lines = 1 + sum(block.count(b"\n") for block in iter(lambda: binary.read(2**20), b""))
+            blocks = iter(lambda: binary.read(2**20), b"")
+            lines = 1 + sum(block.count(b"\n") + block.count(b"\r") for block in blocks)
         if self._form == JSONL:
             return [*next(self._objects(), {})], ",", lines
         with (
@@ -69,9 +70,8 @@ class Sheet:
             first = next((line for line in file if line.strip()), "")
             separator = max(SEPARATORS, key=first.count)
             file.seek(0)
-            header = next(
-                (row for row in csv.reader(file, delimiter=separator, strict=True) if row), []
-            )
+            rows = csv.reader(file, delimiter=separator, strict=True)
+            header = next((row for row in rows if row), [])
         return [name.strip() for name in header], separator, lines
 
     def blocks(self) -> Iterator[tuple[int, Columns]]:

@@ -258,9 +258,8 @@ class Samples(NamedTuple):
     """Samples of tokens, made of texts."""
 
     x: np.ndarray  #: int32 (n, T), padded with 0 on the right
-    y: (
-        np.ndarray | None
-    )  #: token behind each one in ``x``, int32 (n, T), 0 for none; of next tokens
+    y: np.ndarray | None
+    """Of next tokens the token behind each one in ``x``, int32 (n, T), 0 for none."""
     row: np.ndarray  #: text that each sample came from, int64 (n,)
     cut: int  #: texts of more than T tokens, of which only the first T count
     dropped: int  #: texts without a token to learn

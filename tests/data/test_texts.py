@@ -81,6 +81,24 @@ def test_a_column_of_texts(read: Read, tmp_path: Path, name: str) -> None:
     assert counts.tolist() == [1, 1, 1, 1]
 
 
+def test_lines_may_end_with_a_carriage_return_and_texts_may_be_long(
+    read: Read, tmp_path: Path
+) -> None:
+    rows = as_csv(reviews())
+    (tmp_path / "train.csv").write_bytes("\r".join(rows).encode())
+    found = read("csv", text_column="text", owner_column="who")
+    assert len(found.x) + len(found.x_test) == 20
+    lines(tmp_path / "train.csv", *rows, f"{'long ' * 40_000},bad,p2")
+    found = read("csv", text_column="text", owner_column="who")
+    assert len(found.x) + len(found.x_test) == 21
+
+
+def test_a_quote_that_does_not_end_is_one_line(read: Read, tmp_path: Path) -> None:
+    lines(tmp_path / "train.csv", *as_csv(reviews()), 'a,bad,"p2', "b,good,p2")
+    with pytest.raises(ValueError, match=r"train.csv: not readable as CSV \(unexpected end"):
+        read("csv", text_column="text", owner_column="who")
+
+
 def test_next_tokens_of_a_column_ignore_the_labels(read: Read, tmp_path: Path) -> None:
     rows = [{"text": "x" * i + "!", "label": None, "who": "ab"[i // 11]} for i in range(1, 21)]
     lines(tmp_path / "train.jsonl", *rows)
