@@ -77,10 +77,11 @@ def test_rows_that_differ_in_what_they_measure_share_a_run() -> None:
 
 def test_presets_are_fleets_of_architectures_that_exist() -> None:
     images = {"data.image-size": 32, "stem": "imagenet"}
+    texts = {"data.name": "grammar", "data.objective": "classes", "method": "local"}
     for name in FLEETS:
-        other = {"data.name": "waves"} if "sen" in name else images
+        other = {"data.name": "waves"} if "sen" in name else texts if "txt" in name else images
         check(resolve(None) | {"fleet": name} | other)
-        numbered = re.fullmatch(r"ht(?:fe|m)(?:-sen)?(\d+)", name)
+        numbered = re.fullmatch(r"ht(?:fe|m)(?:-sen|-txt-)?(\d+)", name)
         assert not numbered or len(set(entries(name))) == int(numbered[1]), name
 
 
