@@ -21,6 +21,7 @@ from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
+    Adapters,
     Average,
     Confidence,
     Descent,
@@ -32,7 +33,7 @@ from common.settings.options import (
     Privacy,
     PublicTraining,
 )
-from common.settings.plugins import table_of
+from common.settings.plugins import ADAPTED, table_of
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -51,7 +52,7 @@ WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
 
-ALWAYS = ("data", "train", "score", "select", "wire", "clock", "buffer")
+ALWAYS = ("data", "train", "score", "select", "wire", "adapter", "clock", "buffer")
 """Tables that every method reads, beside the top level and the method's own."""
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
@@ -603,6 +604,9 @@ class MethodOptions(Section):
     classes_only: ClassVar[str] = "its losses are defined for classes"
     """Reason for which it learns no other objective."""
 
+    dense: ClassVar[bool] = False
+    """Whether the server's network is the clients' base with dense updates instead of adapters."""
+
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""
 
@@ -721,6 +725,7 @@ class Config(BaseModel):
     average: Average
     oca: Oca
     finetune: FineTuning
+    adapter: Adapters
     noise: NoiseTraining
     generator: GeneratorTraining
     confidence: Confidence
@@ -745,12 +750,14 @@ class Config(BaseModel):
 
     @property
     def read(self) -> dict[str, Section]:
-        """The tables that decide this run, by name: without a clock not ``[clock]``, and
-        ``[buffer]`` only for asynchronous rounds."""
+        """The tables that decide this run, by name: without a clock not ``[clock]``, without
+        adapters not ``[adapter]``, and ``[buffer]`` only for asynchronous rounds."""
         own = table_of(self.run.method)
         names = {"run", *ALWAYS, own, *self.method.uses}
         if not self.on_clock:
             names.remove("clock")
+        if not self.adapted:
+            names.remove("adapter")
         if not self.buffered:
             names.remove("buffer")
         return {name: section for name, section in self.tables.items() if name in names}
@@ -799,6 +806,12 @@ class Config(BaseModel):
         """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
+
+    @property
+    def adapted(self) -> bool:
+        """Whether networks of the run have adapters."""
+        specs = (*self.brought, self.run.global_model)
+        return any(ADAPTED.fullmatch(spec.partition("@")[0]) for spec in specs)
 
     @property
     def buffered(self) -> bool:
