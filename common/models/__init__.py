@@ -390,6 +390,12 @@ def frozen(spec: str) -> str:
     return f"{lora[1]}{at}{width}" if lora else ""
 
 
+def with_rank(base: str, rank: int) -> str:
+    """Return the network with adapters of ``rank``, 0: with dense updates, above ``base``."""
+    name, at, width = base.partition("@")
+    return f"{name}-{f'lora{rank}' if rank else 'dense'}{at}{width}"
+
+
 def rank(spec: str) -> int:
     """Return the rank of a network's adapters; 0: it has none, or dense updates."""
     return architecture(parse(spec)[0]).rank

@@ -445,8 +445,7 @@ def global_spec(task: Task) -> str:
     if config.run.global_model != "smallest":
         return config.run.global_model
     if config.method.dense and (base := models.frozen(config.fleet[0])):
-        name, at, width = base.partition("@")
-        return f"{name}-dense{at}{width}"
+        return models.with_rank(base, 0)
     shape, classes, stem, _, width, adapter = task._form()
     return models.smallest(config.fleet, shape, classes, stem, False, width, adapter)
 

@@ -40,12 +40,8 @@ class HetLoRA(Averaged[Options, Reply]):
 
     def trains(self, client: Client) -> str:
         spec = client.architecture
-        return self.ranked(spec, self.ranks.get(client.k, models.rank(spec)))
-
-    def ranked(self, spec: str, rank: int) -> str:
-        """Return ``spec`` with another rank."""
-        name, at, width = models.frozen(spec).partition("@")
-        return f"{name}-lora{rank}{at}{width}"
+        rank = self.ranks.get(client.k, models.rank(spec))
+        return models.with_rank(models.frozen(spec), rank)
 
     def request(self, t: int) -> Callable[[Client], Request]:
         @cache
@@ -58,7 +54,7 @@ class HetLoRA(Averaged[Options, Reply]):
         sent = self.trains(client)
         if reply.rank not in {models.rank(sent), self.options.kept(models.rank(sent))}:
             raise ValueError(f"rank = {reply.rank} of a client that was sent {sent}")
-        spec = self.ranked(sent, reply.rank)
+        spec = models.with_rank(models.frozen(sent), reply.rank)
         tree.check_like(reply.w, self.task.expected(spec), f"w ({spec})")
 
     def rebased(self, client: Client, reply: Reply, discount: Discount) -> Reply:
