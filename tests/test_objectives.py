@@ -56,7 +56,8 @@ def settings(method: str, objective: str, out: Path, **changes: Any) -> dict[str
     train = {"train__epochs": 6, "train__lr": lr, "share_counts": True}
     if objective == "next-token":
         spec = "char-lstm@0.25" if method in CUTTING else "gpt-1@0.5"
-        data |= {"fleet": spec, "global_model": spec}
+        adapted = method in (*battery.OF_ONE_RANK, *battery.OF_RANKS)
+        data |= {"fleet": "gpt-1-lora8@0.5"} if adapted else {"fleet": spec, "global_model": spec}
         train |= {"train__optimizer": "adam"} if method != "scaffold" else {"train__lr": 0.3}
         data |= {"node.1.model": "gpt-2@0.5"} if method == "inclusivefl" else {}
     return battery.config(method, out, **{**data, **public, **train, "rounds": 3, **changes})

@@ -2,14 +2,10 @@
 
 from typing import final
 
-from client_app.bases.global_copy import GlobalCopy
+from client_app.bases.dense_update import DenseUpdate
 from common.methods.flexlora import Options, Request
 
 
 @final
-class FlexLoRA(GlobalCopy[Options, Request]):
+class FlexLoRA(DenseUpdate[Options, Request]):
     """Client with the loss CE(f(W + s B A; x), y)."""
-
-    @property
-    def spec(self) -> str:
-        return self.participant.spec

@@ -2,7 +2,7 @@
 
 from typing import final
 
-from client_app.bases.global_copy import GlobalCopy
+from client_app.bases.dense_update import DenseUpdate
 from client_app.participant import upload
 from common.exchange.protocol import ModelReply
 from common.methods.flora import Options, Request
@@ -10,12 +10,8 @@ from common.models.adapters import begin_anew
 
 
 @final
-class FLoRA(GlobalCopy[Options, Request]):
+class FLoRA(DenseUpdate[Options, Request]):
     """Client with the loss CE(f(W + ΔW + s B A; x), y)."""
-
-    @property
-    def spec(self) -> str:
-        return self.participant.spec
 
     def train(self, request: Request) -> ModelReply:
         p = self.participant

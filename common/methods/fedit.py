@@ -51,8 +51,8 @@ class Adapting(Averaging):
     objectives = EVERY
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        super().check_fleet(task, specs)
         check_adapters(task, specs)
+        super().check_fleet(task, specs)
 
 
 @final

@@ -45,8 +45,8 @@ class Options(PartlyShared):
     )
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        super().check_fleet(task, specs)
         check_adapters(task, specs)
+        super().check_fleet(task, specs)
 
     def private(self, net: Classifier) -> frozenset[str]:
         return frozenset(n for n in net.state_dict() if n.endswith(B)) | parts.last(net)

@@ -54,8 +54,8 @@ class DenseUpdate(Averaging):
     }
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        super().check_fleet(task, specs)
         check_adapters(task, specs, mixed=True)
+        super().check_fleet(task, specs)
 
 
 @final

@@ -39,7 +39,7 @@ from common.exchange import protocol
 from common.exchange.protocol import Name
 from common.methods.fedavg import Averaging
 from common.models.adapters import A, B, pairs
-from common.settings.config import EVERY, Config, Required, not_allowed
+from common.settings.config import EVERY, Required
 from common.settings.section import AtLeastOne, NonNegative
 from common.techniques.adapters import check_adapters
 from common.training.task import Task
@@ -82,15 +82,9 @@ class Options(Averaging):
     mixed: Literal["zeros", "rows"] = "zeros"
     """Rows of A and columns of B that a client lacks: zeros in the mean, or not in the mean."""
 
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.buffered and self.mixed == "zeros":
-            why = 'mode = "buffered": zeros are no part of an older version'
-            raise not_allowed("hetlora.mixed", self.mixed, why, "rows")
-
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
-        super().check_fleet(task, specs)
         check_adapters(task, specs, mixed=True)
+        super().check_fleet(task, specs)
 
     def kept(self, rank: int) -> int:
         """Return c, the rank after pruning an adapter of this rank."""

@@ -26,22 +26,24 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Literal, final
 
+from common.methods.fedavg import FOR_PARTS
 from common.methods.fedavg import Reply as Reply
 from common.methods.fedavg import Request as Request
 from common.methods.fedit import Adapting
 from common.models.adapters import A, B
 from common.settings.config import Required
+from common.settings.options import KRUM
 
 
 class Halves(Adapting):
     """Options of methods whose rounds train one half of the adapters."""
 
+    uses = ("average", "finetune", "privacy")
     requires = {
         "average.robust": Required(
-            *("none", "median", "trimmed", "clip", "krum", "multi-krum", "geometric-median"),
-            why=", which averages halves of adapters",
+            *(*FOR_PARTS, *KRUM, "geometric-median"), why=", which averages halves of adapters"
         ),
-        "oca.aggregate": Required("off", why=", whose uploads are halves of adapters"),
+        "oca.aggregate": Required("off", why=", which averages halves of adapters"),
     }
 
     @property

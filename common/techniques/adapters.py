@@ -16,7 +16,7 @@ def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> 
         if not models.rank(spec):
             raise ValueError(
                 f"{method} averages adapters, but {spec} has none: write its rank behind its "
-                f"name, as in {spec}-lora4"
+                f"name, as in {models.with_rank(spec, 4)}"
             )
         if models.frozen(spec) != models.frozen(own):
             raise ValueError(
