@@ -36,6 +36,7 @@ from common.data.published import (
     SVHN,
 )
 from common.data.texts import load_text_folder
+from common.data.tokens import changed
 from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
@@ -150,7 +151,8 @@ def load(data: Data) -> Dataset:
             f"data.dir = {data.dir!r}: the server needs test data of its own in {folder}"
         )
     settings = data.model_dump(include=_KEYS) | {"dir": folder}
-    dataset = _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
+    partition = OWN if data.partition == OWN else "iid"
+    dataset = _load(Data(**settings, partition=partition), changed(data.tokenizer))
     if data.small_owners == "leave-out" and data.partition == NATURAL:
         return _of_large_owners(dataset, data.test, data.test_fraction, data.validation)
     return dataset
@@ -204,7 +206,8 @@ def _trained(samples: int, fractions: Sequence[float]) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(data: Data) -> Dataset:
+def _load(data: Data, stamp: int) -> Dataset:
+    """Return the data set; ``stamp``: when the tokenizer's file last changed, for the cache."""
     if data.digest:
         decoded.check_content(data)
     texts = (*OF_TEXTS, *(OF_COLUMNS if data.text_column else ()))

@@ -7,6 +7,7 @@ reader of ``text-folder`` is here.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,7 @@ class Encoder:
     def __init__(self, data: Data) -> None:
         self.tokenizer, self._length = tokenizer_of(data), data.max_length
         self.next_token = data.objective_of_files == "next-token"
+        self._bytes = np.array(self.tokenizer.lengths, np.int64)
         self.options = (self.tokenizer.fingerprint, str(self._length))
         """What the samples of a text depend on, besides the objective."""
 
@@ -63,11 +65,14 @@ class Encoder:
         """Return the tokens of each text, an object array (n,) of int32 (t,).
 
         Raises ``ValueError``, one line with the text's place (its file and row), for a value that
-        is no text, and for a text without tokens unless next tokens are learnt.
+        is no text. Of classes it also does for a text without tokens, of next tokens for a text
+        whose length is not the sum of its tokens' lengths, because its bits per byte were wrong.
         """
-        least = 0 if self.next_token else 1
-        pairs = zip(texts, places, strict=False)
-        tokens = [encoded(self.tokenizer, text, place, least=least) for text, place in pairs]
+        least, tokens = 0 if self.next_token else 1, list[np.ndarray]()
+        for text, place in zip(texts, places, strict=False):
+            tokens.append(of_text := encoded(self.tokenizer, text, place, least=least))
+            if self.next_token and int(self._bytes[of_text].sum()) not in _sizes(str(text)):
+                raise ValueError(f"{place}: data.tokenizer does not give back this text")
         ids = np.empty(len(tokens), object)
         for i, of_text in enumerate(tokens):  # numpy would make a matrix of arrays of one length
             ids[i] = of_text
@@ -123,6 +128,11 @@ class Encoder:
             known |= {"classes": self.tokenizer.names, "token_bytes": self.tokenizer.lengths}
             known["objective"] = "next-token"
         return replace(dataset, **known)
+
+
+def _sizes(text: str) -> set[int]:
+    """Return the bytes of a text, and those with Unicode's composition of letters (NFC)."""
+    return {len(form.encode()) for form in (text, unicodedata.normalize("NFC", text))}
 
 
 def _of(texts: Texts, rows: Sequence[int]) -> Texts:

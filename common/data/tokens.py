@@ -153,6 +153,7 @@ class Folder(Tokenizer):
         self._own.no_padding()
         self.fingerprint = f"folder:{_digest(content)}"
         self._by_id = {i + 1: name for name, i in self._own.get_vocab().items()}
+        self._added = {i + 1 for i in self._own.get_added_tokens_decoder()}
         self.vocab = max(self._by_id, default=0) + 1
         self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
         back = self.decode(self.encode(PROBE))
@@ -169,8 +170,8 @@ class Folder(Tokenizer):
     def _length(self, i: int) -> int:
         """Return the bytes of an id; an id behind another one keeps a space at its beginning."""
         name = self._by_id.get(i, "")
-        if self._of_bytes:  # a character for each byte
-            return len(name)
+        if self._of_bytes:  # a character for each byte, but an added token is text
+            return len(name.encode() if i in self._added else name)
         if BYTE.fullmatch(name):
             return 1
         return len(self.decode([i, i]).encode()) - len(self.decode([i]).encode())
@@ -197,9 +198,7 @@ def tokenizer_of(data: Data) -> Tokenizer:
     following, name = data.objective_of_files == "next-token", data.tokenizer
     if name == "auto":
         name = "byte" if following else "hash"
-    path = Path(name).expanduser()
-    stamp = 0 if name in TOKENIZERS else _changed(path)
-    tokenizer = _made(name, data.vocabulary if name == "hash" else 0, stamp)
+    tokenizer = _made(name, data.vocabulary if name == "hash" else 0, changed(name))
     if following and not tokenizer.reversible:
         raise ValueError(
             f"data.tokenizer = {data.tokenizer!r} is not allowed with data.objective = "
@@ -209,10 +208,11 @@ def tokenizer_of(data: Data) -> Tokenizer:
     return tokenizer
 
 
-def _changed(path: Path) -> int:
-    """Return the time (ns) of the last change of a tokenizer's file; 0 without the file."""
+def changed(name: str) -> int:
+    """Return when (ns) the file of the tokenizer ``name`` last changed; 0 if it has no file."""
+    path = Path(name).expanduser()
     file = path / FILE if path.is_dir() else path
-    return file.stat().st_mtime_ns if file.is_file() else 0
+    return file.stat().st_mtime_ns if name not in TOKENIZERS and file.is_file() else 0
 
 
 @lru_cache(maxsize=8)

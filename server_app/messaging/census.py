@@ -166,7 +166,8 @@ def describe(
     ``strangers``: why nodes are ignored, by node.
     """
     entry.clients = [member(method.task, client) for client in method.clients]
-    entry.classes = list(method.task.classes)
+    if not method.task.objective.every:  # a vocabulary is long, and ``model.json`` has it
+        entry.classes = list(method.task.classes)
     released = privacy.warning(method.config, method.roster_size)
     lines = [unprotected(method), released, method.warning()]
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from common.data.dataset import Dataset
 from common.data.external import check
+from common.data.texts import Encoder
 from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of
 from common.settings.config import Data
 from tests.support.texts import bpe
@@ -129,6 +130,36 @@ def test_lengths_count_spaces_and_single_bytes(tmp_path: Path) -> None:
     names = [tokens.names[i] for i in tokens.encode("a aé")]
     assert names == ["▁a", "▁a", "<0xC3>", "<0xA9>"]
     assert [tokens.lengths[tokens.names.index(name)] for name in names] == [2, 2, 1, 1]
+
+
+def with_added(folder: Path, content: str, **options: bool) -> Folder:
+    """Return a byte-level BPE with one more token, which is added to its vocabulary."""
+    from tokenizers import AddedToken, Tokenizer
+
+    own = Tokenizer.from_file(str(bpe(folder) / "tokenizer.json"))
+    own.add_tokens([AddedToken(content, **options)])
+    own.save(str(folder / "tokenizer.json"))
+    return Folder(folder)
+
+
+@pytest.mark.parametrize("content", ["日本", "<|end|>", "a b"])
+def test_added_tokens_count_bytes_not_characters(tmp_path: Path, content: str) -> None:
+    tokens = with_added(tmp_path, content)
+    ids = tokens.encode(text := f"é{content} {content}!")
+    assert ids.count(tokens.names.index(content)) == 2 and tokens.decode(ids) == text
+    assert sum(tokens.lengths[i] for i in ids) == len(text.encode())
+
+
+@pytest.mark.parametrize("strip", ["lstrip", "rstrip"])
+def test_a_text_whose_tokens_have_another_length_is_one_line(
+    options: Options, tmp_path: Path, strip: str
+) -> None:
+    with_added(tmp_path, "<m>", **{strip: True})
+    known = options(tokenizer=str(tmp_path), objective="next-token")
+    Encoder(known).encode(["the cat", "e\u0301"], ["row 1", "row 2"])
+    with pytest.raises(ValueError, match="^row 2: data.tokenizer does not give back this text$"):
+        Encoder(known).encode(["the cat", "a <m> cat"], ["row 1", "row 2"])
+    Encoder(options(tokenizer=str(tmp_path))).encode(["a <m> cat"], ["row 1"])
 
 
 def test_only_reversible_tokenizers_serve_next_tokens(options: Options, tmp_path: Path) -> None:
