@@ -150,7 +150,10 @@ class _Reader:
         elif self.objective == "next-token":
             self.targets = ()
         self.owner = Names(data.owner_column, classes=False)
-        self.features: list[int] = []
+        left = {*map(str.strip, data.ignore_columns.split(","))}
+        roles = {data.text_column, data.owner_column, *self.targets}
+        self._is_used = roles.__contains__ if encoder else lambda name: name not in left
+        self.features: list[str] = []
         self.notes: list[str] = []  #: of texts that were cut or left out
         self._unused: dict[str, str] = {}
 
@@ -158,7 +161,7 @@ class _Reader:
         """Return what the files that were read so far hold; ``known``: the other fields."""
         commas = [f"{path.name}: decimal commas" for path in self._commas]
         return Account(
-            features=tuple(self._header[i] for i in self.features),
+            features=tuple(self.features),
             label=self.label.column if self.objective == "classes" else "",
             owner=self.owner.column,
             unused=self._unused,
@@ -168,7 +171,7 @@ class _Reader:
 
     def part(self, files: Files) -> _Part:
         """Read files, block by block, into arrays that are allocated once."""
-        opened = [(owner, Sheet(path)) for owner, path in files]
+        opened = [(owner, Sheet(path, self._is_used)) for owner, path in files]
         for _, sheet in opened:
             self._check(sheet)
         most, end, starts = sum(sheet.rows for _, sheet in opened), 0, []
@@ -177,36 +180,36 @@ class _Reader:
         label, owner = np.zeros(most, np.int64), np.empty(most, np.int64)
         if self.objective not in ("classes", "next-token"):
             label = np.empty((most, len(self.targets)), np.float32)
-        position = self._header.index(self.targets[0]) if self.targets else 0
-        by = self._header.index(self.owner.column) if self.owner.column else None
         for name, sheet in opened:
             starts.append(end)
             for first, columns in sheet.blocks():
+                by_name = dict(zip(sheet.header, columns, strict=True))
                 into = slice(end, end := end + len(columns[0]))
                 if self.objective == "classes":
-                    label[into] = self.label.codes(columns[position], sheet.path, first)
+                    label[into] = self.label.codes(by_name[self.label.column], sheet.path, first)
                 elif self.targets:
                     label[into] = sheet.targets(columns, self.targets, first, self.objective)
-                if by is None:
-                    owner[into] = self.owner.exact(name, len(columns[0]))
+                if self.owner.column:
+                    owner[into] = self.owner.codes(by_name[self.owner.column], sheet.path, first)
                 else:
-                    owner[into] = self.owner.codes(columns[by], sheet.path, first)
+                    owner[into] = self.owner.exact(name, len(columns[0]))
                 if self._encoder:
                     places = (f"{sheet.path}: row {i}" for i in count(first))
-                    values[into] = self._encoder.encode(columns[self.features[0]], places)
+                    values[into] = self._encoder.encode(by_name[self.features[0]], places)
                     continue
-                for j, i in enumerate(self.features):
-                    values[into, j] = sheet.numbers(columns[i], self._header[i], first)
+                for j, column in enumerate(self.features):
+                    values[into, j] = sheet.numbers(by_name[column], column, first)
             self._commas += [sheet.path] if "," in sheet.decimals else []
         return _Part(values[:end], label[:end], owner[:end], starts)
 
     def _check(self, sheet: Sheet) -> None:
         """Choose the columns of the first file; raise ``ValueError`` if another one differs."""
         if self._header:
-            if sheet.header != self._header:
+            first, header = (list(filter(self._is_used, of)) for of in (self._header, sheet.header))
+            if header != first and not (self._encoder and {*first} == {*header}):
                 raise ValueError(
-                    f"{sheet.path}: its columns are {', '.join(sheet.header)}; those of the first "
-                    f"file are {', '.join(self._header)}"
+                    f"{sheet.path}: its columns are {', '.join(header)}; those of the first "
+                    f"file are {', '.join(first)}"
                 )
             return
         self._header = header = sheet.header
@@ -228,9 +231,7 @@ class _Reader:
                 )
             others = [name for name in header if name not in (text, *roles)]
             self._unused = dict.fromkeys(others, "not the text") | self._unused
-        self.features = [
-            i for i, name in enumerate(header) if name not in roles and name not in self._unused
-        ]
+        self.features = [name for name in header if name not in {*roles, *self._unused}]
         if not self.features:
             raise ValueError(f"{sheet.path}: no column of numbers besides {roles[0]!r}")
 

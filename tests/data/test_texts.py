@@ -202,6 +202,7 @@ def test_bad_tables_of_texts_are_one_line(
             {"text": "a", "lable": "x"},
             "row 2 has the columns text, lable; those of row 1 are text, l",
         ),
+        ({"body": "a", "label": "x"}, "row 2 has the columns body, label; those of row 1"),
         ({"text": ["a"], "label": "x"}, "row 2, column 'text': a list or an object is no value"),
         ({"text": None, "label": "x"}, "row 2 has no text"),
         ({"text": 5, "label": "x"}, "row 2 has '5', which is no text"),
@@ -215,6 +216,32 @@ def test_bad_lines_of_json_are_one_line(read: Read, tmp_path: Path, row: object,
     with pytest.raises(ValueError, match=line) as refused:
         read("jsonl", text_column="text")
     assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+
+
+def test_only_the_columns_in_use_matter(read: Read, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{**row, "meta": {"tags": ["a"]}} for row in reviews()]
+    rows[3]["source"], rows[4] = ["web"], {key: rows[4][key] for key in ("who", "label", "text")}
+    lines(tmp_path / "train.jsonl", *rows)
+    lines(tmp_path / "test.jsonl", {"label": "bad", "text": "so so", "id": 1, "who": "p10"})
+    data = read("jsonl", text_column="text", owner_column="who")
+    assert texts(data.x) == [row["text"][:8] for row in rows] and texts(data.x_test) == ["so so"]
+    assert data.account.unused == {"meta": "not the text"}
+    lines(tmp_path / "test.jsonl", {"label": "bad", "text": "so so"})
+    with pytest.raises(ValueError, match=r"test.jsonl: its columns are label, text; those of the"):
+        read("jsonl", text_column="text", owner_column="who", max_length=9)
+
+
+def test_a_table_of_json_lines_needs_every_column_but_ignored_ones(
+    read: Read, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [{"a": i, "label": i % 2, "meta": [i]} for i in range(10)]
+    del rows[1]["meta"]
+    path = lines(tmp_path / "train.jsonl", *rows)
+    data = read("jsonl", ignore_columns="meta")
+    assert sorted(torch.cat([data.x, data.x_test])[:, 0].tolist()) == [*range(10)]
+    lines(path, *rows, {"a": 1, "b": 2, "label": 0})
+    with pytest.raises(ValueError, match=r"row 11 has the columns a, b, label; those of row 1"):
+        read("jsonl", ignore_columns="meta", max_length=9)
 
 
 def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
