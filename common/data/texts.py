@@ -85,7 +85,7 @@ class Encoder:
 
         A single part is divided; ``share``: of its texts for testing.
         """
-        texts = sum(len(part.ids) for part in parts)
+        lengths = [len(ids) for part in parts for ids in part.ids]
         if len(parts) == 1:
             parts = _divided(parts[0], share, next_token=self.next_token)
         made = [samples(part.ids, self._length, next_token=self.next_token) for part in parts]
@@ -93,12 +93,12 @@ class Encoder:
             (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
             for of, part in zip(made, parts, strict=True)
         ]
-        many = f"have more than {self._length} tokens; data.max-length = {self._length} cuts them"
-        counts = (
-            (sum(of.cut for of in made), many),
-            (sum(of.dropped for of in made), "have no token to learn and are left out"),
-        )
-        return sides, [f"{n:,} of {texts:,} texts {what}" for n, what in counts if n]
+        if self.next_token:
+            n, what = sum(t < 2 for t in lengths), "have no token to learn and are left out"
+        else:
+            n, most = sum(t > self._length for t in lengths), self._length
+            what = f"have more than {most} tokens; data.max-length = {most} cuts them"
+        return sides, [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
 
     def fields(
         self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT

@@ -261,8 +261,6 @@ class Samples(NamedTuple):
     y: np.ndarray | None
     """Of next tokens the token behind each one in ``x``, int32 (n, T), 0 for none."""
     row: np.ndarray  #: text that each sample came from, int64 (n,)
-    cut: int  #: texts of more than T tokens, of which only the first T count
-    dropped: int  #: texts without a token to learn
 
 
 def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token: bool) -> Samples:
@@ -287,5 +285,4 @@ def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token
             x[i, : min(len(window), length)] = window[:length]
             row[i] = of
             i += 1
-    cut = 0 if next_token else sum(len(ids) > length for ids in texts)
-    return Samples(x, y, row, cut, sum(not len(begins) for begins in starts))
+    return Samples(x, y, row)

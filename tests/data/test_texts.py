@@ -128,6 +128,11 @@ def test_few_texts_are_tested_on_their_ends(read: Read, tmp_path: Path) -> None:
     assert (texts(data.x_test), texts(data.y_test)) == (["ghi", "q"], ["hi\n", "\n"])
     assert (data.owner.tolist(), data.owner_test.tolist()) == ([0, 0, 1], [0, 1])
     assert data.account.owners == ("a", "b")
+    lines(tmp_path / "c" / "1.txt", "abcd")  # with an end of one token: nothing is learnt of it
+    lines(tmp_path / "c" / "2.txt", "")
+    assert read("text-folder", objective="next-token", max_length=9).account.notes == (
+        "1 of 4 texts have no token to learn and are left out",
+    )
 
 
 def test_labels_and_numbers_of_texts(read: Read, tmp_path: Path) -> None:
@@ -367,6 +372,10 @@ def test_next_letters_of_leaf(read: Read, tmp_path: Path) -> None:
     )
     follow = read("leaf", objective="next-token")
     assert texts(follow.y) == ["o be o", " be or", " rose"] and texts(follow.y_test) == ["r not"]
+    (note,) = follow.account.notes
+    assert note.startswith("texts overlap") and "data.objective = 'classes' learns y" in note
+    leaf(tmp_path, "train", romeo=(["to be o", "a rose"], ["r", "é"]))
+    assert read("leaf", objective="next-token", max_length=9).account.notes == ()
 
 
 def test_classes_of_leafs_texts(read: Read, tmp_path: Path) -> None:
