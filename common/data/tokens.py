@@ -253,6 +253,18 @@ def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -
     return ids
 
 
+def check_padding(where: str, x: np.ndarray) -> None:
+    """Raise ``ValueError``, one line, unless texts x (n, T) have tokens and padding behind them."""
+    held = x > 0
+    wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{where} of sample {row} is {x[row].tolist()[:8]}…; a text has at least one token, "
+            "and padding, 0, only behind it"
+        )
+
+
 @final
 class Samples(NamedTuple):
     """Samples of tokens, made of texts."""
