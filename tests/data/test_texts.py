@@ -11,6 +11,7 @@ import torch
 from common.data import Dataset, load
 from common.data.arrays import LETTERS
 from common.data.overview import overview
+from common.data.shares import check_public_tests
 from common.data.tokens import Bytes
 from common.settings.config import Data
 from tests.support.texts import bpe
@@ -427,6 +428,26 @@ def test_a_public_set_of_texts(options: Callable[..., Data], tmp_path: Path) -> 
         ValueError, match="public-name has the tokenizer 'byte', the data set 'none'"
     ):
         divide(mixed, 0)
+
+
+def test_a_public_set_may_have_one_text_in_a_hundred_of_the_test_texts(
+    options: Callable[..., Data], tmp_path: Path
+) -> None:
+    for part, n in (("train", 20), ("test", 300)):
+        lines(
+            tmp_path / f"{part}.jsonl", *({**row, "text": part + row["text"]} for row in reviews(n))
+        )
+    known = {"name": "jsonl", "dir": str(tmp_path), "text_column": "text", "tokenizer": "byte"}
+    for equal in (3, 4):
+        found = [{**row, "text": f"test{row['text']}"} for row in reviews(equal)]
+        lines(tmp_path / str(equal) / "train.jsonl", *found, *reviews())
+        lines(tmp_path / str(equal) / "test.jsonl", *reviews())
+        data = options(public_dir=str(tmp_path / str(equal)), **known)
+        if equal == 3:
+            check_public_tests(data, 2, 0)
+            continue
+        with pytest.raises(ValueError, match=r"4 of the 300 test texts of .* public set \(1.3 %\)"):
+            check_public_tests(data, 2, 0)
 
 
 @pytest.mark.full
