@@ -225,9 +225,10 @@ def _made(name: str, vocabulary: int, stamp: int) -> Tokenizer:
         return Folder(path)
     if path.suffix.lower() == ".txt" and stamp:
         return Words(path)
+    why = "" if path.exists() else ": there is no such file or folder"
     raise ValueError(
-        f"data.tokenizer = {name!r} is not allowed; allowed: {', '.join(map(repr, TOKENIZERS))}, a "
-        f"list of words (*.txt), or a folder with {FILE}"
+        f"data.tokenizer = {name!r} is not allowed{why}; allowed: "
+        f"{', '.join(map(repr, TOKENIZERS))}, a list of words (*.txt), or a folder with {FILE}"
     )
 
 

@@ -23,8 +23,13 @@ BYTES = Bytes()
 @pytest.fixture
 def read(options: Callable[..., Data], tmp_path: Path) -> Read:
     """``read("csv", text_column="text")``: the data set of the files in ``tmp_path``."""
-    known = {"dir": str(tmp_path), "tokenizer": "byte", "max_length": 8}
-    return lambda name, **changes: load(options(name=name, **{**known, **changes}))
+
+    def reader(name: str, **changes: Any) -> Dataset:
+        are_texts = name in ("text-folder", "leaf") or "text_column" in changes
+        known = {"tokenizer": "byte", "max_length": 8} if are_texts else {}
+        return load(options(**{"name": name, "dir": str(tmp_path), **known, **changes}))
+
+    return reader
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -247,7 +252,7 @@ def test_a_table_of_json_lines_needs_every_column_but_ignored_ones(
     assert sorted(torch.cat([data.x, data.x_test])[:, 0].tolist()) == [*range(10)]
     lines(path, *rows, {"a": 1, "b": 2, "label": 0})
     with pytest.raises(ValueError, match=r"row 11 has the columns a, b, label; those of row 1"):
-        read("jsonl", ignore_columns="meta", max_length=9)
+        read("jsonl", ignore_columns="meta", seed=1)
 
 
 def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
@@ -261,7 +266,26 @@ def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
     assert data.classes == ("0", "1")
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(ValueError, match=r"train\.jsonl is missing"):
-        read("jsonl", max_length=9)
+        read("jsonl", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("toy", "text-column", "text"),
+        ("toy", "tokenizer", "byte"),
+        ("toy", "vocabulary", 100),
+        ("toy", "max-length", 32),
+        ("grammar", "text-column", "text"),
+        ("grammar", "vocabulary", 100),
+    ],
+)
+def test_a_setting_that_the_data_set_does_not_read_is_one_line(
+    options: Callable[..., Data], name: str, key: str, value: str | int
+) -> None:
+    load(options(name=name))
+    with pytest.raises(ValueError, match=f"^data.{key} = .* is not allowed with .*; allowed: "):
+        load(options(name=name, **{key.replace("-", "_"): value}))
 
 
 def test_settings_that_do_not_go_together(read: Read, tmp_path: Path) -> None:

@@ -192,9 +192,14 @@ def test_a_damaged_folder_is_one_line(options: Options, tmp_path: Path, content:
 def test_a_path_without_a_tokenizer_is_one_line(options: Options, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read"):
         tokenizer_of(options(tokenizer=str(tmp_path)))
-    for name in ("words", str(tmp_path / "missing.txt")):
-        with pytest.raises(ValueError, match="is not allowed; allowed: 'auto', 'byte', 'hash', a"):
+    for name in ("words", str(tmp_path / "missing.txt"), str(tmp_path / "missing")):
+        with pytest.raises(
+            ValueError, match="there is no such file or folder; allowed: 'auto', 'b"
+        ):
             tokenizer_of(options(tokenizer=name))
+    (tmp_path / "words.csv").write_text("the")
+    with pytest.raises(ValueError, match="is not allowed; allowed: 'auto', 'byte', 'hash', a list"):
+        tokenizer_of(options(tokenizer=str(tmp_path / "words.csv")))
 
 
 def test_the_probe_has_every_byte_of_utf_8() -> None:
