@@ -279,8 +279,8 @@ def _texts_in(x: object) -> list[object]:
     """
     if isinstance(x, str):
         raise ValueError(f"x is the text {x[:40]!r}; it should be a list of texts")
-    numbers = isinstance(x, Tensor) or not isinstance(x, Iterable)
-    values = [] if numbers else [*(x.ravel() if isinstance(x, np.ndarray) else x)]
+    x = x.ravel().tolist() if isinstance(x, np.ndarray) else x
+    values = [*x] if isinstance(x, Iterable) and not isinstance(x, Tensor) else []
     return values if any(isinstance(value, str) for value in values) else []
 
 
