@@ -24,7 +24,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, check_classes, holdout, of_files, strata
+from common.data.dataset import Dataset, check_classes, fields_of, holdout, of_files, strata
 from common.data.layout import by_part, clients_of, part_folders
 from common.data.sheets import SUFFIXES, Sheet, unused
 from common.data.spelling import Names, check_numbers
@@ -249,23 +249,16 @@ def _decode(
         _check_names(reader.label, names, known, train[0][1], sum(map(len, label)))
         label = reader.label.renumbered(classes, label)
     owners, owner = reader.owner.owners([part.owner for part in parts])
-    parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
-    fields: dict[str, Tensor] = {}
-    if encoder:
-        texts, reader.notes = encoder.sides([Texts(p.values, p.label, p.owner) for p in parts])
-        sides = [_Part(*side, []) for side in texts]
-    else:
-        sides = _sides(data, parts, len(classes))
-    for suffix, what, side in zip(("", "_test"), ("training", "testing"), sides, strict=True):
-        if not len(side.label):
-            run = "have one class" if has_classes else "have one owner and file"
-            hint = f": no {data.window} rows in a row {run}" if data.window else ""
-            raise ValueError(f"{names.parent}: no samples for {what}{hint}")
-        arrays = {"x": side.values, "y": side.label}
-        if owners != ("",) and (side.owner < len(owners)).all():
-            arrays["owner"] = side.owner
-        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
     owners = () if owners == ("",) else owners
+    parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
+    if encoder:
+        texts = [Texts(*part[:3]) for part in parts]
+        fields, reader.notes = encoder.fields(texts, len(owners), names.parent)
+    else:
+        run = "have one class" if has_classes else "have one owner and file"
+        hint = f": no {data.window} rows in a row {run}" if data.window else ""
+        sides = [side[:3] for side in _sides(data, parts, len(classes))]
+        fields = fields_of(sides, len(owners), names.parent, hint)
     account = reader.account(declared=bool(known), owners=owners, classes=tuple(classes))
     return {**fields, "account": account.packed()}
 

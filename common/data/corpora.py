@@ -205,7 +205,8 @@ def transitions() -> np.ndarray:
 def stationary(chain: np.ndarray) -> np.ndarray:
     """Return the distribution π (n,) with π = π P of a Markov chain P (n, n)."""
     distribution: np.ndarray = np.linalg.matrix_power(chain, 1024)[0]
-    return distribution / distribution.sum()
+    distribution /= distribution.sum()
+    return distribution
 
 
 def _corpus(

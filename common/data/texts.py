@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, holdout, of_files, strata
+from common.data.dataset import Dataset, fields_of, holdout, of_files, strata
 from common.data.layout import PARTS
 from common.data.spelling import Names
 from common.data.tokens import encoded, samples, tokenizer_of
@@ -78,10 +78,10 @@ class Encoder:
             ids[i] = of_text
         return ids
 
-    def sides(
-        self, parts: Sequence[Texts], share: float = HELD_OUT
-    ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], list[str]]:
-        """Return x, y and owner of the samples for training and for testing, and notes.
+    def fields(
+        self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
+    ) -> Fields:
+        """Return the samples of texts as ``fields_of`` does, and notes.
 
         A single part is divided; ``share``: of its texts for testing.
         """
@@ -98,25 +98,8 @@ class Encoder:
         else:
             n, most = sum(t > self._length for t in lengths), self._length
             what = f"have more than {most} tokens; data.max-length = {most} cuts them"
-        return sides, [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
-
-    def fields(
-        self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
-    ) -> Fields:
-        """Return the samples by field name of ``Dataset``, and notes.
-
-        ``owners``: number of owners with training texts; 0: texts have none. There are no owners of
-        test samples if one of them has no training texts. Raises ``ValueError``, one line that
-        begins with ``where``, without samples for training or for testing.
-        """
-        sides, notes = self.sides(parts, share)
-        fields: dict[str, Tensor] = {}
-        for suffix, (x, y, owner) in zip(("", "_test"), sides, strict=True):
-            if not len(x):
-                raise ValueError(f"{where}: no texts for {'testing' if suffix else 'training'}")
-            arrays = {"x": x, "y": y} | ({"owner": owner} if owner.max() < owners else {})
-            fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
-        return fields, notes
+        notes = [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
+        return fields_of(sides, owners, where), notes
 
     def described(self, dataset: Dataset) -> Dataset:
         """Return the data set with its vocabulary, which for next tokens is what is learnt."""
