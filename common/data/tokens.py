@@ -12,7 +12,7 @@ import unicodedata
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -24,7 +24,7 @@ from common.files import check_regular, read_text
 from common.settings.config import TOKENIZERS, Data
 
 WORD = re.compile(r"[a-z']+|[0-9]+|[^\sa-z0-9]")  #: a word of a lower-case text
-PADDING, UNKNOWN = "<padding>", "<unknown>"
+PADDING = "<padding>"
 FILE = "tokenizer.json"  #: file of a tokenizer in a Hugging Face folder
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  #: token of a single byte in vocabularies with byte fallback
 EVERY_BYTE = "".join(
@@ -40,19 +40,10 @@ class Tokenizer(ABC):
     vocab: int  #: number of ids, padding included
     fingerprint: str  #: name, and digest of the vocabulary; equal ones give equal ids
     reversible: bool = False  #: whether a text can be read back from its ids
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """A readable name for each id, [vocab]; no two are equal."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Bytes in UTF-8 of each id's text, [vocab]; empty for a tokenizer that is not reversible.
-
-        They add up to the length of a text, and padding has 0.
-        """
-        return ()
+    names: tuple[str, ...] = ()  #: a name for each id, [vocab], if reversible; no two are equal
+    lengths: tuple[int, ...] = ()
+    """Bytes in UTF-8 of each id's text, [vocab], if reversible; padding has 0. They add up to the
+    length of a text."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -71,15 +62,8 @@ class Bytes(Tokenizer):
     """The bytes of a text in UTF-8: id 1 + byte."""
 
     vocab, fingerprint, reversible = 257, "byte", True
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        shown = (chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256))
-        return PADDING, *shown
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return 0, *[1] * 256
+    names = (PADDING, *(chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256)))
+    lengths = (0, *[1] * 256)
 
     def encode(self, text: str) -> list[int]:
         return [1 + byte for byte in text.encode()]
@@ -94,10 +78,6 @@ class Hashes(Tokenizer):
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.fingerprint = vocab, f"hash:{vocab}"
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, UNKNOWN, *(f"<hash {i}>" for i in range(self.vocab - 2))
 
     def encode(self, text: str) -> list[int]:
         slots = self.vocab - 2
@@ -124,10 +104,6 @@ class Words(Tokenizer):
             raise ValueError(f"{path}: there is no word in it")
         self._ids, self.vocab = ids, len(ids) + 2
         self.fingerprint = f"file:{_digest(chr(10).join(words).encode())}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, UNKNOWN, *self._ids
 
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(word, 1) for word in WORD.findall(text.lower())]
@@ -158,14 +134,9 @@ class Folder(Tokenizer):
         self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
         back = self.decode(self.encode(PROBE))
         self.reversible = unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", PROBE)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in range(1, self.vocab))
-
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        return (0, *map(self._length, range(1, self.vocab))) if self.reversible else ()
+        if ids := range(1, self.vocab) if self.reversible else ():
+            self.names = (PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in ids))
+            self.lengths = (0, *map(self._length, ids))
 
     def _length(self, i: int) -> int:
         """Return the bytes of an id; an id behind another one keeps a space at its beginning."""
@@ -230,6 +201,17 @@ def _made(name: str, vocabulary: int, stamp: int) -> Tokenizer:
         f"data.tokenizer = {name!r} is not allowed{why}; allowed: "
         f"{', '.join(map(repr, TOKENIZERS))}, a list of words (*.txt), or a folder with {FILE}"
     )
+
+
+def tokenizer_with(fingerprint: str, data: Data) -> Tokenizer | None:
+    """Return the tokenizer with this fingerprint; None if the settings have no file of it."""
+    kind, _, vocab = fingerprint.partition(":")
+    name = kind if kind in TOKENIZERS else data.tokenizer
+    try:
+        tokenizer = _made(name, int(vocab) if kind == "hash" else 0, changed(name))
+    except ValueError:  # of a data set that has a tokenizer of its own
+        return None
+    return tokenizer if tokenizer.fingerprint == fingerprint else None
 
 
 def continued(tokenizer: Tokenizer, ids: Sequence[int], more: Sequence[int]) -> str:

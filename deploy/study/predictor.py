@@ -24,7 +24,7 @@ from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
 from common.data.kinds import describe, zeros
-from common.data.tokens import Tokenizer, check_padding, continued, encoded, tokenizer_of
+from common.data.tokens import Tokenizer, check_padding, continued, encoded, tokenizer_with
 from common.data.tokens import samples as token_samples
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
@@ -33,7 +33,6 @@ from common.files import parse_json
 from common.models.batchnorm import norms
 from common.models.card import Card
 from common.parse import defaults, parse
-from common.settings.config import Data
 from common.settings.section import Value
 from common.techniques.completion import completed
 from deploy.run.loopback import Loopback
@@ -101,7 +100,9 @@ class Predictor:
             _check_alone(
                 net, "batch", "a prediction would depend on the other samples of its batch"
             )
-        return cls(net, card := task.card(net.spec), _tokenizer(run.config.data, card))
+        return cls(
+            net, card := task.card(net.spec), tokenizer_with(card.tokenizer, run.config.data)
+        )
 
     @classmethod
     def of_client(cls, folder: Path, k: int) -> Self:
@@ -160,7 +161,7 @@ class Predictor:
         if (bn := participant.config.score.bn) != "running":
             _check_alone(net, bn, "the client's network has no running statistics for its scores")
         card = participant.task.card(getattr(net, "spec", "") or handler.spec)
-        return cls(net, card, _tokenizer(participant.config.data, card))
+        return cls(net, card, tokenizer_with(card.tokenizer, participant.config.data))
 
     def samples(self, x: object) -> Tensor:
         """Return raw samples as a tensor [n, ...] of the card's shape.
@@ -263,13 +264,6 @@ class Predictor:
         except Exception as error:  # of torch's exporters, which have no common class
             line = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self.card.architecture} cannot be exported: {line}") from error
-
-
-def _tokenizer(data: Data, card: Card) -> Tokenizer | None:
-    """Return the tokenizer of the settings; None if the model is not of texts, or has another."""
-    learnt = data.model_copy(update={"objective": card.objective})
-    tokenizer = tokenizer_of(learnt) if card.vocab else None
-    return tokenizer if tokenizer and tokenizer.fingerprint == card.tokenizer else None
 
 
 def _texts_in(x: object) -> list[object]:

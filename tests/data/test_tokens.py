@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.data.dataset import Dataset
 from common.data.external import check
 from common.data.texts import Encoder
-from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of
+from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of, tokenizer_with
 from common.settings.config import Data
 from tests.support.texts import bpe
 
@@ -43,7 +43,6 @@ def test_hashes_by_hand(options: Options) -> None:
     words = ["it's", "2", "é", "late", "!"]
     assert tokens.encode("It's 2É\tLATE!") == [2 + zlib.crc32(w.encode()) % 98 for w in words]
     assert (tokens.vocab, tokens.fingerprint, tokens.reversible) == (100, "hash:100", False)
-    assert len({*tokens.names}) == 100
     with pytest.raises(ValueError, match="'hash:100' cannot read texts back"):
         tokens.decode([2])
 
@@ -53,7 +52,7 @@ def test_a_list_of_words_by_hand(options: Options, tmp_path: Path) -> None:
     path.write_text("the\ncat\n.\n")
     tokens = tokenizer_of(options(tokenizer=str(path)))
     assert tokens.encode("The dog. The cat") == [2, 1, 4, 2, 3]
-    assert tokens.names == ("<padding>", "<unknown>", "the", "cat", ".")
+    assert tokens.vocab == 5 and not tokens.names
     old = tokens.fingerprint
     path.write_text("the\ndog\n.\n")
     assert tokenizer_of(options(tokenizer=str(path))).fingerprint != old  # it is read again
@@ -200,6 +199,22 @@ def test_a_path_without_a_tokenizer_is_one_line(options: Options, tmp_path: Path
     (tmp_path / "words.csv").write_text("the")
     with pytest.raises(ValueError, match="is not allowed; allowed: 'auto', 'byte', 'hash', a list"):
         tokenizer_of(options(tokenizer=str(tmp_path / "words.csv")))
+
+
+def test_a_model_finds_the_tokenizer_that_it_was_trained_with(
+    options: Options, tmp_path: Path
+) -> None:
+    """That of a data set may be another than the settings' usual one, such as ``grammar``'s."""
+    (words := tmp_path / "words.txt").write_text("the\n")
+    own = options(tokenizer=str(words))
+    known = tokenizer_of(own).fingerprint
+    for fingerprint, data in (("byte", options()), ("hash:50", options()), (known, own)):
+        tokenizer = tokenizer_with(fingerprint, data)
+        assert tokenizer is not None and tokenizer.fingerprint == fingerprint
+    words.write_text("a\n")
+    for fingerprint in ("", "letters", known):
+        assert tokenizer_with(fingerprint, options()) is None
+        assert tokenizer_with(fingerprint, own) is None
 
 
 def test_the_probe_has_every_byte_of_utf_8() -> None:
