@@ -21,7 +21,6 @@ from common.data import decoded
 from common.data.account import Account
 from common.data.dataset import Dataset, fields_of, holdout, of_files, strata
 from common.data.layout import PARTS
-from common.data.spelling import Names
 from common.data.tokens import encoded, samples, tokenizer_of
 from common.files import check_regular, in_order, read_text
 from common.seeds import rng
@@ -34,7 +33,6 @@ LAYOUTS = {
     "next-token": "*.txt or CLIENT/*.txt, with train and test above the files or not",
 }
 
-Ids = Sequence[np.ndarray] | np.ndarray  #: an array is one of objects (n,)
 Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Dataset``, and notes
 
 
@@ -42,7 +40,7 @@ Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Data
 class Texts(NamedTuple):
     """Encoded texts of one part of a data set."""
 
-    ids: Ids  #: tokens of each text, int32 (t,)
+    ids: np.ndarray  #: tokens of each text, objects (n,), each int32 (t,)
     label: np.ndarray  #: what is learnt, (n, ...); for next tokens any
     owner: np.ndarray  #: number of each text's owner, int64 (n,)
 
@@ -68,14 +66,12 @@ class Encoder:
         is no text. Of classes it also does for a text without tokens, of next tokens for a text
         whose length is not the sum of its tokens' lengths, because its bits per byte were wrong.
         """
-        least, tokens = 0 if self.next_token else 1, list[np.ndarray]()
-        for text, place in zip(texts, places, strict=False):
-            tokens.append(of_text := encoded(self.tokenizer, text, place, least=least))
-            if self.next_token and int(self._bytes[of_text].sum()) not in _sizes(str(text)):
-                raise ValueError(f"{place}: data.tokenizer does not give back this text")
-        ids = np.empty(len(tokens), object)
-        for i, of_text in enumerate(tokens):  # numpy would make a matrix of arrays of one length
-            ids[i] = of_text
+        return np.fromiter(map(self._encoded, texts, places), object)
+
+    def _encoded(self, text: object, place: str) -> np.ndarray:
+        ids = encoded(self.tokenizer, text, place, least=0 if self.next_token else 1)
+        if self.next_token and int(self._bytes[ids].sum()) not in _sizes(str(text)):
+            raise ValueError(f"{place}: data.tokenizer does not give back this text")
         return ids
 
     def fields(
@@ -118,11 +114,6 @@ def _sizes(text: str) -> set[int]:
     return {len(form.encode()) for form in (text, unicodedata.normalize("NFC", text))}
 
 
-def _of(texts: Texts, rows: Sequence[int]) -> Texts:
-    """Return the texts of ``rows``."""
-    return Texts([texts.ids[i] for i in rows], texts.label[rows], texts.owner[rows])
-
-
 def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
     """Divide texts into those for training and those for testing."""
     owner, draw = torch.from_numpy(texts.owner), rng(0, "texts")
@@ -131,16 +122,16 @@ def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
     if not next_token:
         classes = strata(torch.from_numpy(texts.label))
         sides = holdout(owner * (int(classes.max()) + 1) + classes, share, draw)
-        return [_of(texts, rows.tolist()) for rows in sides]
+        return [Texts(*(column[rows] for column in texts)) for rows in map(Tensor.numpy, sides)]
     cuts = [len(ids) - round(share * len(ids)) for ids in texts.ids]
     many = (torch.bincount(owner)[owner] >= FEW).nonzero()[:, 0]
     for tested, rows in enumerate(holdout(owner[many], share, draw) if len(many) else ()):
         for i in many[rows].tolist():
             cuts[i] = 0 if tested else len(texts.ids[i])
-    heads = texts._replace(ids=[ids[:cut] for ids, cut in zip(texts.ids, cuts, strict=True)])
-    tails = texts._replace(ids=[ids[cut:] for ids, cut in zip(texts.ids, cuts, strict=True)])
-    trained = [i for i, cut in enumerate(cuts) if cut or not len(texts.ids[i])]
-    return [_of(heads, trained), _of(tails, [i for i, ids in enumerate(tails.ids) if len(ids)])]
+    pairs = [*zip(texts.ids, cuts, strict=True)]
+    heads = np.fromiter((ids[:cut] for ids, cut in pairs), object)
+    tails = np.fromiter((ids[cut:] for ids, cut in pairs), object)
+    return [texts._replace(ids=ids) for ids in (heads, tails)]
 
 
 def load_text_folder(data: Data) -> Dataset:
@@ -182,25 +173,28 @@ def _decode(root: Path, paths: Sequence[Path], encoder: Encoder) -> dict[str, Te
     if read[0] not in ("", "train"):
         raise ValueError(f"{root}: there is {read[0]!r} but no folder 'train'")
     classes = sorted({label for _, _, label in places}, key=in_order)
-    who, parts = Names("", classes=False), []
+    clients = {client for part, client, _ in places if part == read[0]}
+    owners, parts = sorted(clients - {""}, key=in_order), []
     for part in read:
         rows = [i for i, place in enumerate(places) if place[0] == part]
-        texts = []
-        for i in rows:
-            check_regular(paths[i], root)
-            texts.append(read_text(paths[i]))
-        label = np.array([classes.index(places[i][2]) for i in rows], np.int64)
-        owner = np.concatenate([who.exact(places[i][1], 1) for i in rows])
-        parts.append(Texts(encoder.encode(texts, (str(paths[i]) for i in rows)), label, owner))
-    owners, numbers = who.owners([part.owner for part in parts])
-    owners = () if owners == ("",) else owners
-    parts = [part._replace(owner=codes) for part, codes in zip(parts, numbers, strict=True)]
+        texts = (_text(paths[i], root) for i in rows)
+        ids = encoder.encode(texts, (str(paths[i]) for i in rows))
+        label = np.array([classes.index(places[i][2]) for i in rows])
+        number = {client: k for k, client in enumerate(owners)}
+        owner = np.array([number.get(places[i][1], len(owners)) for i in rows])
+        parts.append(Texts(ids, label, owner))
     fields, notes = encoder.fields(parts, len(owners), root)
     if unread := names - {*read}:
         notes.append(f"folders {', '.join(sorted(unread))} are not read")
     listed = () if encoder.next_token else tuple(classes)
-    account = Account(notes=tuple(notes), owners=owners, classes=listed)
+    account = Account(notes=tuple(notes), owners=tuple(owners), classes=listed)
     return {**fields, "account": account.packed()}
+
+
+def _text(path: Path, root: Path) -> str:
+    """Return the content of a regular file inside ``root``."""
+    check_regular(path, root)
+    return read_text(path)
 
 
 def _place(root: Path, path: Path, *, classes: bool) -> tuple[str, str, str]:
