@@ -115,6 +115,7 @@ class Handler(ABC, Generic[O, D]):
         shares = self.config.run.share_counts and task.objective.has_counts
         info = ClientInfo(
             n=p.n,
+            targets=p.targets if self.config.average.weights == "tokens" else 0,
             n_test=self.n_test,
             model=self.spec,
             size=self.size,

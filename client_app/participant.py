@@ -135,6 +135,11 @@ class Participant:
         return len(self._share.train)
 
     @property
+    def targets(self) -> int:
+        """Number of their tokens to learn, or of samples if what is learnt are no tokens."""
+        return self.task.objective.terms(self.dataset.y[self._share.train])
+
+    @property
     def n_test(self) -> int:
         return len(self._share.test)
 

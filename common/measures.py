@@ -18,14 +18,6 @@ RegressionLoss = Literal["mse", "huber"]
 Values = Mapping[str, float | None]  #: by measure; None where the samples do not define it
 
 
-MEANS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "arithmetic": (np.asarray, np.asarray),
-    "quadratic": (np.square, np.sqrt),
-    "geometric": (np.log, np.exp),
-}
-"""Functions before and after an arithmetic mean that give the others."""
-
-
 @final
 @dataclass(frozen=True)
 class Measure:
@@ -36,7 +28,8 @@ class Measure:
     least: float = 0.0
     most: float = 1.0
     higher: bool = True  #: whether a larger value is better
-    mean: Literal["arithmetic", "quadratic", "geometric"] = "arithmetic"  #: of several clients
+    scale: tuple[Callable[..., Any], Callable[..., Any]] = (np.asarray, np.asarray)
+    """Functions before and after the mean of several clients' values."""
 
     def better(self, new: float, old: float) -> bool:
         """Return whether ``new`` is better than ``old``."""
@@ -57,7 +50,7 @@ class Measure:
         squares, and of perplexities of texts with equally many tokens. Of AUC, F1 and R² it is the
         mean over clients, which pooled samples would not give.
         """
-        there, back = MEANS[self.mean]
+        there, back = self.scale
         shares = np.asarray(sizes, dtype=np.float64)
         return float(back(np.average(there(np.asarray(values, dtype=np.float64)), weights=shares)))
 
@@ -111,9 +104,9 @@ ACCURACY = Measure("accuracy", "accuracy")
 MACRO_AUC = Measure("macro_auc", "macro AUC")
 MACRO_F1 = Measure("macro_f1", "macro F1")
 R2 = Measure("r2", "R²", least=-math.inf)
-RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, mean="quadratic")
+RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, scale=(np.square, np.sqrt))
 BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", most=math.inf, higher=False)
-PERPLEXITY = Measure("perplexity", "perplexity", 1.0, math.inf, higher=False, mean="geometric")
+PERPLEXITY = Measure("perplexity", "perplexity", 1.0, math.inf, False, (np.log, np.exp))
 TOKEN_ACCURACY = Measure("token_accuracy", "token accuracy")
 AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
 _OF_TOKENS = (BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY)

@@ -569,9 +569,7 @@ class NextToken(Summed):
 
     @staticmethod
     def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
-        if not bool((y > 0).any(1).all()):
-            row = int((~(y > 0).any(1)).nonzero()[0])
-            raise ValueError(f"text {row} has no token to learn")
+        """Raise nothing: whether texts have tokens to learn is a question of valid samples."""
 
 
 def macro_auc(outputs: Tensor, y: Tensor) -> float | None:

@@ -151,9 +151,10 @@ class Run:
         unit of the training data; ``model.json`` in the run's folder names labels and targets.
 
         ``x``: images in bytes (n, H, W, C), (n, C, H, W) or (n, H, W), or Pillow images; signals
-        (n, C, T); rows (n, F), or a data frame with the columns of the training; a list of texts.
-        They are resized, normalised and cut as in training. ``client``, ``best``: as for ``model``.
-        ``probabilities``: return those of all classes [n, C] instead, or of labels.
+        (n, C, T); rows (n, F), or a data frame with the columns of the training; texts in a list,
+        an array or a column. They are resized, normalised and cut as in training. ``client``,
+        ``best``: as for ``model``. ``probabilities``: return those of all classes [n, C] instead,
+        or of labels.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """

@@ -88,8 +88,8 @@ class Replies(Generic[U]):
 
     @property
     def sizes(self) -> list[int]:
-        """Training samples n_k of each client."""
-        return [client.n for client in self.clients]
+        """Training samples n_k of each client, or their tokens under ``average.weights``."""
+        return [client.info.targets or client.n for client in self.clients]
 
     def where(self, wanted: Callable[[Client], bool]) -> Replies[U]:
         """Return the replies of the clients that ``wanted`` selects; may be empty."""

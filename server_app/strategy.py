@@ -367,6 +367,7 @@ class MethodStrategy(Run, Strategy):
             self.method.state,
             self.history.undone,
             experiment=self.messenger.experiment,
+            task=self.task.fingerprint,
             kept=self.messenger.kept,
             callbacks=callbacks.states(self.history.by_user),
             jobs="" if self.buffered is None else self.buffered.state(),

@@ -2,11 +2,14 @@
 
 import importlib
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import server_app.callbacks
+from common.journal import Entry
 from deploy.run.preflight import preflight
 from server_app.stopped import Stopped
 from server_app.storage import checkpoint
@@ -76,6 +79,22 @@ def test_it_sees_every_round_and_its_state_goes_on_after_a_resume(own: Any, tmp_
     own.Seen.calls.clear()
     play({**settings, "rounds": 4, "resume": True})
     assert own.Seen.calls[0] == ("begin", [0, 1, 2]) and own.Seen.calls[-1] == ("end", 5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [([0.5, 0.7, 0.6], 0.7), ([{"rmse": 3.0}, {"rmse": 2.0}, {"rmse": 4.0}], 2.0)],
+)
+def test_the_example_knows_which_score_is_better(scores: list[Any], best: float) -> None:
+    names: dict[str, Any] = {"Callback": server_app.callbacks.Callback}
+    text = (server_app.callbacks.__doc__ or "").partition("``callbacks``:\n\n")[2]
+    exec(textwrap.dedent(text), names)
+    example = names["Best"]()
+    example.after_round(Entry(round=0))
+    for t, score in enumerate(scores, 1):
+        fields = {"measures": score} if isinstance(score, dict) else {"accuracy": score}
+        example.after_round(Entry(round=t, **fields))
+    assert example.state() == {"best": best}
 
 
 def test_it_changes_no_bit_and_no_callback_is_compared_on_a_resume(

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from client_app.participant import Participant
 from common.data import DATASETS, Source, load
 from common.data.embedded import toy
+from common.data.shares import share
 from common.measures import MACRO_AUC, MEASURES, PERPLEXITY, R2, RMSE, Measure
 from common.methods import names, options
 from common.metrics import auc
@@ -160,8 +161,6 @@ def test_the_loss_of_next_tokens_is_the_mean_over_kept_tokens() -> None:
     assert float(TOKENS.divergence(teacher, teacher, "batchmean")) == pytest.approx(0, abs=1e-6)
     means = TOKENS.pooled_features(z, y)
     assert_close(means, torch.stack([z[0].mean(0), z[1, 0]]))
-    with pytest.raises(ValueError, match="text 1 has no token to learn"):
-        TOKENS.check(torch.tensor([[1, 0], [0, 0]]), TOKENS.outputs, every=True)
 
 
 @pytest.mark.parametrize("objective", [LABELS, NUMBER], ids=lambda o: o.name)
@@ -287,6 +286,30 @@ def test_a_resumed_run_has_the_same_bits(objective: str, tmp_path: Path) -> None
         play(settings("fml", objective, tmp_path / "part"), battery.Crashing)
     resumed = play(settings("fml", objective, tmp_path / "part", resume=True))
     assert resumed.timeless == whole.timeless and resumed.weights == whole.weights
+
+
+@pytest.mark.usefixtures("made")
+def test_clients_can_have_the_weights_of_their_tokens_to_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of two models moves from one to the other in proportion to p_0."""
+    dataset, owner = outputs.next_token(), (torch.arange(160) >= 100).long()
+    dataset.y[100:, 1:] = 0  # the texts of client 1 have one token to learn each
+    owned = replace(dataset, owner=owner)
+    monkeypatch.setitem(DATASETS, "made-owned", Source(lambda _: owned, "made"))
+    data = {"clients": 2, "per_round": 2, "data__partition": "natural", "data__name": "made-owned"}
+    config, w = parse(settings("fedavg", "next-token", tmp_path / "samples", **data)), {}
+    for weights in ("samples", "tokens", "uniform"):
+        out, changes = tmp_path / weights, {"average__weights": weights, "rounds": 1}
+        run = play(settings("fedavg", "next-token", out, **data, **changes))
+        w[weights] = torch.cat([value.flatten().double() for value in run.model.values()])
+    shares = [share(config.data, k, 2, config.partition_seed) for k in (0, 1)]
+    samples = [len(one.train) for one in shares]
+    tokens = [int((one.train_set[1] > 0).sum()) for one in shares]
+    of_samples, of_tokens = (0.5 - n[0] / sum(n) for n in (samples, tokens))
+    assert samples == [80, 48] and tokens[0] > 5 * 80 and tokens[1] == 48
+    expected = (w["uniform"] - w["samples"]) * of_tokens / of_samples
+    assert_close(w["uniform"] - w["tokens"], expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.usefixtures("made")

@@ -24,7 +24,7 @@ from common.data.dataset import Dataset, fitted, merged, resize, strata, stratif
 from common.data.embedded import diabetes, digits, points, several_digits, toy, waves
 from common.data.folder import load_client_folders, load_folder
 from common.data.hub import load_hub
-from common.data.kinds import Shape, describe
+from common.data.kinds import TOKENS, Shape, describe
 from common.data.packaged import letters, satellite, smartwatch
 from common.data.partition import PARTITIONS, local_train
 from common.data.published import (
@@ -36,10 +36,12 @@ from common.data.published import (
     SVHN,
 )
 from common.data.texts import load_text_folder
+from common.data.tokens import changed
 from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
-from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
+from common.settings.config import NATURAL, OWN, SERVER, WHO, Data, not_allowed
+from common.settings.section import kebab
 
 LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
 
@@ -142,15 +144,34 @@ def load(data: Data) -> Dataset:
     ``data.dir`` that is not yet filled in is replaced by ``server``.
 
     Raises ``ValueError``, one line, for a folder whose content has another digest than
-    ``data.digest``.
+    ``data.digest``, and for a setting of texts that a built-in data set does not read.
     """
+    dataset = _loaded(data)
+    are_texts = dataset.kind is TOKENS
+    is_read = {
+        "text_column": are_texts and data.name in OF_COLUMNS,
+        "tokenizer": are_texts,
+        "vocabulary": dataset.tokenizer.startswith("hash:"),
+        "max_length": are_texts,
+    }
+    for name in is_read if data.name in DATASETS else ():
+        value, usual = getattr(data, name), Data.model_fields[name].default
+        if value != usual and not is_read[name]:
+            why = f"data.name = {data.name!r} and data.tokenizer = {data.tokenizer!r}"
+            raise not_allowed(f"data.{kebab(name)}", value, f"{why}, which do not read it", usual)
+    return dataset
+
+
+def _loaded(data: Data) -> Dataset:
+    """Return the data set as ``load`` does, which may ignore settings of texts."""
     folder = data.dir.replace(WHO, SERVER)
     if folder != data.dir and not Path(folder).expanduser().is_dir():
         raise ValueError(
             f"data.dir = {data.dir!r}: the server needs test data of its own in {folder}"
         )
     settings = data.model_dump(include=_KEYS) | {"dir": folder}
-    dataset = _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
+    partition = OWN if data.partition == OWN else "iid"
+    dataset = _load(Data(**settings, partition=partition), changed(data.tokenizer))
     if data.small_owners == "leave-out" and data.partition == NATURAL:
         return _of_large_owners(dataset, data.test, data.test_fraction, data.validation)
     return dataset
@@ -204,7 +225,8 @@ def _trained(samples: int, fractions: Sequence[float]) -> int:
 
 
 @lru_cache(maxsize=4)
-def _load(data: Data) -> Dataset:
+def _load(data: Data, stamp: int) -> Dataset:
+    """Return the data set; ``stamp``: when the tokenizer's file last changed, for the cache."""
     if data.digest:
         decoded.check_content(data)
     texts = (*OF_TEXTS, *(OF_COLUMNS if data.text_column else ()))
@@ -351,7 +373,7 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
         "image_size": 0 if data.public_name else data.image_size,
     }
     try:
-        other = load(data.model_copy(update=changes))
+        other = _loaded(data.model_copy(update=changes))
     except ValueError as error:  # name the keys of the public set in the message
         line = str(error).replace("data.dir", "data.public-dir")
         raise ValueError(line.replace("data.name", "data.public-name")) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import NoneType
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account, unpacked
-from common.data.dataset import Dataset, check_classes, of_files
+from common.data.dataset import Dataset, check_classes, fields_of, of_files
 from common.data.kinds import TOKENS
 from common.data.layout import part_folders
 from common.data.spelling import check_numbers
@@ -430,13 +430,8 @@ def _tensors(
         parts.append(Texts(np.concatenate(xs), np.concatenate(ys), owner))
     if encoder and like.dtype == object:
         return _tokens(root, encoder, parts, len(owners))
-    fields = {"account": Account().packed()}
-    for suffix, side in zip(("", "_test"), parts, strict=True):
-        arrays = {"x": np.asarray(side.ids), "y": side.label, "owner": side.owner}
-        if side.owner.max() >= len(owners):
-            del arrays["owner"]
-        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
-    return fields
+    sides = [(np.asarray(part.ids), part.label, part.owner) for part in parts]
+    return fields_of(sides, len(owners), root) | {"account": Account().packed()}
 
 
 def _tokens(root: Path, encoder: Encoder, parts: Sequence[Texts], owners: int) -> dict[str, Tensor]:
@@ -454,6 +449,13 @@ def _tokens(root: Path, encoder: Encoder, parts: Sequence[Texts], owners: int) -
             of._replace(label=np.array([place.get(y, len(LETTERS)) for y in of.label.tolist()]))
             for of in parts
         ]
+    first = [*pairwise(parts[0].ids[:99])]
+    same = [len(a) > 1 and np.array_equal(a[1:], b[:-1]) for a, b in first]
+    if encoder.next_token and sum(same) >= max(len(same) / 2, 1):
+        notes.append(
+            "texts overlap by all but one token, so that a token is learnt many times; "
+            "data.objective = 'classes' learns y, the one behind each text"
+        )
     fields, more = encoder.fields(parts, owners, root)
     account = Account(classes=classes, declared=declared, notes=(*notes, *more))
     return {**fields, "account": account.packed()}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, check_classes, holdout, of_files, strata
+from common.data.dataset import Dataset, check_classes, fields_of, holdout, of_files, strata
 from common.data.layout import by_part, clients_of, part_folders
 from common.data.sheets import SUFFIXES, Sheet, unused
 from common.data.spelling import Names, check_numbers
@@ -150,7 +150,10 @@ class _Reader:
         elif self.objective == "next-token":
             self.targets = ()
         self.owner = Names(data.owner_column, classes=False)
-        self.features: list[int] = []
+        left = {*map(str.strip, data.ignore_columns.split(","))}
+        roles = {data.text_column, data.owner_column, *self.targets}
+        self._is_used = roles.__contains__ if encoder else lambda name: name not in left
+        self.features: list[str] = []
         self.notes: list[str] = []  #: of texts that were cut or left out
         self._unused: dict[str, str] = {}
 
@@ -158,7 +161,7 @@ class _Reader:
         """Return what the files that were read so far hold; ``known``: the other fields."""
         commas = [f"{path.name}: decimal commas" for path in self._commas]
         return Account(
-            features=tuple(self._header[i] for i in self.features),
+            features=tuple(self.features),
             label=self.label.column if self.objective == "classes" else "",
             owner=self.owner.column,
             unused=self._unused,
@@ -168,7 +171,7 @@ class _Reader:
 
     def part(self, files: Files) -> _Part:
         """Read files, block by block, into arrays that are allocated once."""
-        opened = [(owner, Sheet(path)) for owner, path in files]
+        opened = [(owner, Sheet(path, self._is_used)) for owner, path in files]
         for _, sheet in opened:
             self._check(sheet)
         most, end, starts = sum(sheet.rows for _, sheet in opened), 0, []
@@ -177,36 +180,36 @@ class _Reader:
         label, owner = np.zeros(most, np.int64), np.empty(most, np.int64)
         if self.objective not in ("classes", "next-token"):
             label = np.empty((most, len(self.targets)), np.float32)
-        position = self._header.index(self.targets[0]) if self.targets else 0
-        by = self._header.index(self.owner.column) if self.owner.column else None
         for name, sheet in opened:
             starts.append(end)
             for first, columns in sheet.blocks():
+                by_name = dict(zip(sheet.header, columns, strict=True))
                 into = slice(end, end := end + len(columns[0]))
                 if self.objective == "classes":
-                    label[into] = self.label.codes(columns[position], sheet.path, first)
+                    label[into] = self.label.codes(by_name[self.label.column], sheet.path, first)
                 elif self.targets:
                     label[into] = sheet.targets(columns, self.targets, first, self.objective)
-                if by is None:
-                    owner[into] = self.owner.exact(name, len(columns[0]))
+                if self.owner.column:
+                    owner[into] = self.owner.codes(by_name[self.owner.column], sheet.path, first)
                 else:
-                    owner[into] = self.owner.codes(columns[by], sheet.path, first)
+                    owner[into] = self.owner.exact(name, len(columns[0]))
                 if self._encoder:
                     places = (f"{sheet.path}: row {i}" for i in count(first))
-                    values[into] = self._encoder.encode(columns[self.features[0]], places)
+                    values[into] = self._encoder.encode(by_name[self.features[0]], places)
                     continue
-                for j, i in enumerate(self.features):
-                    values[into, j] = sheet.numbers(columns[i], self._header[i], first)
+                for j, column in enumerate(self.features):
+                    values[into, j] = sheet.numbers(by_name[column], column, first)
             self._commas += [sheet.path] if "," in sheet.decimals else []
         return _Part(values[:end], label[:end], owner[:end], starts)
 
     def _check(self, sheet: Sheet) -> None:
         """Choose the columns of the first file; raise ``ValueError`` if another one differs."""
         if self._header:
-            if sheet.header != self._header:
+            first, header = (list(filter(self._is_used, of)) for of in (self._header, sheet.header))
+            if header != first and not (self._encoder and {*first} == {*header}):
                 raise ValueError(
-                    f"{sheet.path}: its columns are {', '.join(sheet.header)}; those of the first "
-                    f"file are {', '.join(self._header)}"
+                    f"{sheet.path}: its columns are {', '.join(header)}; those of the first "
+                    f"file are {', '.join(first)}"
                 )
             return
         self._header = header = sheet.header
@@ -228,9 +231,7 @@ class _Reader:
                 )
             others = [name for name in header if name not in (text, *roles)]
             self._unused = dict.fromkeys(others, "not the text") | self._unused
-        self.features = [
-            i for i, name in enumerate(header) if name not in roles and name not in self._unused
-        ]
+        self.features = [name for name in header if name not in {*roles, *self._unused}]
         if not self.features:
             raise ValueError(f"{sheet.path}: no column of numbers besides {roles[0]!r}")
 
@@ -248,23 +249,16 @@ def _decode(
         _check_names(reader.label, names, known, train[0][1], sum(map(len, label)))
         label = reader.label.renumbered(classes, label)
     owners, owner = reader.owner.owners([part.owner for part in parts])
-    parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
-    fields: dict[str, Tensor] = {}
-    if encoder:
-        texts, reader.notes = encoder.sides([Texts(p.values, p.label, p.owner) for p in parts])
-        sides = [_Part(*side, []) for side in texts]
-    else:
-        sides = _sides(data, parts, len(classes))
-    for suffix, what, side in zip(("", "_test"), ("training", "testing"), sides, strict=True):
-        if not len(side.label):
-            run = "have one class" if has_classes else "have one owner and file"
-            hint = f": no {data.window} rows in a row {run}" if data.window else ""
-            raise ValueError(f"{names.parent}: no samples for {what}{hint}")
-        arrays = {"x": side.values, "y": side.label}
-        if owners != ("",) and (side.owner < len(owners)).all():
-            arrays["owner"] = side.owner
-        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
     owners = () if owners == ("",) else owners
+    parts = [_Part(p.values, y, o, p.starts) for p, y, o in zip(parts, label, owner, strict=True)]
+    if encoder:
+        texts = [Texts(*part[:3]) for part in parts]
+        fields, reader.notes = encoder.fields(texts, len(owners), names.parent)
+    else:
+        run = "have one class" if has_classes else "have one owner and file"
+        hint = f": no {data.window} rows in a row {run}" if data.window else ""
+        sides = [side[:3] for side in _sides(data, parts, len(classes))]
+        fields = fields_of(sides, len(owners), names.parent, hint)
     account = reader.account(declared=bool(known), owners=owners, classes=tuple(classes))
     return {**fields, "account": account.packed()}
 

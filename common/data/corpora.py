@@ -5,8 +5,6 @@ chooses between classes and next tokens. A short text is for testing if its crc3
 so that equal texts are on one side.
 """
 
-import io
-import math
 import re
 import tarfile
 import zlib
@@ -16,7 +14,6 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from common.data import decoded
@@ -36,8 +33,10 @@ DOMAINS = {
     "amazon": "amazonReviewSnippets",
     "nyt": "nytEditorialSnippets",
 }
-"""Owners of ``sentiment``, and how the names of their files begin."""
-INNER = "hutto_ICWSM_2014.tar.gz"  #: archive inside the archive of ``vaderSentiment``
+"""Owners of ``sentiment``, and how the names of their files begin; ``RATED`` is how they end."""
+ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
+DOWNLOAD = "pip download --no-deps --no-binary :all: vaderSentiment==3.3.2"
+INNER, RATED = "hutto_ICWSM_2014.tar.gz", "_GroundTruth.txt"
 NEUTRAL = 0.5  #: largest absolute rating that has no sign
 MOST_BYTES = 2**26  #: most bytes of a file in an archive
 TOPICS = (
@@ -62,37 +61,23 @@ Row = tuple[str, int, int]  #: text, class and owner
 def sentiment(data: Data) -> Dataset:
     """Return 19,136 sentences of four domains, the owners, with the sign of their mean rating.
 
-    The source archive of PyPI's ``vaderSentiment`` 3.3.2 has them, packed or unpacked in
-    ``data.dir`` (Hutto and Gilbert 2014, "VADER: A Parsimonious Rule-based Model for Sentiment
-    Analysis of Social Media Text"). Ratings are -4 to 4; sentences of 0.5 or less either way are
-    left out.
+    The source archive of PyPI's ``vaderSentiment`` 3.3.2 in ``data.dir`` has them (Hutto and
+    Gilbert 2014, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media
+    Text"). Ratings are -4 to 4; sentences of 0.5 or less either way are left out.
     """
-    files = [f"{name}_GroundTruth.txt" for name in DOMAINS.values()]
-    roots = [decoded.data_folder(data, data.name)] if data.dir else []
-    paths = [path for root in roots for name in files for path in sorted(root.rglob(name))[:1]]
-    if len(paths) < len(files):
-        forms = INNER, "vader*.tar.gz"
-        paths = [path for root in roots for form in forms for path in sorted(root.rglob(form))][:1]
-    if not paths:
-        raise ValueError(
-            f"data set {data.name!r}: neither {files[0]} nor vaderSentiment-3.3.2.tar.gz is in "
-            f"data.dir = {data.dir!r}; get the archive by pip download --no-deps --no-binary :all: "
-            "vaderSentiment==3.3.2, and set data.dir to its folder"
-        )
+    path = file_of_package(data, ARCHIVE, None, DOWNLOAD)
 
     def read() -> Iterator[Row]:
-        contents = {path.name: path.read_bytes() for path in paths}
-        if len(paths) < len(files):
-            contents = _members(paths[0], files)
-        for owner, name in enumerate(files):
-            if name not in contents:
-                raise ValueError(f"{paths[0]}: there is no {name} in it")
+        contents = _unpacked(path)
+        for owner, start in enumerate(DOMAINS.values()):
+            if (name := start + RATED) not in contents:
+                raise ValueError(f"{path}: there is no {name} in it")
             for row, line in enumerate(contents[name].decode("utf-8-sig").strip().split("\n"), 1):
                 rating, text = _rated(line, f"{name}: row {row}")
                 if abs(rating) > NEUTRAL:
                     yield text, int(rating > 0), owner
 
-    return _corpus(data, paths, read, ("negative", "positive"), tuple(DOMAINS))
+    return _corpus(data, [path], read, ("negative", "positive"), tuple(DOMAINS))
 
 
 def _rated(line: str, place: str) -> tuple[float, str]:
@@ -104,30 +89,31 @@ def _rated(line: str, place: str) -> tuple[float, str]:
         raise ValueError(f"{place} is not a number, a rating and a text") from None
 
 
-def _members(path: Path, names: Sequence[str], archive: bytes | None = None) -> dict[str, bytes]:
-    """Return the files ``names`` of an archive, or of the archive ``INNER`` inside of it.
+def _unpacked(path: Path) -> dict[str, bytes]:
+    """Return the files of rated sentences in an archive by name; nothing is unpacked to disk.
 
-    ``archive``: the content, if it is not the one of ``path``. Nothing is unpacked to disk. Raises
-    ``ValueError``, one line with ``path``, for a damaged archive or one with a larger file.
+    Raises ``ValueError``, one line with ``path``, for a damaged archive or one with a larger file
+    than ``MOST_BYTES``.
     """
-    contents: dict[str, bytes] = {}
-    known = (INNER, *names) if archive is None else names
     try:
-        with tarfile.open(path, fileobj=None if archive is None else io.BytesIO(archive)) as tar:
-            for member in tar:
-                name = member.name.rpartition("/")[2]
-                if not member.isfile() or name not in known:
-                    continue
-                if member.size > MOST_BYTES:
-                    raise ValueError(f"{name} has more than {MOST_BYTES:,} bytes")
-                file = tar.extractfile(member)
-                assert file is not None  # of a member that is a file
-                content = file.read()
-                inside = _members(path, names, content) if name == INNER else {name: content}
-                contents |= inside
+        with tarfile.open(path) as tar:
+            return dict(_members(tar))
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or no archive ({first_line(error)})") from None
-    return contents
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the files of rated sentences, also of those in ``INNER``."""
+    for member in tar:
+        name = member.name.rpartition("/")[2]
+        file = tar.extractfile(member) if member.isfile() else None
+        if file is not None and name == INNER:
+            with tarfile.open(fileobj=file) as inner:
+                yield from _members(inner)
+        elif file is not None and name.endswith(RATED):
+            if member.size > MOST_BYTES:
+                raise ValueError(f"{name} has more than {MOST_BYTES:,} bytes")
+            yield name, file.read()
 
 
 def fortunes(data: Data) -> Dataset:
@@ -173,8 +159,8 @@ def grammar(data: Data) -> Dataset:
     """Return texts of 65 letters of five writers, the owners: 60 for training and 20 for testing.
 
     Each writer is a Markov chain over eight letters, whose first letter has the stationary
-    distribution. ``grammar_perplexity`` is the least perplexity of next tokens, which are learnt
-    unless ``data.objective`` is ``classes``: then the writer is the class, and texts have no owner.
+    distribution. Next tokens, whose least perplexity is 3.64, are learnt unless ``data.objective``
+    is ``classes``: then the writer is the class, and texts have no owner.
     The tokenizer is ``byte`` unless ``data.tokenizer`` is another.
     """
     update = {"objective": "next-token"} if data.objective == "auto" else {}
@@ -218,23 +204,9 @@ def transitions() -> np.ndarray:
 
 def stationary(chain: np.ndarray) -> np.ndarray:
     """Return the distribution π (n,) with π = π P of a Markov chain P (n, n)."""
-    n = len(chain)
-    equations = np.vstack([chain.T - np.eye(n), np.ones(n)])
-    weights = np.linalg.lstsq(equations, np.eye(n + 1)[n], rcond=None)[0]
-    distribution: np.ndarray = weights / weights.sum()
+    distribution: np.ndarray = np.linalg.matrix_power(chain, 1024)[0]
+    distribution /= distribution.sum()
     return distribution
-
-
-def grammar_perplexity(writer: int | None = None) -> float:
-    """Return the least perplexity of next tokens of ``grammar``: exp of the entropy rate in nats.
-
-    The entropy rate of a stationary Markov chain is Σ_i π_i Σ_j -P_ij ln P_ij (Cover and Thomas,
-    "Elements of Information Theory", theorem 4.2.4). ``writer``: 0 to 4, or None for the texts of
-    all, which only a model that recognises the writer reaches.
-    """
-    chains, entropy = transitions(), torch.special.entr
-    rates = [float(stationary(P) @ entropy(torch.from_numpy(P)).sum(1).numpy()) for P in chains]
-    return math.exp(sum(rates) / len(rates) if writer is None else rates[writer])
 
 
 def _corpus(
@@ -268,10 +240,7 @@ def _dataset(
     encoder = Encoder(data)
 
     def tensors() -> dict[str, Tensor]:
-        try:
-            fields, notes = decode(encoder)
-        except ValueError as error:
-            raise ValueError(f"data set {data.name!r}: {error}") from None
+        fields, notes = decode(encoder)
         return fields | {"account": Account(notes=tuple(notes), owners=owners).packed()}
 
     options = data.objective_of_files, *encoder.options

@@ -152,6 +152,25 @@ def of_files(
     return replace(dataset, account=account, objective=objective)
 
 
+def fields_of(
+    sides: Iterable[Sequence[np.ndarray]], owners: int, where: object, hint: str = ""
+) -> dict[str, Tensor]:
+    """Return x, y and owner of the samples for training and for testing by their field names.
+
+    ``owners``: number of owners with training samples; 0: samples have none. There are no owners of
+    test samples if one of them has no training samples. Raises ``ValueError``, one line that begins
+    with ``where`` and ends with ``hint``, without samples for training or for testing.
+    """
+    fields: dict[str, Tensor] = {}
+    for suffix, (x, y, owner) in zip(("", "_test"), sides, strict=True):
+        if not len(y):
+            what = "testing" if suffix else "training"
+            raise ValueError(f"{where}: no samples for {what}{hint}")
+        arrays = {"x": x, "y": y} | ({"owner": owner} if owner.max() < owners else {})
+        fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
+    return fields
+
+
 def halved(tensors: Mapping[str, Tensor], stream: str) -> dict[str, Tensor]:
     """Split ``tensors`` into 80 % of each class for training and 20 % for testing, fixed."""
     train, test = holdout(strata(tensors["y"]), 0.2, rng(0, stream))

@@ -14,6 +14,7 @@ from torch import Tensor
 from common.data import kinds
 from common.data.dataset import Dataset
 from common.data.kinds import TOKENS
+from common.data.tokens import check_padding
 from common.errors import at, line
 from common.objectives import OBJECTIVES
 from common.settings.config import Data
@@ -133,14 +134,7 @@ def _check_tokens(subject: str, dataset: Dataset) -> None:
                 f"{subject}: {side} is {low} to {high}; tokens are 0 to vocab - 1, and vocab = "
                 f"{dataset.vocab}"
             )
-        held = x > 0
-        wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"{subject}: {side} of sample {row} is {x[row].tolist()[:8]}…; a text has at least "
-                "one token, and padding, 0, only behind it"
-            )
+        check_padding(f"{subject}: {side}", x.numpy())
 
 
 def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:

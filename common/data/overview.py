@@ -64,8 +64,7 @@ class Overview:
     tokenizer: str = ""  #: fingerprint of the tokenizer of texts
     vocab: int = 0  #: number of different tokens, padding included
     lengths: tuple[int, int, int] = (0, 0, 0)
-    """Least, median and most tokens of a training sample of texts."""
-    full: float = 0.0  #: share of the training samples that have no padding
+    """Least, most and median tokens of a training sample of texts."""
     learnt: tuple[int, int] = (0, 0)  #: next tokens to learn in training and test samples
     clients: Clients = Clients()
 
@@ -79,11 +78,12 @@ class Overview:
         public = f", {self.public:,} for a public set" if self.public else ""
         parts = f"{self.training:,} for training, {self.test:,} for testing{public}"
         ignored = (f"{n} of {kind} ({path})" for kind, (n, path) in account.ignored.items())
+        lengths = "{:,} to {:,} tokens, median {:,}".format(*self.lengths)
         rows = [
             ("data", self.name),
             ("samples", f"{parts}: {self.samples}"),
             ("tokenizer", self.tokenizer and f"{self.tokenizer}, {self.vocab:,} different tokens"),
-            ("lengths", self._lengths()),
+            ("lengths", lengths if self.vocab else ""),
             (self.objective, self._learnt()),
             ("label", account.label and f"column {account.label!r}"),
             ("features", _listed(map(repr, account.features))),
@@ -139,15 +139,6 @@ class Overview:
             return "{:,} tokens to learn in training, {:,} in testing".format(*self.learnt)
         return self._classes() if self.classes else self._targets()
 
-    def _lengths(self) -> str:
-        if not self.vocab:
-            return ""
-        least, median, most = self.lengths
-        return (
-            f"{least:,} to {most:,} tokens, median {median:,}; {100 * self.full:.1f} % of the "
-            "training samples have no padding"
-        )
-
     def _targets(self) -> str:
         return _listed(f"{name} ({low:g} to {high:g})" for name, low, high in self.targets)
 
@@ -180,8 +171,7 @@ def overview(dataset: Dataset) -> Overview:
         named["classes"] = tuple(zip(dataset.classes, *counts, strict=True))
     if dataset.kind is TOKENS:
         lengths = (dataset.x > 0).sum(1)
-        named["lengths"] = tuple(int(of(lengths)) for of in (torch.min, torch.median, torch.max))
-        named["full"] = float((lengths == dataset.x.shape[1]).double().mean())
+        named["lengths"] = tuple(int(of(lengths)) for of in (torch.min, torch.max, torch.median))
         named |= {"tokenizer": dataset.tokenizer, "vocab": dataset.vocab}
     owners: tuple[tuple[str, int], ...] = ()
     if dataset.owner is not None:

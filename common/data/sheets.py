@@ -7,7 +7,7 @@ memory that the text of a file takes.
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -37,12 +37,13 @@ Columns = Sequence[Sequence[object]]
 class Sheet:
     """One file: its ``header``, at most ``rows`` rows, and their values as ``blocks``.
 
+    ``is_used``: whether a column matters; others of JSON Lines may be missing, new or nested.
     Raises ``ValueError``, one line with the file, if it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_used: Callable[[str], bool] = lambda name: True) -> None:
         check_regular(path)
-        self.path = path
+        self.path, self._is_used = path, is_used
         self.decimals = dict[str, str]()  # "." and "," to where a number has it first
         self._form = path.suffix.lower()
         if self._form == PARQUET:
@@ -114,10 +115,10 @@ class Sheet:
                 first += len(block)
 
     def _objects(self) -> Iterator[dict[str, object]]:
-        """Yield the JSON object of each line, its keys in the order of the first one.
+        """Yield the JSON object of each line, with the keys of the first one in their order.
 
-        Raises ``ValueError``, one line with file and row, for anything but an object of texts and
-        numbers with the keys of the first one.
+        Raises ``ValueError``, one line with file and row, for anything but an object, and in used
+        columns for other values than texts and numbers, or for other keys than the first one's.
         """
         header: list[str] = []
         with open(self.path, encoding="utf-8-sig") as file:
@@ -129,12 +130,12 @@ class Sheet:
                     return
                 row, i = self._row(line, i + 1), i + 1
                 header = header or [*row]
-                if row.keys() != {*header}:
+                if any(map(self._is_used, row.keys() ^ {*header})):
                     raise ValueError(
                         f"{self.path}: row {i} has the columns {', '.join(row)}; those of row 1 "
                         f"are {', '.join(header)}"
                     )
-                yield {name: row[name] for name in header}
+                yield {name: row.get(name) for name in header}
 
     def _row(self, line: str, i: int) -> dict[str, object]:
         """Return the JSON object of line ``i``."""
@@ -145,7 +146,7 @@ class Sheet:
         if not isinstance(row, dict) or not row:
             raise ValueError(f"{self.path}: row {i} is no JSON object")
         for name, value in row.items():
-            if isinstance(value, dict | list):
+            if isinstance(value, dict | list) and self._is_used(name):
                 raise ValueError(
                     f"{self.path}: row {i}, column {name!r}: a list or an object is no value"
                 )

@@ -7,6 +7,7 @@ reader of ``text-folder`` is here.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,8 @@ from torch import Tensor
 
 from common.data import decoded
 from common.data.account import Account
-from common.data.dataset import Dataset, holdout, of_files, strata
+from common.data.dataset import Dataset, fields_of, holdout, of_files, strata
 from common.data.layout import PARTS
-from common.data.spelling import Names
 from common.data.tokens import encoded, samples, tokenizer_of
 from common.files import check_regular, in_order, read_text
 from common.seeds import rng
@@ -33,7 +33,6 @@ LAYOUTS = {
     "next-token": "*.txt or CLIENT/*.txt, with train and test above the files or not",
 }
 
-Ids = Sequence[np.ndarray] | np.ndarray  #: an array is one of objects (n,)
 Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Dataset``, and notes
 
 
@@ -41,7 +40,7 @@ Fields = tuple[dict[str, Tensor], list[str]]  #: samples by field name of ``Data
 class Texts(NamedTuple):
     """Encoded texts of one part of a data set."""
 
-    ids: Ids  #: tokens of each text, int32 (t,)
+    ids: np.ndarray  #: tokens of each text, objects (n,), each int32 (t,)
     label: np.ndarray  #: what is learnt, (n, ...); for next tokens any
     owner: np.ndarray  #: number of each text's owner, int64 (n,)
 
@@ -56,6 +55,7 @@ class Encoder:
     def __init__(self, data: Data) -> None:
         self.tokenizer, self._length = tokenizer_of(data), data.max_length
         self.next_token = data.objective_of_files == "next-token"
+        self._bytes = np.array(self.tokenizer.lengths, np.int64)
         self.options = (self.tokenizer.fingerprint, str(self._length))
         """What the samples of a text depend on, besides the objective."""
 
@@ -63,24 +63,25 @@ class Encoder:
         """Return the tokens of each text, an object array (n,) of int32 (t,).
 
         Raises ``ValueError``, one line with the text's place (its file and row), for a value that
-        is no text, and for a text without tokens unless next tokens are learnt.
+        is no text. Of classes it also does for a text without tokens, of next tokens for a text
+        whose length is not the sum of its tokens' lengths, because its bits per byte were wrong.
         """
-        least = 0 if self.next_token else 1
-        pairs = zip(texts, places, strict=False)
-        tokens = [encoded(self.tokenizer, text, place, least=least) for text, place in pairs]
-        ids = np.empty(len(tokens), object)
-        for i, of_text in enumerate(tokens):  # numpy would make a matrix of arrays of one length
-            ids[i] = of_text
+        return np.fromiter(map(self._encoded, texts, places), object)
+
+    def _encoded(self, text: object, place: str) -> np.ndarray:
+        ids = encoded(self.tokenizer, text, place, least=0 if self.next_token else 1)
+        if self.next_token and int(self._bytes[ids].sum()) not in _sizes(str(text)):
+            raise ValueError(f"{place}: data.tokenizer does not give back this text")
         return ids
 
-    def sides(
-        self, parts: Sequence[Texts], share: float = HELD_OUT
-    ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], list[str]]:
-        """Return x, y and owner of the samples for training and for testing, and notes.
+    def fields(
+        self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
+    ) -> Fields:
+        """Return the samples of texts as ``fields_of`` does, and notes.
 
         A single part is divided; ``share``: of its texts for testing.
         """
-        texts = sum(len(part.ids) for part in parts)
+        lengths = [len(ids) for part in parts for ids in part.ids]
         if len(parts) == 1:
             parts = _divided(parts[0], share, next_token=self.next_token)
         made = [samples(part.ids, self._length, next_token=self.next_token) for part in parts]
@@ -88,30 +89,13 @@ class Encoder:
             (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
             for of, part in zip(made, parts, strict=True)
         ]
-        many = f"have more than {self._length} tokens; data.max-length = {self._length} cuts them"
-        counts = (
-            (sum(of.cut for of in made), many),
-            (sum(of.dropped for of in made), "have no token to learn and are left out"),
-        )
-        return sides, [f"{n:,} of {texts:,} texts {what}" for n, what in counts if n]
-
-    def fields(
-        self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
-    ) -> Fields:
-        """Return the samples by field name of ``Dataset``, and notes.
-
-        ``owners``: number of owners with training texts; 0: texts have none. There are no owners of
-        test samples if one of them has no training texts. Raises ``ValueError``, one line that
-        begins with ``where``, without samples for training or for testing.
-        """
-        sides, notes = self.sides(parts, share)
-        fields: dict[str, Tensor] = {}
-        for suffix, (x, y, owner) in zip(("", "_test"), sides, strict=True):
-            if not len(x):
-                raise ValueError(f"{where}: no texts for {'testing' if suffix else 'training'}")
-            arrays = {"x": x, "y": y} | ({"owner": owner} if owner.max() < owners else {})
-            fields |= {f"{name}{suffix}": torch.from_numpy(array) for name, array in arrays.items()}
-        return fields, notes
+        if self.next_token:
+            n, what = sum(t < 2 for t in lengths), "have no token to learn and are left out"
+        else:
+            n, most = sum(t > self._length for t in lengths), self._length
+            what = f"have more than {most} tokens; data.max-length = {most} cuts them"
+        notes = [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
+        return fields_of(sides, owners, where), notes
 
     def described(self, dataset: Dataset) -> Dataset:
         """Return the data set with its vocabulary, which for next tokens is what is learnt."""
@@ -125,9 +109,9 @@ class Encoder:
         return replace(dataset, **known)
 
 
-def _of(texts: Texts, rows: Sequence[int]) -> Texts:
-    """Return the texts of ``rows``."""
-    return Texts([texts.ids[i] for i in rows], texts.label[rows], texts.owner[rows])
+def _sizes(text: str) -> set[int]:
+    """Return the bytes of a text, and those with Unicode's composition of letters (NFC)."""
+    return {len(form.encode()) for form in (text, unicodedata.normalize("NFC", text))}
 
 
 def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
@@ -138,16 +122,16 @@ def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
     if not next_token:
         classes = strata(torch.from_numpy(texts.label))
         sides = holdout(owner * (int(classes.max()) + 1) + classes, share, draw)
-        return [_of(texts, rows.tolist()) for rows in sides]
+        return [Texts(*(column[rows] for column in texts)) for rows in map(Tensor.numpy, sides)]
     cuts = [len(ids) - round(share * len(ids)) for ids in texts.ids]
     many = (torch.bincount(owner)[owner] >= FEW).nonzero()[:, 0]
     for tested, rows in enumerate(holdout(owner[many], share, draw) if len(many) else ()):
         for i in many[rows].tolist():
             cuts[i] = 0 if tested else len(texts.ids[i])
-    heads = texts._replace(ids=[ids[:cut] for ids, cut in zip(texts.ids, cuts, strict=True)])
-    tails = texts._replace(ids=[ids[cut:] for ids, cut in zip(texts.ids, cuts, strict=True)])
-    trained = [i for i, cut in enumerate(cuts) if cut or not len(texts.ids[i])]
-    return [_of(heads, trained), _of(tails, [i for i, ids in enumerate(tails.ids) if len(ids)])]
+    pairs = [*zip(texts.ids, cuts, strict=True)]
+    heads = np.fromiter((ids[:cut] for ids, cut in pairs), object)
+    tails = np.fromiter((ids[cut:] for ids, cut in pairs), object)
+    return [texts._replace(ids=ids) for ids in (heads, tails)]
 
 
 def load_text_folder(data: Data) -> Dataset:
@@ -189,25 +173,28 @@ def _decode(root: Path, paths: Sequence[Path], encoder: Encoder) -> dict[str, Te
     if read[0] not in ("", "train"):
         raise ValueError(f"{root}: there is {read[0]!r} but no folder 'train'")
     classes = sorted({label for _, _, label in places}, key=in_order)
-    who, parts = Names("", classes=False), []
+    clients = {client for part, client, _ in places if part == read[0]}
+    owners, parts = sorted(clients - {""}, key=in_order), []
     for part in read:
         rows = [i for i, place in enumerate(places) if place[0] == part]
-        texts = []
-        for i in rows:
-            check_regular(paths[i], root)
-            texts.append(read_text(paths[i]))
-        label = np.array([classes.index(places[i][2]) for i in rows], np.int64)
-        owner = np.concatenate([who.exact(places[i][1], 1) for i in rows])
-        parts.append(Texts(encoder.encode(texts, (str(paths[i]) for i in rows)), label, owner))
-    owners, numbers = who.owners([part.owner for part in parts])
-    owners = () if owners == ("",) else owners
-    parts = [part._replace(owner=codes) for part, codes in zip(parts, numbers, strict=True)]
+        texts = (_text(paths[i], root) for i in rows)
+        ids = encoder.encode(texts, (str(paths[i]) for i in rows))
+        label = np.array([classes.index(places[i][2]) for i in rows])
+        number = {client: k for k, client in enumerate(owners)}
+        owner = np.array([number.get(places[i][1], len(owners)) for i in rows])
+        parts.append(Texts(ids, label, owner))
     fields, notes = encoder.fields(parts, len(owners), root)
     if unread := names - {*read}:
         notes.append(f"folders {', '.join(sorted(unread))} are not read")
     listed = () if encoder.next_token else tuple(classes)
-    account = Account(notes=tuple(notes), owners=owners, classes=listed)
+    account = Account(notes=tuple(notes), owners=tuple(owners), classes=listed)
     return {**fields, "account": account.packed()}
+
+
+def _text(path: Path, root: Path) -> str:
+    """Return the content of a regular file inside ``root``."""
+    check_regular(path, root)
+    return read_text(path)
 
 
 def _place(root: Path, path: Path, *, classes: bool) -> tuple[str, str, str]:

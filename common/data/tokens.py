@@ -12,7 +12,7 @@ import unicodedata
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -25,7 +25,7 @@ from common.settings.config import TOKENIZERS, Data
 
 WORD = re.compile(r"(?:[^\W\d_]|')+|\d+|[^\w\s]|_")
 """A word of letters of any alphabet and apostrophes, a number, or one other mark."""
-PADDING, UNKNOWN = "<padding>", "<unknown>"
+PADDING = "<padding>"
 FILE = "tokenizer.json"  #: file of a tokenizer in a Hugging Face folder
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  #: token of a single byte in vocabularies with byte fallback
 EVERY_BYTE = "".join(
@@ -41,19 +41,10 @@ class Tokenizer(ABC):
     vocab: int  #: number of ids, padding included
     fingerprint: str  #: name, and digest of the vocabulary; equal ones give equal ids
     reversible: bool = False  #: whether a text can be read back from its ids
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """A readable name for each id, [vocab]; no two are equal."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Bytes in UTF-8 of each id's text, [vocab]; empty for a tokenizer that is not reversible.
-
-        They add up to the length of a text, and padding has 0.
-        """
-        return ()
+    names: tuple[str, ...] = ()  #: a name for each id, [vocab], if reversible; no two are equal
+    lengths: tuple[int, ...] = ()
+    """Bytes in UTF-8 of each id's text, [vocab], if reversible; padding has 0. They add up to the
+    length of a text."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -72,15 +63,8 @@ class Bytes(Tokenizer):
     """The bytes of a text in UTF-8: id 1 + byte."""
 
     vocab, fingerprint, reversible = 257, "byte", True
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        shown = (chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256))
-        return PADDING, *shown
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return 0, *[1] * 256
+    names = (PADDING, *(chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256)))
+    lengths = (0, *[1] * 256)
 
     def encode(self, text: str) -> list[int]:
         return [1 + byte for byte in text.encode()]
@@ -95,10 +79,6 @@ class Hashes(Tokenizer):
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.fingerprint = vocab, f"hash:{vocab}"
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, UNKNOWN, *(f"<hash {i}>" for i in range(self.vocab - 2))
 
     def encode(self, text: str) -> list[int]:
         slots = self.vocab - 2
@@ -126,10 +106,6 @@ class Words(Tokenizer):
         self._ids, self.vocab = ids, len(ids) + 2
         self.fingerprint = f"file:{_digest(chr(10).join(words).encode())}"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, UNKNOWN, *self._ids
-
     def encode(self, text: str) -> list[int]:
         return [self._ids.get(word, 1) for word in _words(text)]
 
@@ -154,24 +130,20 @@ class Folder(Tokenizer):
         self._own.no_padding()
         self.fingerprint = f"folder:{_digest(content)}"
         self._by_id = {i + 1: name for name, i in self._own.get_vocab().items()}
+        self._added = {i + 1 for i in self._own.get_added_tokens_decoder()}
         self.vocab = max(self._by_id, default=0) + 1
         self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
         back = self.decode(self.encode(PROBE))
         self.reversible = unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", PROBE)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in range(1, self.vocab))
-
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        return (0, *map(self._length, range(1, self.vocab))) if self.reversible else ()
+        if ids := range(1, self.vocab) if self.reversible else ():
+            self.names = (PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in ids))
+            self.lengths = (0, *map(self._length, ids))
 
     def _length(self, i: int) -> int:
         """Return the bytes of an id; an id behind another one keeps a space at its beginning."""
         name = self._by_id.get(i, "")
-        if self._of_bytes:  # a character for each byte
-            return len(name)
+        if self._of_bytes:  # a character for each byte, but an added token is text
+            return len(name.encode() if i in self._added else name)
         if BYTE.fullmatch(name):
             return 1
         return len(self.decode([i, i]).encode()) - len(self.decode([i]).encode())
@@ -203,9 +175,7 @@ def tokenizer_of(data: Data) -> Tokenizer:
     following, name = data.objective_of_files == "next-token", data.tokenizer
     if name == "auto":
         name = "byte" if following else "hash"
-    path = Path(name).expanduser()
-    stamp = 0 if name in TOKENIZERS else _changed(path)
-    tokenizer = _made(name, data.vocabulary if name == "hash" else 0, stamp)
+    tokenizer = _made(name, data.vocabulary if name == "hash" else 0, changed(name))
     if following and not tokenizer.reversible:
         raise ValueError(
             f"data.tokenizer = {data.tokenizer!r} is not allowed with data.objective = "
@@ -215,10 +185,11 @@ def tokenizer_of(data: Data) -> Tokenizer:
     return tokenizer
 
 
-def _changed(path: Path) -> int:
-    """Return the time (ns) of the last change of a tokenizer's file; 0 without the file."""
+def changed(name: str) -> int:
+    """Return when (ns) the file of the tokenizer ``name`` last changed; 0 if it has no file."""
+    path = Path(name).expanduser()
     file = path / FILE if path.is_dir() else path
-    return file.stat().st_mtime_ns if file.is_file() else 0
+    return file.stat().st_mtime_ns if name not in TOKENIZERS and file.is_file() else 0
 
 
 @lru_cache(maxsize=8)
@@ -231,10 +202,22 @@ def _made(name: str, vocabulary: int, stamp: int) -> Tokenizer:
         return Folder(path)
     if path.suffix.lower() == ".txt" and stamp:
         return Words(path)
+    why = "" if path.exists() else ": there is no such file or folder"
     raise ValueError(
-        f"data.tokenizer = {name!r} is not allowed; allowed: {', '.join(map(repr, TOKENIZERS))}, a "
-        f"list of words (*.txt), or a folder with {FILE}"
+        f"data.tokenizer = {name!r} is not allowed{why}; allowed: "
+        f"{', '.join(map(repr, TOKENIZERS))}, a list of words (*.txt), or a folder with {FILE}"
     )
+
+
+def tokenizer_with(fingerprint: str, data: Data) -> Tokenizer | None:
+    """Return the tokenizer with this fingerprint; None if the settings have no file of it."""
+    kind, _, vocab = fingerprint.partition(":")
+    name = kind if kind in TOKENIZERS else data.tokenizer
+    try:
+        tokenizer = _made(name, int(vocab) if kind == "hash" else 0, changed(name))
+    except ValueError:  # of a data set that has a tokenizer of its own
+        return None
+    return tokenizer if tokenizer.fingerprint == fingerprint else None
 
 
 def continued(tokenizer: Tokenizer, ids: Sequence[int], more: Sequence[int]) -> str:
@@ -259,6 +242,18 @@ def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -
     return ids
 
 
+def check_padding(where: str, x: np.ndarray) -> None:
+    """Raise ``ValueError``, one line, unless texts x (n, T) have tokens and padding behind them."""
+    held = x > 0
+    wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{where} of sample {row} is {x[row].tolist()[:8]}…; a text has at least one token, "
+            "and padding, 0, only behind it"
+        )
+
+
 @final
 class Samples(NamedTuple):
     """Samples of tokens, made of texts."""
@@ -267,8 +262,6 @@ class Samples(NamedTuple):
     y: np.ndarray | None
     """Of next tokens the token behind each one in ``x``, int32 (n, T), 0 for none."""
     row: np.ndarray  #: text that each sample came from, int64 (n,)
-    cut: int  #: texts of more than T tokens, of which only the first T count
-    dropped: int  #: texts without a token to learn
 
 
 def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token: bool) -> Samples:
@@ -293,5 +286,4 @@ def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token
             x[i, : min(len(window), length)] = window[:length]
             row[i] = of
             i += 1
-    cut = 0 if next_token else sum(len(ids) > length for ids in texts)
-    return Samples(x, y, row, cut, sum(not len(begins) for begins in starts))
+    return Samples(x, y, row)

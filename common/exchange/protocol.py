@@ -144,9 +144,12 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     """Reply to ``CensusRequest``: a client's data, architecture and version."""
 
     values = 2 * MAX_CLASSES + 100
+    omitted = frozenset({"targets"})
 
     n: Annotated[int, Field(ge=1, lt=2**40)]
     """Number of local training samples."""
+    targets: Annotated[int, Field(ge=0, lt=2**60)] = 0
+    """Number of their tokens to learn, under ``average.weights = "tokens"``."""
     n_test: Count
     """Number of local test samples."""
     model: Name

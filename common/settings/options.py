@@ -72,11 +72,12 @@ class Average(Section):
     """Settings of the mean of the clients' copies of the global model."""
 
     weights: Annotated[
-        Literal["auto", "samples", "uniform"],
+        Literal["auto", "samples", "tokens", "uniform"],
         Auto("samples"),
         Unprotected("all clients must have equal weights", "uniform"),
     ] = "auto"
-    """Weight of a client in the mean: its number of training samples, or equal for all."""
+    """Weight of a client in the mean: its number of training samples, its number of tokens to learn
+    (of other objectives its samples), or equal for all."""
     bn_buffers: bool = True
     """Average BatchNorm's running statistics too; otherwise the server keeps its own."""
     across: Annotated[
@@ -128,8 +129,8 @@ class Average(Section):
     makes the step more like that of ``sgd``."""
 
     def shares(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return p_k of clients with ``sizes`` training samples, not divided by their sum."""
-        return sizes if self.weights == "samples" else [1] * len(sizes)
+        """Return p_k of clients with ``sizes`` samples or tokens, not divided by their sum."""
+        return [1] * len(sizes) if self.weights == "uniform" else sizes
 
     @property
     def server_rate(self) -> float:

@@ -5,7 +5,7 @@ by its own parts. The folder of a run has both; on real machines a node has its 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
 from common.data.kinds import describe, zeros
-from common.data.tokens import Tokenizer, continued, encoded, tokenizer_of
+from common.data.tokens import Tokenizer, check_padding, continued, encoded, tokenizer_with
 from common.data.tokens import samples as token_samples
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
@@ -33,7 +33,6 @@ from common.files import parse_json
 from common.models.batchnorm import norms
 from common.models.card import Card
 from common.parse import defaults, parse
-from common.settings.config import Data
 from common.settings.section import Value
 from common.techniques.completion import completed
 from deploy.run.loopback import Loopback
@@ -101,7 +100,9 @@ class Predictor:
             _check_alone(
                 net, "batch", "a prediction would depend on the other samples of its batch"
             )
-        return cls(net, card := task.card(net.spec), _tokenizer(run.config.data, card))
+        return cls(
+            net, card := task.card(net.spec), tokenizer_with(card.tokenizer, run.config.data)
+        )
 
     @classmethod
     def of_client(cls, folder: Path, k: int) -> Self:
@@ -160,26 +161,26 @@ class Predictor:
         if (bn := participant.config.score.bn) != "running":
             _check_alone(net, bn, "the client's network has no running statistics for its scores")
         card = participant.task.card(getattr(net, "spec", "") or handler.spec)
-        return cls(net, card, _tokenizer(participant.config.data, card))
+        return cls(net, card, tokenizer_with(card.tokenizer, participant.config.data))
 
     def samples(self, x: object) -> Tensor:
         """Return raw samples as a tensor [n, ...] of the card's shape.
 
         ``x``: images of bytes (n, H, W, C), (n, C, H, W) or (n, H, W), which are resized, or Pillow
         images; signals (n, C, T); rows of a table (n, F), or a data frame with the columns of the
-        training; n texts in a list, or their tokens (n, T or fewer). One sample without the first
-        axis is not allowed.
+        training; n texts in a list, an array or a column, or their tokens (n, T or fewer). One
+        sample without the first axis is not allowed.
 
         Raises ``ValueError``, one line, for samples that differ from those of the training.
         """
         card, columns = self.card, getattr(x, "columns", None)
-        if isinstance(x, Sequence) and card.vocab and any(isinstance(text, str) for text in x):
-            return self._texts(x)
         if columns is not None and card.columns:
             if missing := [name for name in card.columns if name not in columns]:
                 there = ", ".join(map(str, columns))
                 raise ValueError(f"column {missing[0]!r} is missing; there are: {there}")
             x = x[list(card.columns)].to_numpy()  # type: ignore[index]
+        if card.vocab and (texts := _texts_in(x)):
+            return self._encoded(texts)
         if isinstance(x, Sequence) and x and hasattr(x[0], "convert"):
             mode = "L" if card.shape[0] == 1 else "RGB"
             size = (card.shape[2], card.shape[1])
@@ -200,13 +201,11 @@ class Predictor:
         wanted = describe(card.shape)
         raise ValueError(f"x has {describe(tuple(read.shape[1:]))}; the model takes {wanted}")
 
-    def _texts(self, x: Sequence[object]) -> Tensor:
+    def _encoded(self, texts: Sequence[object]) -> Tensor:
         """Return texts as tokens int32 [n, T], cut as in training."""
         if self.tokenizer is None:
             raise ValueError(f"the run's settings have no tokenizer {self.card.tokenizer}")
-        if isinstance(x, str):
-            raise ValueError(f"x is the text {x[:40]!r}; it should be a list of texts")
-        ids = [encoded(self.tokenizer, text, f"text {i}") for i, text in enumerate(x)]
+        ids = [encoded(self.tokenizer, text, f"text {i}") for i, text in enumerate(texts)]
         return torch.from_numpy(token_samples(ids, self.card.shape[0], next_token=False).x)
 
     def complete(self, text: str, tokens: int, temperature: float, seed: int) -> str:
@@ -267,11 +266,16 @@ class Predictor:
             raise ValueError(f"{self.card.architecture} cannot be exported: {line}") from error
 
 
-def _tokenizer(data: Data, card: Card) -> Tokenizer | None:
-    """Return the tokenizer of the settings; None if the model is not of texts, or has another."""
-    learnt = data.model_copy(update={"objective": card.objective})
-    tokenizer = tokenizer_of(learnt) if card.vocab else None
-    return tokenizer if tokenizer and tokenizer.fingerprint == card.tokenizer else None
+def _texts_in(x: object) -> list[object]:
+    """Return the values of a list, an array or a column with a text; empty if there is none.
+
+    Raises ``ValueError``, one line, for a single text.
+    """
+    if isinstance(x, str):
+        raise ValueError(f"x is the text {x[:40]!r}; it should be a list of texts")
+    x = x.ravel().tolist() if isinstance(x, np.ndarray) else x
+    values = [*x] if isinstance(x, Iterable) and not isinstance(x, Tensor) else []
+    return values if any(isinstance(value, str) for value in values) else []
 
 
 def _tokens(ids: np.ndarray, card: Card) -> Tensor:
@@ -283,6 +287,7 @@ def _tokens(ids: np.ndarray, card: Card) -> Tensor:
             f"x should be a list of texts, or (n, {most}) integers from 0 (padding) to "
             f"{card.vocab - 1}: tokens of the tokenizer {card.tokenizer}"
         )
+    check_padding("x", ids)
     return F.pad(torch.from_numpy(ids.astype(np.int32)), (0, most - ids.shape[1]))
 
 

@@ -3,10 +3,12 @@
 Each is a class of its own. A user's own are named by the setting ``callbacks``:
 
     class Best(Callback):
-        best = 0.0
+        best = None
 
         def after_round(self, entry):
-            self.best = max(self.best, entry.primary_score or 0.0)
+            score = entry.primary_score
+            if score is not None and (self.best is None or entry.measure.better(score, self.best)):
+                self.best = score
 
         def state(self):
             return {"best": self.best}

@@ -166,7 +166,8 @@ def describe(
     ``strangers``: why nodes are ignored, by node.
     """
     entry.clients = [member(method.task, client) for client in method.clients]
-    entry.classes = list(method.task.classes)
+    if not method.task.objective.every:  # a vocabulary is long, and ``model.json`` has it
+        entry.classes = list(method.task.classes)
     released = privacy.warning(method.config, method.roster_size)
     lines = [unprotected(method), released, method.warning()]
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
@@ -234,7 +235,9 @@ def why_not(
         check_brought(info.model, task.config)
     except ValueError as error:
         return f"client {info.k}: {error}"
-    wrong = _wrong_numbers(info, task.num_classes, max_samples, one_each=task.objective.one_each)
+    longest = task.shape[0] if task.objective.every else 1
+    limits = task.num_classes, max_samples, longest
+    wrong = _wrong_numbers(info, *limits, one_each=task.objective.one_each)
     return f"client {info.k} {wrong}" if wrong else ""
 
 
@@ -254,14 +257,19 @@ def check_kept(infos: Sequence[ClientInfo], kept: Mapping[int, int], t: int) -> 
         )
 
 
-def _wrong_numbers(info: ClientInfo, classes: int, max_samples: int, *, one_each: bool) -> str:
+def _wrong_numbers(
+    info: ClientInfo, classes: int, max_samples: int, longest: int, *, one_each: bool
+) -> str:
     """Return what is impossible about a client's samples or classes; empty if nothing is.
 
-    ``one_each``: whether each sample has exactly one class.
+    ``longest``: most tokens to learn of a sample. ``one_each``: whether each sample has exactly one
+    class.
     """
     for part, n in (("training", info.n), ("test", info.n_test)):
         if n > max_samples:
             return f"claims {n} {part} samples, max-samples = {max_samples}"
+    if info.targets and not info.n <= info.targets <= info.n * longest:
+        return f"claims {info.targets} tokens to learn in {info.n} samples"
     held = {c for c in info.classes if c < classes}
     if info.classes != sorted(held) or (one_each and not held):
         shown = str(info.classes[:20])

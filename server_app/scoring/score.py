@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from common import seeds
 from common.data.dataset import Dataset
-from common.data.tokens import continued, tokenizer_of
+from common.data.tokens import continued, tokenizer_with
 from common.exchange import tree
 from common.exchange.protocol import FINE_TUNED, Reply, ScoreReply, ScoreRequest
 from common.exchange.records import StateDict
@@ -169,12 +169,7 @@ class Scorer:
         Empty if the data set's own tokenizer is not one of the settings.
         """
         task = self.task
-        learnt = task.config.data.model_copy(update={"objective": "next-token"})
-        try:
-            tokenizer = tokenizer_of(learnt)
-        except ValueError:  # of settings that this data set does not read
-            return []
-        if tokenizer.fingerprint != task.tokenizer:
+        if (tokenizer := tokenizer_with(task.tokenizer, task.config.data)) is None:
             return []
         net, length = self.main(self.scored.nets())[0].eval(), task.shape[0]
         rows = self.x[seeds.rng(task.seed, "texts").permutation(len(self.x))[:TEXTS]]

@@ -48,6 +48,8 @@ class Checkpoint(Records, kind="checkpoint.Checkpoint"):
     """Rounds in a row before which a client was not connected, by client."""
     undone: list[str] = []
     """The undone rounds, as in the journal (``Undone``, JSON)."""
+    task: str = ""
+    """Fingerprint of the task, with that of the tokenizer; empty in older checkpoints."""
     jobs: str = ""
     """Jobs in flight of asynchronous rounds (JSON, ``server_app/buffered/rounds.py``)."""
     callbacks: dict[str, str] = {}

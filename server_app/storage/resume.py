@@ -42,8 +42,14 @@ def restore(
 ) -> tuple[Entry, list[Undone]]:
     """Restore the method's state, and make the checkpoint's round the journal's last.
 
-    Return the journal entry of that round, and the rounds that were undone before.
+    Return the journal entry of that round, and the rounds that were undone before. Raises
+    ``Stopped`` if the checkpoint is of another task, such as one with another tokenizer.
     """
+    if saved.task not in ("", task := method.task.fingerprint):
+        raise Stopped(
+            "the checkpoint is of another task (kind:shape/classes/names/objective), "
+            f"{saved.task!r}; that of the data is {task!r}"
+        )
     run, folder, last = method.config.run, journal.path.parent, Entry.read(saved.entry)
     try:
         method.restore(saved.state)

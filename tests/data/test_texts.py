@@ -11,6 +11,7 @@ import torch
 from common.data import Dataset, load
 from common.data.arrays import LETTERS
 from common.data.overview import overview
+from common.data.shares import check_public_tests
 from common.data.tokens import Bytes
 from common.settings.config import Data
 from tests.support.texts import bpe
@@ -22,8 +23,13 @@ BYTES = Bytes()
 @pytest.fixture
 def read(options: Callable[..., Data], tmp_path: Path) -> Read:
     """``read("csv", text_column="text")``: the data set of the files in ``tmp_path``."""
-    known = {"dir": str(tmp_path), "tokenizer": "byte", "max_length": 8}
-    return lambda name, **changes: load(options(name=name, **{**known, **changes}))
+
+    def reader(name: str, **changes: Any) -> Dataset:
+        are_texts = name in ("text-folder", "leaf") or "text_column" in changes
+        known = {"tokenizer": "byte", "max_length": 8} if are_texts else {}
+        return load(options(**{"name": name, "dir": str(tmp_path), **known, **changes}))
+
+    return reader
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -128,6 +134,11 @@ def test_few_texts_are_tested_on_their_ends(read: Read, tmp_path: Path) -> None:
     assert (texts(data.x_test), texts(data.y_test)) == (["ghi", "q"], ["hi\n", "\n"])
     assert (data.owner.tolist(), data.owner_test.tolist()) == ([0, 0, 1], [0, 1])
     assert data.account.owners == ("a", "b")
+    lines(tmp_path / "c" / "1.txt", "abcd")  # with an end of one token: nothing is learnt of it
+    lines(tmp_path / "c" / "2.txt", "")
+    assert read("text-folder", objective="next-token", max_length=9).account.notes == (
+        "1 of 4 texts have no token to learn and are left out",
+    )
 
 
 def test_labels_and_numbers_of_texts(read: Read, tmp_path: Path) -> None:
@@ -150,7 +161,7 @@ def test_cut_texts_are_counted_and_shown(read: Read, tmp_path: Path) -> None:
     )
     shown = dict(overview(data).rows())
     assert shown["tokenizer"] == "byte, 257 different tokens"
-    assert shown["lengths"].startswith("5 to 5 tokens, median 5; 100.0 % of the training")
+    assert shown["lengths"] == "5 to 5 tokens, median 5"
     assert shown["features"] == "'text'" and shown["samples"].endswith("texts of 5 tokens")
     follow = overview(read("csv", text_column="text", objective="next-token"))
     assert follow.classes == () and sum(follow.learnt) == sum(len(row["text"]) - 1 for row in rows)
@@ -202,6 +213,7 @@ def test_bad_tables_of_texts_are_one_line(
             {"text": "a", "lable": "x"},
             "row 2 has the columns text, lable; those of row 1 are text, l",
         ),
+        ({"body": "a", "label": "x"}, "row 2 has the columns body, label; those of row 1"),
         ({"text": ["a"], "label": "x"}, "row 2, column 'text': a list or an object is no value"),
         ({"text": None, "label": "x"}, "row 2 has no text"),
         ({"text": 5, "label": "x"}, "row 2 has '5', which is no text"),
@@ -217,6 +229,32 @@ def test_bad_lines_of_json_are_one_line(read: Read, tmp_path: Path, row: object,
     assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
 
 
+def test_only_the_columns_in_use_matter(read: Read, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{**row, "meta": {"tags": ["a"]}} for row in reviews()]
+    rows[3]["source"], rows[4] = ["web"], {key: rows[4][key] for key in ("who", "label", "text")}
+    lines(tmp_path / "train.jsonl", *rows)
+    lines(tmp_path / "test.jsonl", {"label": "bad", "text": "so so", "id": 1, "who": "p10"})
+    data = read("jsonl", text_column="text", owner_column="who")
+    assert texts(data.x) == [row["text"][:8] for row in rows] and texts(data.x_test) == ["so so"]
+    assert data.account.unused == {"meta": "not the text"}
+    lines(tmp_path / "test.jsonl", {"label": "bad", "text": "so so"})
+    with pytest.raises(ValueError, match=r"test.jsonl: its columns are label, text; those of the"):
+        read("jsonl", text_column="text", owner_column="who", max_length=9)
+
+
+def test_a_table_of_json_lines_needs_every_column_but_ignored_ones(
+    read: Read, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [{"a": i, "label": i % 2, "meta": [i]} for i in range(10)]
+    del rows[1]["meta"]
+    path = lines(tmp_path / "train.jsonl", *rows)
+    data = read("jsonl", ignore_columns="meta")
+    assert sorted(torch.cat([data.x, data.x_test])[:, 0].tolist()) == [*range(10)]
+    lines(path, *rows, {"a": 1, "b": 2, "label": 0})
+    with pytest.raises(ValueError, match=r"row 11 has the columns a, b, label; those of row 1"):
+        read("jsonl", ignore_columns="meta", seed=1)
+
+
 def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
     """The keys may have any order, and empty lines do not count."""
     rows = [{"a": i, "b": i / 2, "label": i % 2} for i in range(10)]
@@ -228,7 +266,26 @@ def test_json_lines_are_a_table_too(read: Read, tmp_path: Path) -> None:
     assert data.classes == ("0", "1")
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(ValueError, match=r"train\.jsonl is missing"):
-        read("jsonl", max_length=9)
+        read("jsonl", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("toy", "text-column", "text"),
+        ("toy", "tokenizer", "byte"),
+        ("toy", "vocabulary", 100),
+        ("toy", "max-length", 32),
+        ("grammar", "text-column", "text"),
+        ("grammar", "vocabulary", 100),
+    ],
+)
+def test_a_setting_that_the_data_set_does_not_read_is_one_line(
+    options: Callable[..., Data], name: str, key: str, value: str | int
+) -> None:
+    load(options(name=name))
+    with pytest.raises(ValueError, match=f"^data.{key} = .* is not allowed with .*; allowed: "):
+        load(options(name=name, **{key.replace("-", "_"): value}))
 
 
 def test_settings_that_do_not_go_together(read: Read, tmp_path: Path) -> None:
@@ -340,6 +397,10 @@ def test_next_letters_of_leaf(read: Read, tmp_path: Path) -> None:
     )
     follow = read("leaf", objective="next-token")
     assert texts(follow.y) == ["o be o", " be or", " rose"] and texts(follow.y_test) == ["r not"]
+    (note,) = follow.account.notes
+    assert note.startswith("texts overlap") and "data.objective = 'classes' learns y" in note
+    leaf(tmp_path, "train", romeo=(["to be o", "a rose"], ["r", "é"]))
+    assert read("leaf", objective="next-token", max_length=9).account.notes == ()
 
 
 def test_classes_of_leafs_texts(read: Read, tmp_path: Path) -> None:
@@ -391,6 +452,26 @@ def test_a_public_set_of_texts(options: Callable[..., Data], tmp_path: Path) -> 
         ValueError, match="public-name has the tokenizer 'byte', the data set 'none'"
     ):
         divide(mixed, 0)
+
+
+def test_a_public_set_may_have_one_text_in_a_hundred_of_the_test_texts(
+    options: Callable[..., Data], tmp_path: Path
+) -> None:
+    for part, n in (("train", 20), ("test", 300)):
+        lines(
+            tmp_path / f"{part}.jsonl", *({**row, "text": part + row["text"]} for row in reviews(n))
+        )
+    known = {"name": "jsonl", "dir": str(tmp_path), "text_column": "text", "tokenizer": "byte"}
+    for equal in (3, 4):
+        found = [{**row, "text": f"test{row['text']}"} for row in reviews(equal)]
+        lines(tmp_path / str(equal) / "train.jsonl", *found, *reviews())
+        lines(tmp_path / str(equal) / "test.jsonl", *reviews())
+        data = options(public_dir=str(tmp_path / str(equal)), **known)
+        if equal == 3:
+            check_public_tests(data, 2, 0)
+            continue
+        with pytest.raises(ValueError, match=r"4 of the 300 test texts of .* public set \(1.3 %\)"):
+            check_public_tests(data, 2, 0)
 
 
 @pytest.mark.full

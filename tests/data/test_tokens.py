@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from common.data.dataset import Dataset
 from common.data.external import check
-from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of
+from common.data.texts import Encoder
+from common.data.tokens import PROBE, Bytes, Folder, encoded, samples, tokenizer_of, tokenizer_with
 from common.settings.config import Data
 from tests.support.texts import bpe
 
@@ -44,7 +45,6 @@ def test_hashes_by_hand(options: Options) -> None:
         2 + zlib.crc32(w.encode()) % 98 for w in words
     ]
     assert (tokens.vocab, tokens.fingerprint, tokens.reversible) == (100, "hash:100", False)
-    assert len({*tokens.names}) == 100
     with pytest.raises(ValueError, match="'hash:100' cannot read texts back"):
         tokens.decode([2])
 
@@ -54,7 +54,7 @@ def test_a_list_of_words_by_hand(options: Options, tmp_path: Path) -> None:
     path.write_text("the\ncat\n.\n")
     tokens = tokenizer_of(options(tokenizer=str(path)))
     assert tokens.encode("The dog. The cat") == [2, 1, 4, 2, 3]
-    assert tokens.names == ("<padding>", "<unknown>", "the", "cat", ".")
+    assert tokens.vocab == 5 and not tokens.names
     old = tokens.fingerprint
     path.write_text("the\ndog\n.\n")
     assert tokenizer_of(options(tokenizer=str(path))).fingerprint != old  # it is read again
@@ -133,6 +133,36 @@ def test_lengths_count_spaces_and_single_bytes(tmp_path: Path) -> None:
     assert [tokens.lengths[tokens.names.index(name)] for name in names] == [2, 2, 1, 1]
 
 
+def with_added(folder: Path, content: str, **options: bool) -> Folder:
+    """Return a byte-level BPE with one more token, which is added to its vocabulary."""
+    from tokenizers import AddedToken, Tokenizer
+
+    own = Tokenizer.from_file(str(bpe(folder) / "tokenizer.json"))
+    own.add_tokens([AddedToken(content, **options)])
+    own.save(str(folder / "tokenizer.json"))
+    return Folder(folder)
+
+
+@pytest.mark.parametrize("content", ["日本", "<|end|>", "a b"])
+def test_added_tokens_count_bytes_not_characters(tmp_path: Path, content: str) -> None:
+    tokens = with_added(tmp_path, content)
+    ids = tokens.encode(text := f"é{content} {content}!")
+    assert ids.count(tokens.names.index(content)) == 2 and tokens.decode(ids) == text
+    assert sum(tokens.lengths[i] for i in ids) == len(text.encode())
+
+
+@pytest.mark.parametrize("strip", ["lstrip", "rstrip"])
+def test_a_text_whose_tokens_have_another_length_is_one_line(
+    options: Options, tmp_path: Path, strip: str
+) -> None:
+    with_added(tmp_path, "<m>", **{strip: True})
+    known = options(tokenizer=str(tmp_path), objective="next-token")
+    Encoder(known).encode(["the cat", "e\u0301"], ["row 1", "row 2"])
+    with pytest.raises(ValueError, match="^row 2: data.tokenizer does not give back this text$"):
+        Encoder(known).encode(["the cat", "a <m> cat"], ["row 1", "row 2"])
+    Encoder(options(tokenizer=str(tmp_path))).encode(["a <m> cat"], ["row 1"])
+
+
 def test_only_reversible_tokenizers_serve_next_tokens(options: Options, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.normalizers import NFC, Lowercase
@@ -163,9 +193,30 @@ def test_a_damaged_folder_is_one_line(options: Options, tmp_path: Path, content:
 def test_a_path_without_a_tokenizer_is_one_line(options: Options, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read"):
         tokenizer_of(options(tokenizer=str(tmp_path)))
-    for name in ("words", str(tmp_path / "missing.txt")):
-        with pytest.raises(ValueError, match="is not allowed; allowed: 'auto', 'byte', 'hash', a"):
+    for name in ("words", str(tmp_path / "missing.txt"), str(tmp_path / "missing")):
+        with pytest.raises(
+            ValueError, match="there is no such file or folder; allowed: 'auto', 'b"
+        ):
             tokenizer_of(options(tokenizer=name))
+    (tmp_path / "words.csv").write_text("the")
+    with pytest.raises(ValueError, match="is not allowed; allowed: 'auto', 'byte', 'hash', a list"):
+        tokenizer_of(options(tokenizer=str(tmp_path / "words.csv")))
+
+
+def test_a_model_finds_the_tokenizer_that_it_was_trained_with(
+    options: Options, tmp_path: Path
+) -> None:
+    """That of a data set may be another than the settings' usual one, such as ``grammar``'s."""
+    (words := tmp_path / "words.txt").write_text("the\n")
+    own = options(tokenizer=str(words))
+    known = tokenizer_of(own).fingerprint
+    for fingerprint, data in (("byte", options()), ("hash:50", options()), (known, own)):
+        tokenizer = tokenizer_with(fingerprint, data)
+        assert tokenizer is not None and tokenizer.fingerprint == fingerprint
+    words.write_text("a\n")
+    for fingerprint in ("", "letters", known):
+        assert tokenizer_with(fingerprint, options()) is None
+        assert tokenizer_with(fingerprint, own) is None
 
 
 def test_the_probe_has_every_byte_of_utf_8() -> None:
@@ -180,7 +231,7 @@ def ids(*values: int) -> np.ndarray:
 def test_a_text_is_a_sample_and_cut() -> None:
     found = samples([ids(5, 6), ids(1, 2, 3, 4), ids(7, 8, 9)], 3, next_token=False)
     assert found.x.tolist() == [[5, 6, 0], [1, 2, 3], [7, 8, 9]] and found.x.dtype == np.int32
-    assert (found.y, found.row.tolist(), found.cut, found.dropped) == (None, [0, 1, 2], 1, 0)
+    assert (found.y, found.row.tolist()) == (None, [0, 1, 2])
 
 
 def test_windows_overlap_by_one_token() -> None:
@@ -189,7 +240,7 @@ def test_windows_overlap_by_one_token() -> None:
     assert found.x.tolist() == [[1, 2, 3], [4, 5, 6], [7, 0, 0], [5, 0, 0], [1, 2, 3]]
     assert found.y is not None and found.y.dtype == np.int32
     assert found.y.tolist() == [[2, 3, 4], [5, 6, 7], [8, 0, 0], [6, 0, 0], [2, 3, 4]]
-    assert (found.row.tolist(), found.cut, found.dropped) == ([0, 0, 0, 3, 4], 0, 2)
+    assert found.row.tolist() == [0, 0, 0, 3, 4]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=12), max_size=6), st.integers(1, 5))

@@ -32,6 +32,8 @@ def test_a_federation_that_fits_is_welcome() -> None:
         ({"n": 2**39}, "client 1 claims 549755813888 training samples, max-samples = 1000"),
         ({"n": 1001}, "client 1 claims 1001 training samples"),
         ({"n_test": 1001}, "client 1 claims 1001 test samples"),
+        ({"targets": 6}, "client 1 claims 6 tokens to learn in 5 samples"),
+        ({"targets": 4}, "client 1 claims 4 tokens to learn in 5 samples"),
         ({"classes": [0, 3]}, r"client 1 claims classes \[0, 3\], allowed are 0 to 2"),
         ({"classes": [1, 0]}, "client 1 claims classes"),
         ({"classes": [0, 0]}, "client 1 claims classes"),

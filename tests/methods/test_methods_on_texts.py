@@ -82,6 +82,9 @@ def test_the_report_has_texts_of_the_model_that_the_settings_can_read(
     play(settings("fedavg", tmp_path / "read", **gpt, **read))
     found = json.loads((tmp_path / "read" / "predictions.json").read_text())
     assert len(found["texts"]) == 3
+    assert "classes" not in json.loads(
+        (tmp_path / "read" / "journal.jsonl").read_text().split("\n")[0]
+    )
     for beginning, further in found["texts"]:
         assert len(beginning) == 32 and set(beginning) <= set("abcdefgh") and further
     monkeypatch.setitem(DATASETS, "own-letters", Source(lambda _: outputs.next_token(), "made"))

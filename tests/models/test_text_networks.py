@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from common import seeds
 from common.data import kinds, noise
 from common.data.kinds import TOKENS, OfKind
+from common.data.tokens import Hashes
 from common.exchange.tree import check_nested
 from common.models import MODELS, architecture, build, check, count, parameters
 from common.models.blocks import last_blocks
@@ -359,6 +361,9 @@ def test_a_trained_network_takes_tokens_and_can_be_exported(tmp_path: Path) -> N
             ours.logits(wrong)
     with pytest.raises(ValueError, match="the run's settings have no tokenizer hash:50"):
         ours.logits(["a text"])
+    for ids in ([[1, 0, 2]], [[1, 2, 3], [0, 0, 0]]):
+        with pytest.raises(ValueError, match=f"^x of sample {len(ids) - 1} is .* only behind it$"):
+            ours.logits(ids)
     (file, _) = ours.export(tmp_path / "net", "torch-export")
     there = torch.export.load(file).module()(x)
     torch.testing.assert_close(there, ours.logits(x), rtol=0, atol=1e-6)
@@ -366,6 +371,26 @@ def test_a_trained_network_takes_tokens_and_can_be_exported(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="gpt-1 cannot be exported: ") as refusal:
         recurrent.export(tmp_path / "net", "torch-export")
     assert "\n" not in str(refusal.value)
+
+
+def test_texts_may_come_in_any_list_array_or_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    card = Card("fedavg", "text-fast", "tokens", WHOLE, False, tuple("ab"), (), ())
+    card = replace(card, vocab=V, tokenizer="hash:50", columns=("body",))
+    ours = Predictor(of("text-fast", WHOLE).eval(), card, Hashes(V))
+    words = ["one text", "and two"]
+    frame = pandas.DataFrame({"id": [7, 8], "body": words}, index=[5, 3])
+    logits = ours.logits(words)
+    forms = tuple(words), np.array(words), np.array(words, object), frame["body"], frame
+    for x in (*forms, dict.fromkeys(words).keys()):
+        assert torch.equal(ours.logits(x), logits)
+    frame.loc[3, "body"] = None
+    for x in (frame["body"], ["one text", None]):
+        with pytest.raises(ValueError, match="^text 1 has .*no text$"):
+            ours.logits(x)
+    for x in ("one text", np.array(0), iter([])):
+        with pytest.raises(ValueError, match="should be a list of texts"):
+            ours.logits(x)
 
 
 @pytest.mark.parametrize(("spec", "shape"), [("text-fast", WHOLE), ("gpt-1", EVERY)])

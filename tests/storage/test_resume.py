@@ -69,6 +69,18 @@ def on(folder: Path, **changes: Any) -> TinyRun:
     return play(flat(folder, **{**SAME, "rounds": 3, "resume": True, **changes}))
 
 
+def test_another_vocabulary_is_refused_in_one_line(tmp_path: Path) -> None:
+    """The path of the words is the same; their number is, too."""
+    words = tmp_path / "words.txt"
+    settings = {"method": "fedavg", "fleet": "text-fast@0.25", "data__name": "grammar"}
+    settings |= {"data__objective": "classes", "data__tokenizer": str(words)}
+    words.write_text("a\nb\n")
+    play(flat(tmp_path / "run", **settings))
+    words.write_text("a\nc\n")
+    with pytest.raises(Stopped, match=r"^the checkpoint is of another task .*file:\w+.* is 'tok"):
+        play(flat(tmp_path / "run", **settings, resume=True, rounds=3))
+
+
 def test_more_rounds_go_on(part: Path, whole: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full disk and a torn line, with clients on other machines."""
 
