@@ -39,7 +39,7 @@ from common.data.texts import load_text_folder
 from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
-from common.settings.config import NATURAL, OWN, SERVER, WHO, Data
+from common.settings.config import OWN, SERVER, WHO, Data
 
 LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
 
@@ -151,7 +151,7 @@ def load(data: Data) -> Dataset:
         )
     settings = data.model_dump(include=_KEYS) | {"dir": folder}
     dataset = _load(Data(**settings, partition=OWN if data.partition == OWN else "iid"))
-    if data.small_owners == "leave-out" and data.partition == NATURAL:
+    if data.small_owners == "leave-out" and data.by_owner:
         return _of_large_owners(dataset, data.test, data.test_fraction, data.validation)
     return dataset
 
@@ -322,7 +322,7 @@ def pool_of(data: Data, seed: int) -> Dataset:
 def _undivided(data: Data) -> Dataset:
     dataset = load(data)
     if data.test == "merge":
-        if data.partition == NATURAL:
+        if data.by_owner:
             check_test_owners(data, dataset)
         return merged(dataset)
     return dataset
