@@ -23,7 +23,7 @@ Deviations:
 - The initial A is drawn from the run's seed, equal for all clients.
 """
 
-from typing import final
+from typing import ClassVar, final
 
 from common.methods.fedavg import AVERAGED, Averaging
 from common.methods.fedavg import Reply as Reply
@@ -47,7 +47,7 @@ class Adapting(Averaging):
         whole="the base with the mean adapter",
     )
 
-    uses = AVERAGED
+    uses: ClassVar[tuple[str, ...]] = AVERAGED
     objectives = EVERY
 
     def check_fleet(self, task: Task, specs: tuple[str, ...]) -> None:
