@@ -390,6 +390,21 @@ def test_without_counts_personal_scores_are_means_over_clients(tmp_path: Path) -
         assert personal["measures"][name] == pytest.approx(mean)
 
 
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("counts", [True, False])
+def test_samples_of_all_clients_have_a_score_where_no_clients_own_have(
+    counts: bool, tmp_path: Path
+) -> None:
+    few = {"data__samples": 24, "data__test_fraction": 0.1, "data__min_size": 1}
+    run = settings("local", "number", tmp_path, share_counts=counts, data__partition="iid", **few)
+    last = play(run).journal[-1]
+    personal, scores = last["personal"], last["scores"]
+    assert {score["n"] for score in scores} == {1}
+    assert all(score["measures"]["r2"] is None for score in scores)
+    assert (personal["measures"]["r2"] is not None) == personal.get("pooled", False) == counts
+    assert personal["clients"] == 0 and "worst" not in personal and "fairness" not in last
+
+
 # Weights of classes.
 
 
