@@ -48,6 +48,7 @@ from common.settings.section import Value as Value
 NATURAL, OWN = "natural", "own"
 """Partitions with data that belong to clients: by the owners in the data set, or with a separate
 data set for each client."""
+AUTO = "auto"  #: partition that is ``NATURAL`` if the samples have owners
 WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
@@ -136,8 +137,8 @@ class Run(Section):
     """Total number of rounds."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
-    ``data.partition = "natural"``. With ``submit`` and ``flwr run`` 0 is the number that the
-    connected nodes expect."""
+    ``data.partition = "natural"`` or ``"auto"``. With ``submit`` and ``flwr run`` 0 is the number
+    that the connected nodes expect."""
     min_clients: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Number of clients with which a run starts and goes on; the others may join later. 0: a run
     starts with all."""
@@ -402,6 +403,11 @@ class Data(Section):
         """Columns of the labels or numbers to learn; empty if ``label_column`` names none."""
         names = (name.strip() for name in self.label_column.split(","))
         return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether clients are the owners of samples, if there are any."""
+        return self.partition in (NATURAL, AUTO)
 
     @property
     def has_client_tests(self) -> bool:
