@@ -15,6 +15,7 @@ from PIL import Image
 from common.data import Dataset, decoded, divide, load
 from common.data.embedded import toy
 from common.data.external import loader
+from common.data.overview import overview
 from common.settings.config import Data
 from tests.support import outputs
 from tests.support.data_files import write_npz
@@ -114,6 +115,16 @@ def test_labels_without_a_sample_and_constant_targets_are_refused(read: Load, tm
     assert "target 'when' is about 17000000" in line and "steps of 128" in line
     line = refused(lambda: read("digits", objective="number"))
     assert "data set 'digits' has classes" in line
+
+
+def test_tests_that_cannot_score_a_label_or_number_are_a_warning(read: Load, tmp_path) -> None:
+    write(tmp_path / "train.csv", [f"{i},{i % 3},{i % 2},{i % 2}" for i in range(20)], "x,y,a,b")
+    write(tmp_path / "test.csv", [f"{i + 50},7,0,{i % 2}" for i in range(4)], "x,y,a,b")
+    (line,) = overview(read("csv", objective="labels", label_column="a,b")).warnings()
+    assert line == "all test samples are alike in 'a', which do not count in macro AUC"
+    (line,) = overview(read("csv", objective="number", label_column="y,b")).warnings()
+    assert line == "all test samples are alike in 'y', which do not count in R²"
+    assert not overview(read("csv", objective="number", label_column="b")).warnings()
 
 
 def picture(path: Path, value: int) -> None:
