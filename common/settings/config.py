@@ -262,8 +262,8 @@ class Data(Section):
     """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
     can be more than one kind need it."""
     objective: Literal["auto", "classes", "labels", "number", "next-token"] = "auto"
-    """What is learnt: one class for each sample, several labels, or numbers. ``auto``: what the
-    data set says; files have classes unless this says otherwise."""
+    """What is learnt: one class for each sample, several labels, numbers, or the next tokens of
+    texts. ``auto``: what the data set says; files have classes unless this says otherwise."""
     target_mean: Annotated[str, *NUMBERS] = ""
     """Numbers to learn: mean of each target, with commas between them; empty: of the training
     samples. With partition ``own`` it is necessary, because the clients' data differ."""
