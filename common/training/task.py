@@ -101,13 +101,16 @@ class Task:
 
     @property
     def fingerprint(self) -> str:
-        """Kind, shape, number of classes, digest of their names and objective, for the census."""
+        """Kind, shape, number of classes, digest of their names, objective, and digest of the base
+        of adapters, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
         shape = f"{self.kind.name}:{'x'.join(map(str, self.shape))}"
         if vocab := kinds.vocab_of(self.shape):
             shape += f" of {vocab} ({self.tokenizer})"
-        learnt = self.objective.fingerprint
-        return f"{shape}/{self.num_classes}/{digest}{learnt and f'/{learnt}'}"
+        base = models.frozen(global_spec(self))
+        below = f"base {base} {weights_.digest(self.base(base))}" if base else ""
+        further = (part for part in (self.objective.fingerprint, below) if part)
+        return "/".join([shape, str(self.num_classes), digest, *further])
 
     @property
     def adapter(self) -> Adapter:

@@ -1,6 +1,7 @@
 """Methods for low-rank adapters: hand numbers, what travels, mixed ranks and refusals."""
 
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from torch.testing import assert_close
 from client_app.bases.global_copy import GlobalCopy
 from client_app.bases.partly_shared import ClientState
 from common import models
+from common.exchange.model_file import write
+from common.exchange.tree import snapshot
 from common.methods.hetlora import Options, squared_norms, tail, truncated
-from common.models import Architecture
+from common.models import Architecture, weights
 from common.models.adapters import Adapted, AdaptedConvolution, AdaptedLinear, Adapter, pairs
 from common.models.classifier import Classifier
 from common.techniques.low_rank import combined
 from server_app.methods.hetlora import padded
+from server_app.stopped import Stopped
 from tests.support import battery
 from tests.support.tiny import Run, TinyRun, flat, play, under
 from tests.support.weights import own_models
@@ -310,3 +314,27 @@ def test_what_does_not_fit_is_refused_in_one_line(settings: Any, line: str, tmp_
     with pytest.raises(ValueError, match=line) as refused:
         play(flat(tmp_path, **{"method": "fedit", **battery.RANK, **settings}))
     assert "\n" not in str(refused.value)
+
+
+def read_net(file: Path) -> Classifier:
+    net = models.build("mlp@0.25", (1, 8, 8), 3, seed=0)
+    net.load_state_dict(weights.read(file))
+    return net
+
+
+def test_a_client_with_another_base_is_refused_with_both_digests(tmp_path: Path) -> None:
+    files = [tmp_path / f"{seed}.safetensors" for seed in (1, 2)]
+    for seed, file in enumerate(files):
+        write(file, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=seed)))
+    ours, theirs = (weights.digest(read_net(file)) for file in files)
+    settings = {**battery.RANK, "method": "fedit", "weights": str(files[0])}
+    with pytest.raises(Stopped, match=rf"client 1 has task .*{theirs}.*, the server .*{ours}"):
+        play(flat(tmp_path / "out", **settings, **{"node.1.weights": str(files[1])}))
+
+
+def test_a_copy_of_the_base_elsewhere_is_the_same_base(tmp_path: Path, run: Run) -> None:
+    file, copy = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    write(file, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=5)))
+    write(copy, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=5)))
+    settings = {**battery.RANK, "method": "fedit", "weights": str(file), "train__epochs": 1}
+    assert run(**settings).weights == run(**settings, **{"node.1.weights": str(copy)}).weights
