@@ -6,7 +6,6 @@ tokens, of each owner's texts, or the end of each text if the owner has fewer th
 reader of ``text-folder`` is here.
 """
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -147,12 +146,7 @@ def load_text_folder(data: Data) -> Dataset:
             f"allowed: {', '.join(map(repr, LAYOUTS))}"
         )
     encoder = Encoder(data)
-    hidden = re.compile(r"(^|/)\.")
-    paths = [
-        path
-        for path in sorted(root.rglob("*.[tT][xX][tT]"))
-        if path.is_file() and not hidden.search(path.relative_to(root).as_posix())
-    ]
+    paths = sorted(p for p in decoded.visible(root).values() if p.suffix.lower() == ".txt")
     if not paths:
         raise ValueError(f"{root}: no *.txt files; the layout is {LAYOUTS[objective]}")
     tensors = decoded.cached_files(
