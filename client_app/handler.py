@@ -311,8 +311,9 @@ def private(participant: Participant, spec: str, request: object, reply: U) -> U
     if reply.__class__.model_fields.keys() != ModelReply.model_fields.keys():
         raise ValueError(f'privacy.mode = "local" allows weights only, not {reply.kind}')
     assert isinstance(request, ModelRequest) and isinstance(reply, ModelReply)
-    parameters = tree.parameters_only(participant.model(spec, request.w))
-    names = averaged(request.w, parameters, buffers=config.average.bn_buffers)
-    update = clipped(flattened(reply.w, names) - flattened(request.w, names), o.clip)
+    parameters = tree.parameters_only(participant.task.without_values(spec))
+    before = tree.cut(request.w, reply.w)
+    names = averaged(before, parameters, buffers=config.average.bn_buffers)
+    update = clipped(flattened(reply.w, names) - flattened(before, names), o.clip)
     update = noised(update, o.noise_multiplier * o.clip, participant.secret, request.t)
-    return reply.model_copy(update={"metrics": {}, "w": moved(request.w, names, update)})
+    return reply.model_copy(update={"metrics": {}, "w": moved(before, names, update)})

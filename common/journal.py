@@ -166,18 +166,21 @@ class Personal(JsonObject):
     """Score of the clients' own models, or else of the global one, on their own test samples.
 
     The scored clients with test samples count (``common.metrics.over_clients``). ``unweighted`` to
-    ``worst_tenth`` are of the primary score. Of classes it is the accuracy; else ``measures`` has
-    every measure over the clients (``Measure.combined``), the primary one first.
+    ``worst_tenth`` are of the primary score, None if it is defined at no client, such as the R² of
+    one sample. Of classes the primary score is the accuracy; else ``measures`` has every measure
+    over the clients (``Measure.combined``), the primary one first.
     """
 
     accuracy: float | None = None  #: mean, weighted by test samples: the AMP of the own models
     measures: Measured = {}
-    pooled: bool = False  #: whether ``measures`` are of all samples together; false: means
-    unweighted: float  #: mean
-    std: float  #: population standard deviation
-    worst: float  #: the worst client's
-    worst_tenth: float  #: unweighted mean of the worst tenth of the clients
-    clients: int
+    pooled: bool = False
+    """Whether ``measures`` are of all samples together; false, and those of further models
+    (``macro_auc:small``): means over the clients."""
+    unweighted: float | None = None  #: mean
+    std: float | None = None  #: population standard deviation
+    worst: float | None = None  #: the worst client's
+    worst_tenth: float | None = None  #: unweighted mean of the worst tenth of the clients
+    clients: int  #: with a primary score of their own
 
     @property
     def value(self) -> float | None:
@@ -581,7 +584,8 @@ def _course(values: Sequence[Any]) -> dict[str, Any]:
         if last.accuracy is None:
             courses = _course([value.measures for value in values])
             others = last.model_dump(exclude={"accuracy", "measures"})
-            return {**next(iter(courses.values())), **others, "measures": courses}
+            primary = courses.get(next(iter(last.measures)), {})
+            return {**primary, **others, "measures": courses}
         others = last.model_dump(exclude={"accuracy", "measures", "pooled"})
         return {**over_rounds([value.accuracy for value in values]), **others}
     if isinstance(last, Mapping):

@@ -98,7 +98,8 @@ def named(flat: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield (kind, name) of each name in a flat run config; models without their width factor."""
     for key, mark in naming(flat).items():
         for name in str(flat[key]).split(","):
-            if name := name.strip().partition("@")[0]:
+            plain = plugins.network if mark.kind == "models" else str.strip
+            if name := plain(name.strip()):
                 yield mark.kind, name
 
 

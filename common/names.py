@@ -65,7 +65,7 @@ def check_brought(model: str, config: Config) -> None:
     A name in a message must not make the server import a module. The run config or the
     administrator of the server's machine must name it.
     """
-    name = model.partition("@")[0]
+    name = plugins.network(model)
     if plugins.is_reference(name) and ("models", name) not in outside(config.flat):
         raise ValueError(
             f"its model {model!r} is a module that the run does not name; name it in fleet"
@@ -77,7 +77,7 @@ def check_requested(model: str, config: Config) -> None:
 
     A name in a message must not make a client import a module: the run config must name it.
     """
-    name = model.partition("@")[0]
+    name = plugins.network(model)
     if name in OURS["models"] or ("models", name) in outside(config.flat):
         return
     if plugins.root_of("models", name):

@@ -42,6 +42,7 @@ BINS, REACH = 1024, 10.0
 SLACK = 1e-6  #: of rounding, in sums that a client sends
 NO_SHARES = "probabilities are of classes and labels; this model has numbers"
 HALF = 0.5  #: probability from which a label is predicted
+FINE = 100  #: least steps of float32 in the deviation of numbers to learn
 MOST_NATS = 700.0  #: of a token, in scores; of more there is no perplexity in floating point
 
 
@@ -466,6 +467,12 @@ class Number(Summed):
                 raise ValueError(
                     f"target {target!r} is {float(column[0]):g} for all samples: nothing can be "
                     "learnt of it"
+                )
+            step = float(np.spacing(column.abs().max().numpy()))
+            if every and float(column.double().std(correction=0)) < FINE * step:
+                raise ValueError(
+                    f"target {target!r} is about {float(column[0]):.10g}, where float32 has steps "
+                    f"of {step:g}, too coarse for its deviation; subtract a constant from it"
                 )
 
 

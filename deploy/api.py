@@ -84,7 +84,8 @@ class Run:
     def score(self) -> float | None:
         """Primary score after the last round; None: not scored.
 
-        It is the accuracy of classes, the macro AUC of labels, and R² of numbers.
+        It is the accuracy of classes, the macro AUC of labels, R² of numbers, and bits per byte of
+        next tokens, where less is better.
         """
         return self._read().headline()["final"]
 

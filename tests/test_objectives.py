@@ -57,7 +57,8 @@ def settings(method: str, objective: str, out: Path, **changes: Any) -> dict[str
     train = {"train__epochs": 6, "train__lr": lr, "share_counts": True}
     if objective == "next-token":
         spec = "char-lstm@0.25" if method in CUTTING else "gpt-1@0.5"
-        data |= {"fleet": spec, "global_model": spec}
+        adapted = method in (*battery.OF_ONE_RANK, *battery.OF_RANKS)
+        data |= {"fleet": "gpt-1-lora8@0.5"} if adapted else {"fleet": spec, "global_model": spec}
         train |= {"train__optimizer": "adam"} if method != "scaffold" else {"train__lr": 0.3}
         data |= {"node.1.model": "gpt-2@0.5"} if method == "inclusivefl" else {}
     return battery.config(method, out, **{**data, **public, **train, "rounds": 3, **changes})
@@ -387,6 +388,21 @@ def test_without_counts_personal_scores_are_means_over_clients(tmp_path: Path) -
     for name in ("macro_auc", "macro_f1"):
         mean = np.average([score["measures"][name] for score in scores], weights=weights)
         assert personal["measures"][name] == pytest.approx(mean)
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("counts", [True, False])
+def test_samples_of_all_clients_have_a_score_where_no_clients_own_have(
+    counts: bool, tmp_path: Path
+) -> None:
+    few = {"data__samples": 24, "data__test_fraction": 0.1, "data__min_size": 1}
+    run = settings("local", "number", tmp_path, share_counts=counts, data__partition="iid", **few)
+    last = play(run).journal[-1]
+    personal, scores = last["personal"], last["scores"]
+    assert {score["n"] for score in scores} == {1}
+    assert all(score["measures"]["r2"] is None for score in scores)
+    assert (personal["measures"]["r2"] is not None) == personal.get("pooled", False) == counts
+    assert personal["clients"] == 0 and "worst" not in personal and "fairness" not in last
 
 
 # Weights of classes.

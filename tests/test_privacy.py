@@ -49,6 +49,7 @@ from tests.support.tiny import TinyRun, flat, overrides, play, under
 
 KEY = bytes([5]) * 32
 AVERAGED = {"fedavg", "fedprox", "moon", "fedntd", "fedgkd", "dafl", "ditto", "fml"}
+AVERAGED |= {"fedit", "ffa-lora", "rolora"}
 NAMES = ["weight", "bias"]
 CASES = [(1000, 10, 1.0, 100), (1000, 10, 0.5, 1000), (100, 10, 1.0, 1), (100, 90, 1.0, 3)]
 CASES += [(10, 5, 0.1, 50), (100, 1, 30.0, 1000)]

@@ -40,7 +40,7 @@ from common.data.tokens import changed
 from common.objectives import OBJECTIVES
 from common.seeds import rng
 from common.settings import plugins
-from common.settings.config import NATURAL, OWN, SERVER, WHO, Data, not_allowed
+from common.settings.config import OWN, SERVER, WHO, Data, not_allowed
 from common.settings.section import kebab
 
 LEAST = 2  #: smallest number of training samples of a client, because BatchNorm fails with one
@@ -170,7 +170,7 @@ def _loaded(data: Data) -> Dataset:
     settings = data.model_dump(include=_KEYS) | {"dir": folder}
     partition = OWN if data.partition == OWN else "iid"
     dataset = _load(Data(**settings, partition=partition), changed(data.tokenizer))
-    if data.small_owners == "leave-out" and data.partition == NATURAL:
+    if data.small_owners == "leave-out" and data.by_owner:
         return _of_large_owners(dataset, data.test, data.test_fraction, data.validation)
     return dataset
 
@@ -341,7 +341,7 @@ def pool_of(data: Data, seed: int) -> Dataset:
 def _undivided(data: Data) -> Dataset:
     dataset = load(data)
     if data.test == "merge":
-        if data.partition == NATURAL:
+        if data.by_owner:
             check_test_owners(data, dataset)
         return merged(dataset)
     return dataset

@@ -113,6 +113,8 @@ def check(name: str, dataset: object) -> None:
             low, high = (int(v) for v in values.aminmax()) if len(values) else (0, 0)
             if not 0 <= low <= high <= most:
                 raise ValueError(f"{subject}: {field} is {low} to {high}; it should be 0 to {most}")
+    if dataset.scale[0] or dataset.scale[1]:
+        _check_scale(subject, dataset)
     if dataset.kind is TOKENS:
         _check_tokens(subject, dataset)
         return
@@ -121,6 +123,19 @@ def check(name: str, dataset: object) -> None:
             f"{subject}: mean and std have {len(dataset.mean)} and {len(dataset.std)} numbers; "
             f"it should be one for each of {shape[0]} channels or columns"
         )
+
+
+def _check_scale(subject: str, dataset: Dataset) -> None:
+    """Raise ``ValueError``, one line, unless ``scale`` has mean and deviation of each number."""
+    finite = all(math.isfinite(value) for values in dataset.scale for value in values)
+    sizes = [len(values) for values in dataset.scale]
+    if dataset.objective != "number" or sizes != [dataset.num_classes] * 2 or not finite:
+        raise ValueError(
+            f"{subject}: scale = {dataset.scale}; numbers to learn have a finite mean and standard "
+            f"deviation each, {dataset.num_classes} of both"
+        )
+    if min(dataset.scale[1]) <= 0:
+        raise ValueError(f"{subject}: scale = {dataset.scale}; standard deviations are above 0")
 
 
 def _check_tokens(subject: str, dataset: Dataset) -> None:
@@ -143,13 +158,12 @@ def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:
         raise ValueError(
             f"{where} is {_describe(y)}, x {_describe(x)}; next tokens are int32 as texts"
         )
-    sizes = len(dataset.token_bytes) or dataset.vocab
-    if not dataset.num_classes == sizes == dataset.vocab:
+    if not dataset.num_classes == len(dataset.token_bytes) == dataset.vocab:
         raise ValueError(
             f"{where}: {dataset.num_classes} classes and {len(dataset.token_bytes)} token_bytes; "
             f"next tokens have one of each for all {dataset.vocab} tokens of the vocabulary"
         )
-    padding, *others = dataset.token_bytes or (0, 1)
+    padding, *others = dataset.token_bytes
     if padding != 0 or min(others, default=0) < 0 or not any(others):
         raise ValueError(
             f"{where}: token_bytes are {dataset.token_bytes[:8]}…; they are the lengths of the "

@@ -23,6 +23,7 @@ from common.data.dataset import Dataset
 from common.data.kinds import TOKENS, describe
 from common.data.shares import Share
 from common.files import write_atomically
+from common.objectives import OBJECTIVES
 
 FILE = "data.json"  #: file in the folder of a run
 FEW = 12  #: most classes, owners, columns or clients that a line names
@@ -61,6 +62,7 @@ class Overview:
     objective: str = "classes"  #: what is learnt
     targets: tuple[tuple[str, float, float], ...] = ()
     """Name, least and largest value of each number to learn, over the training samples."""
+    alike: tuple[str, ...] = ()  #: labels and numbers that all test samples have in common
     tokenizer: str = ""  #: fingerprint of the tokenizer of texts
     vocab: int = 0  #: number of different tokens, padding included
     lengths: tuple[int, int, int] = (0, 0, 0)
@@ -102,6 +104,12 @@ class Overview:
         one_each = self.objective == "classes"
         if one_each and len(tested := [name for name, _, n in self.classes if n]) == 1:
             lines.append(f"all test samples have the class {tested[0]!r}")
+        if self.alike:
+            title = OBJECTIVES[self.objective].primary.title
+            lines.append(
+                f"all test samples are alike in {_listed(map(repr, self.alike))}, which do not "
+                f"count in {title}"
+            )
         if of.one_class:
             lines.append(
                 f"{len(of.one_class)} of {of.clients} clients test on one class "
@@ -169,6 +177,9 @@ def overview(dataset: Dataset) -> Overview:
     else:
         counts = (dataset.counts(y) for y in (dataset.y, dataset.y_test))
         named["classes"] = tuple(zip(dataset.classes, *counts, strict=True))
+    if dataset.objective in ("labels", "number"):
+        alike = (dataset.y_test == dataset.y_test[:1]).all(0).tolist()
+        named["alike"] = tuple(n for n, same in zip(dataset.classes, alike, strict=True) if same)
     if dataset.kind is TOKENS:
         lengths = (dataset.x > 0).sum(1)
         named["lengths"] = tuple(int(of(lengths)) for of in (torch.min, torch.max, torch.median))

@@ -29,7 +29,7 @@ from common.data.external import check_shares, guarded, located
 from common.extras import imported
 from common.seeds import rng
 from common.settings import plugins
-from common.settings.config import NATURAL, OWN, Data
+from common.settings.config import AUTO, NATURAL, OWN, Data
 
 SLOTS = 10  #: number of class slots in DL-MH's patterns
 PERIOD = 5  #: number of devices in DL-MH's patterns
@@ -314,7 +314,7 @@ def automatic(
 
 
 PARTITIONS: dict[str, Partition] = {
-    "auto": Partition(automatic, "by owner if samples have owners, else equal random shares", ""),
+    AUTO: Partition(automatic, "by owner if samples have owners, else equal random shares", ""),
     "iid": Partition(of_labels(iid, by_class=False), "equal random shares", "McMahan et al. 2017"),
     NATURAL: Partition(
         natural, "each client is one owner of samples in the data set", "LEAF, PFLlib"

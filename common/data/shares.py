@@ -31,7 +31,7 @@ from common.data.dataset import Dataset, image_digests
 from common.data.kinds import TOKENS, of_samples
 from common.data.partition import local_split, local_train, split
 from common.seeds import rng
-from common.settings.config import NATURAL, OWN, Data
+from common.settings.config import OWN, Data
 
 
 class Share(NamedTuple):
@@ -75,9 +75,10 @@ def share(data: Data, k: int, clients: int, seed: int) -> Share:
     if len(train) < LEAST:
         remedy = ": raise data.alpha or data.min-size, or take fewer clients"
         remedy += " or a smaller data.validation" if data.validation else ""
-        if data.partition in (NATURAL, OWN):
+        by_owner = data.by_owner and pool.owner is not None
+        if by_owner or alone:
             natural = "; data.small-owners = 'leave-out' leaves such owners out"
-            remedy = natural if data.partition == NATURAL else ""
+            remedy = natural if by_owner else ""
         raise ValueError(
             f"client {k} has {len(train)} training samples, at least {LEAST} are needed{remedy}"
         )

@@ -23,7 +23,8 @@ from common.extras import imported
 from common.files import check_regular, read_text
 from common.settings.config import TOKENIZERS, Data
 
-WORD = re.compile(r"[a-z']+|[0-9]+|[^\sa-z0-9]")  #: a word of a lower-case text
+WORD = re.compile(r"(?:[^\W\d_]|')+|\d+|[^\w\s]|_")
+"""A word of letters of any alphabet and apostrophes, a number, or one other mark."""
 PADDING = "<padding>"
 FILE = "tokenizer.json"  #: file of a tokenizer in a Hugging Face folder
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  #: token of a single byte in vocabularies with byte fallback
@@ -81,7 +82,7 @@ class Hashes(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         slots = self.vocab - 2
-        return [2 + zlib.crc32(word.encode()) % slots for word in WORD.findall(text.lower())]
+        return [2 + zlib.crc32(word.encode()) % slots for word in _words(text)]
 
 
 @final
@@ -93,7 +94,7 @@ class Words(Tokenizer):
         words = read_text(path).splitlines()
         ids: dict[str, int] = {}
         for line, word in enumerate(words, 1):
-            if not WORD.fullmatch(word):
+            if _words(word) != [word]:
                 raise ValueError(
                     f"{path}: line {line}: {word[:40]!r} is not one lower-case word, number or mark"
                 )
@@ -106,7 +107,7 @@ class Words(Tokenizer):
         self.fingerprint = f"file:{_digest(chr(10).join(words).encode())}"
 
     def encode(self, text: str) -> list[int]:
-        return [self._ids.get(word, 1) for word in WORD.findall(text.lower())]
+        return [self._ids.get(word, 1) for word in _words(text)]
 
 
 @final
@@ -153,6 +154,11 @@ class Folder(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         own = [i - 1 for i in ids if i]
         return str(self._own.decode(own, skip_special_tokens=False))
+
+
+def _words(text: str) -> list[str]:
+    """Return the lower-case words, numbers and marks; accents are part of their letter (NFC)."""
+    return WORD.findall(unicodedata.normalize("NFC", text.lower()))
 
 
 def _digest(content: bytes) -> str:

@@ -13,12 +13,15 @@ to fewer than 4. External networks (``torchvision:NAME``, ``timm:NAME``, plug-in
 
 ``text-transformer-2`` and ``gpt-2`` are transformers of 2 layers and 4 heads, and
 ``text-transformer-4h8`` is one of 4 layers and 8 heads.
+
+``gpt-2-lora4`` is a frozen ``gpt-2`` with adapters of rank 4 (``adapters.py``), and ``gpt-2-dense``
+is one with dense updates of the same layers. Every network can have them.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, final
 
@@ -29,6 +32,7 @@ from common import seeds
 from common.data import kinds
 from common.data.kinds import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Kind, OfKind
 from common.models import external
+from common.models.adapters import USUAL, Adapter, adapted
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
     CifarDenseNet,
@@ -64,6 +68,7 @@ from common.models.texts import (
 )
 from common.models.weights import load_published
 from common.settings import plugins
+from common.settings.plugins import ADAPTED
 
 WIDEST = 16.0  #: the largest width factor
 MOST_NAMED = 6  #: networks that an error message names
@@ -91,6 +96,7 @@ class Architecture:
     kinds: tuple[Kind, ...] = (IMAGE,)  #: kinds of input that it takes
     #: whether it has outputs of every token (next tokens) or of a sample; both if it can do both
     every: tuple[bool, ...] = (False,)
+    rank: int = 0  #: of its adapters; 0: it has none, or dense updates
 
     @property
     def outputs(self) -> int:
@@ -347,6 +353,8 @@ def architecture(name: str) -> Architecture:
     """
     if name in MODELS:
         return MODELS[name]
+    if lora := ADAPTED.fullmatch(name):
+        return replace(architecture(lora[1]), rank=int(lora[2] or 0), nests=True)
     if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
         return _with_exits(name, cut[1], int(cut[3]))
     if _LAYERED.fullmatch(name):
@@ -373,6 +381,24 @@ def architecture(name: str) -> Architecture:
 
 
 _EXITS = re.compile(r"(.+)-(exits|linear)([1-9])")
+
+
+def frozen(spec: str) -> str:
+    """Return the base of a network with adapters, ``gpt-2@2`` of ``gpt-2-lora4@2``; else empty."""
+    name, at, width = spec.partition("@")
+    lora = ADAPTED.fullmatch(name)
+    return f"{lora[1]}{at}{width}" if lora else ""
+
+
+def with_rank(base: str, rank: int) -> str:
+    """Return the network with adapters of ``rank``, 0: with dense updates, above ``base``."""
+    name, at, width = base.partition("@")
+    return f"{name}-{f'lora{rank}' if rank else 'dense'}{at}{width}"
+
+
+def rank(spec: str) -> int:
+    """Return the rank of a network's adapters; 0: it has none, or dense updates."""
+    return architecture(parse(spec)[0]).rank
 
 
 def exits(spec: str) -> tuple[str, int]:
@@ -496,10 +522,12 @@ def build(
     stem: str = "auto",
     projection: bool = False,
     feature_dim: int = 0,
+    adapter: Adapter = USUAL,
     *,
     seed: int,
     name: tuple[str | int, ...] = ("init",),
     pretrained: bool = False,
+    base: Classifier | None = None,
 ) -> Classifier:
     """Return the network ``spec`` for samples of ``shape``, in train mode.
 
@@ -508,14 +536,23 @@ def build(
     The initial weights depend only on ``seed`` and ``name``; the global random state does not
     change. ``stem`` (``auto``, ``cifar``, ``imagenet``) is ignored by architectures with a single
     stem. ``projection`` adds MOON's projection before the head. ``feature_dim``: number of features
-    that the head reads, pooled from the network's own; 0: the network's own.
+    that the head reads, pooled from the network's own; 0: the network's own. ``adapter``: settings
+    of adapters. ``base``: network whose tensors a network with adapters shares, frozen, in place of
+    a new one.
 
     Raises the errors of ``check``, and ``ValueError`` if ``pretrained`` weights (torchvision,
-    ImageNet) cannot be fetched, or for exits and tied heads with ``projection`` or ``feature_dim``.
+    ImageNet) cannot be fetched, for exits and tied heads with ``projection`` or ``feature_dim``, or
+    for adapters that do not fit (``adapters.adapted``).
     """
     check(spec, shape, classes, stem=stem, pretrained=pretrained)
-    base, factor = parse(spec)
-    row = architecture(base)
+    known, factor = parse(spec)
+    row = architecture(known)
+    if plain := frozen(spec):
+        form = (shape, classes, stem, projection, feature_dim)
+        base = base or build(plain, *form, seed=seed, name=name, pretrained=pretrained)
+        model = adapted(base, row.rank, adapter, seed, head=not kinds.every_of(shape))
+        model.spec = spec
+        return model
     chosen = _stem(row, stem)
     options = {} if chosen == "own" else {"stem": chosen}
     with seeds.scope(seed, *name):
@@ -549,21 +586,26 @@ def parameters(
     stem: str = "auto",
     projection: bool = False,
     feature_dim: int = 0,
+    adapter: Adapter = USUAL,
 ) -> int:
-    """Return the number of parameters of ``spec`` without building it; cached."""
+    """Return the number of parameters of ``spec``, without frozen ones, not building it; cached."""
     with torch.device("meta"):
-        return count(build(spec, shape, classes, stem, projection, feature_dim, seed=0))
+        form = (shape, classes, stem, projection, feature_dim, adapter)
+        return count(build(spec, *form, seed=0))
 
 
 def smallest(
-    specs: Iterable[str], shape: Shape, classes: int, *, stem: str = "auto", feature_dim: int = 0
+    specs: Iterable[str],
+    shape: Shape,
+    classes: int,
+    stem: str = "auto",
+    projection: bool = False,
+    feature_dim: int = 0,
+    adapter: Adapter = USUAL,
 ) -> str:
     """Return the first spec with the fewest parameters: FedORION's common architecture."""
-
-    def size(spec: str) -> int:
-        return parameters(spec, shape, classes, stem, feature_dim=feature_dim)
-
-    return min(specs, key=size)
+    form = (shape, classes, stem, projection, feature_dim, adapter)
+    return min(specs, key=lambda spec: parameters(spec, *form))
 
 
 def _stem(row: Architecture, stem: str) -> str:

@@ -21,6 +21,7 @@ from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
 from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
 from common.settings.options import (
+    Adapters,
     Average,
     Confidence,
     Descent,
@@ -32,7 +33,7 @@ from common.settings.options import (
     Privacy,
     PublicTraining,
 )
-from common.settings.plugins import table_of
+from common.settings.plugins import ADAPTED, table_of
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -47,11 +48,12 @@ from common.settings.section import Value as Value
 NATURAL, OWN = "natural", "own"
 """Partitions with data that belong to clients: by the owners in the data set, or with a separate
 data set for each client."""
+AUTO = "auto"  #: partition that is ``NATURAL`` if the samples have owners
 WHO = "{k}"
 """Placeholder in ``data.dir`` for the client's number, and for ``SERVER`` on the server."""
 SERVER = "server"
 
-ALWAYS = ("data", "train", "score", "select", "wire", "clock", "buffer")
+ALWAYS = ("data", "train", "score", "select", "wire", "adapter", "clock", "buffer")
 """Tables that every method reads, beside the top level and the method's own."""
 
 LABELS = r"^([^=,]+=[^=,]*(,[^=,]+=[^=,]*)*)?$"
@@ -135,8 +137,8 @@ class Run(Section):
     """Total number of rounds."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients; 0: one for each entry of the fleet, or for each owner with
-    ``data.partition = "natural"``. With ``submit`` and ``flwr run`` 0 is the number that the
-    connected nodes expect."""
+    ``data.partition = "natural"`` or ``"auto"``. With ``submit`` and ``flwr run`` 0 is the number
+    that the connected nodes expect."""
     min_clients: Annotated[int, Field(ge=0), Mark.FREE] = 0
     """Number of clients with which a run starts and goes on; the others may join later. 0: a run
     starts with all."""
@@ -260,8 +262,8 @@ class Data(Section):
     """Kind of the samples; ``auto``: what the data set says. Arrays in ``npz`` and ``leaf`` that
     can be more than one kind need it."""
     objective: Literal["auto", "classes", "labels", "number", "next-token"] = "auto"
-    """What is learnt: one class for each sample, several labels, or numbers. ``auto``: what the
-    data set says; files have classes unless this says otherwise."""
+    """What is learnt: one class for each sample, several labels, numbers, or the next tokens of
+    texts. ``auto``: what the data set says; files have classes unless this says otherwise."""
     target_mean: Annotated[str, *NUMBERS] = ""
     """Numbers to learn: mean of each target, with commas between them; empty: of the training
     samples. With partition ``own`` it is necessary, because the clients' data differ."""
@@ -401,6 +403,11 @@ class Data(Section):
         """Columns of the labels or numbers to learn; empty if ``label_column`` names none."""
         names = (name.strip() for name in self.label_column.split(","))
         return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether clients are the owners of samples, if there are any."""
+        return self.partition in (NATURAL, AUTO)
 
     @property
     def has_client_tests(self) -> bool:
@@ -603,6 +610,9 @@ class MethodOptions(Section):
     classes_only: ClassVar[str] = "its losses are defined for classes"
     """Reason for which it learns no other objective."""
 
+    dense: ClassVar[bool] = False
+    """Whether the server's network is the clients' base with dense updates instead of adapters."""
+
     images: ClassVar[str] = ""
     """Reason for which the method takes images only; empty: it takes every kind of input."""
 
@@ -721,6 +731,7 @@ class Config(BaseModel):
     average: Average
     oca: Oca
     finetune: FineTuning
+    adapter: Adapters
     noise: NoiseTraining
     generator: GeneratorTraining
     confidence: Confidence
@@ -745,12 +756,14 @@ class Config(BaseModel):
 
     @property
     def read(self) -> dict[str, Section]:
-        """The tables that decide this run, by name: without a clock not ``[clock]``, and
-        ``[buffer]`` only for asynchronous rounds."""
+        """The tables that decide this run, by name: without a clock not ``[clock]``, without
+        adapters not ``[adapter]``, and ``[buffer]`` only for asynchronous rounds."""
         own = table_of(self.run.method)
         names = {"run", *ALWAYS, own, *self.method.uses}
         if not self.on_clock:
             names.remove("clock")
+        if not self.adapted:
+            names.remove("adapter")
         if not self.buffered:
             names.remove("buffer")
         return {name: section for name, section in self.tables.items() if name in names}
@@ -799,6 +812,12 @@ class Config(BaseModel):
         """Architectures of the fleet and of single nodes, each once."""
         own = (node.model for _, node in sorted(self.nodes.items()) if node.model)
         return tuple(dict.fromkeys((*self.fleet, *own)))
+
+    @property
+    def adapted(self) -> bool:
+        """Whether networks of the run have adapters."""
+        specs = (*self.brought, self.run.global_model)
+        return any(ADAPTED.fullmatch(spec.partition("@")[0]) for spec in specs)
 
     @property
     def buffered(self) -> bool:

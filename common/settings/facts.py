@@ -11,6 +11,7 @@ NOT_STATED: Final = "not stated"
 WAITS = {
     "training": "the server trains its model after every mean",
     "tables": "the server combines the tables of all clients",
+    "turns": "the clients of a round train the same half of their adapters",
     "together": "all clients of a round work on the same samples, or there is one round",
     "nothing": "the clients send nothing that is combined",
     NOT_STATED: "its author does not say that updates of different versions can be combined",
@@ -43,9 +44,9 @@ class Facts:
     """Who has the public set."""
     networks: Literal["own", "parts", "equal", "not stated"] = NOT_STATED
     """Which networks clients train: of their own choice, parts or sizes of one, or one for all."""
-    asynchronous: Literal["mean", "training", "tables", "together", "nothing", "not stated"] = (
-        NOT_STATED
-    )
+    asynchronous: Literal[
+        "mean", "training", "tables", "turns", "together", "nothing", "not stated"
+    ] = NOT_STATED
     """What a step combines: a mean of updates, which may be of several versions (``buffered``);
     the same and then trains on the server; the tables of all clients; answers of one round."""
 

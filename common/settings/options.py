@@ -198,6 +198,21 @@ class Oca(Section):
 
 
 @final
+class Adapters(Section):
+    """Settings of low-rank adapters, for networks such as ``gpt-2-lora4``, whose rank is 4."""
+
+    scale: Positive = 2.0
+    """s, factor of an adapter's update s B A; the same for all ranks."""
+    alpha: NonNegative = 0.0
+    """α, above 0: the factor of an adapter of rank r is α / r instead; 0: ``scale``."""
+    targets: Annotated[str, Mark.TEXT] = ""
+    """Comma-separated layers with adapters, by the ends of their names, such as ``qkv,out``; empty:
+    every linear layer and convolution but the head."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that are 0 in training."""
+
+
+@final
 class FineTuning(Section):
     """Settings of local fine-tuning before clients score, which changes no model of the run."""
 

@@ -39,8 +39,17 @@ ON_THE_SERVER = ("trackers", "selections", "callbacks")
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are not modules but libraries of models."""
 OURS = frozenset({"common", "server_app", "client_app", "deploy", "fedmosaic", "__main__"})
+ADAPTED = re.compile(r"(.+)-(?:lora([1-9]\d{0,4})|dense)")
+"""Name of a network with adapters of a rank, or with dense updates, such as ``gpt-2-lora4``."""
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _REFERENCE = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
+
+
+def network(spec: str) -> str:
+    """Return the name of a network without width factor and adapters."""
+    name = spec.partition("@")[0]
+    adapted = ADAPTED.fullmatch(name)
+    return adapted[1] if adapted else name
 
 
 def installed(kind: str) -> dict[str, list[EntryPoint]]:

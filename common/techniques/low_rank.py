@@ -1,6 +1,6 @@
 """Low-rank factors of weight updates, by a truncated singular value decomposition (FedKD)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -14,6 +14,26 @@ Compressed = dict[str, Annotated[list[Tensor], Field(min_length=1, max_length=3)
 """An update by entry: [update], or the factors [U [m, r], s [r], V [r, n]] of its matrix
 [m, n] = U diag(s) V. The matrix of an entry of shape [m, ...] is the entry with its last axes as
 one."""
+
+
+def combined(
+    factors: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Return A [ρ, i] and B [o, ρ] with B A = Σ_k weights_k B_k A_k, by singular values.
+
+    ``factors``: A_k [r_k, i] and B_k [o, r_k]. A has orthonormal rows, and B the singular values in
+    descending order, so that the first rows and columns are the best approximation of lower rank.
+    ρ is the rank of the sum. The o × i matrix is never built: with R = Σ_k r_k the cost is
+    O((o + i) R² + R³). Computed in float64; the largest number of each row of A is positive.
+    """
+    right = torch.cat([p * a.double() for (a, _), p in zip(factors, weights, strict=True)])
+    left = torch.cat([b.double() for _, b in factors], 1)
+    (q_left, r_left), (q_right, r_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    count = int((s > s[0] * max(len(left), right.shape[1]) * torch.finfo(torch.float32).eps).sum())
+    a, b = (vh @ q_right.T)[:count], (q_left @ (u * s))[:, :count]
+    signs = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
+    return (signs * a).float(), (signs.T * b).float()
 
 
 def compress(update: Mapping[str, Tensor], energy: float) -> Compressed:

@@ -110,11 +110,11 @@ def check_widths(states: Mapping[str, Mapping[str, Tensor]]) -> str:
     whose narrower networks are not blocks of the wider ones.
     """
     widest = max(states, key=lambda spec: tree.numbers(states[spec]))
-    key, name = 'average.across = "width"', models.parse(widest)[0]
+    key, name = 'average.across = "width"', models.frozen(widest) or models.parse(widest)[0]
     for spec in states:
-        if models.parse(spec)[0] != name:
+        if (models.frozen(spec) or models.parse(spec)[0]) != name:
             raise ValueError(f"{key}: {spec} is no width of {name}, as in {name}@0.5")
-    if not models.architecture(name).nests and len(states) > 1:
+    if not models.architecture(models.parse(widest)[0]).nests and len(states) > 1:
         raise ValueError(
             f"{key}: {name} cannot take part; the channels of a narrower network are not the first "
             "channels of a wider one"

@@ -25,12 +25,13 @@ from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
 from common.models import weights as weights_
+from common.models.adapters import Adapter
 from common.models.batchnorm import batch_statistics
 from common.models.card import Card
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.objectives import Classes, Objective
-from common.settings.config import Config, MemoryFormat, not_allowed
+from common.settings.config import Config, MemoryFormat, listed, not_allowed
 from common.training import optimise
 from common.training.costs import counting
 from common.training.device import Net, arrange
@@ -39,8 +40,8 @@ from common.training.optimise import Moments
 
 Extend = Callable[[Iterable[tuple[Tensor, ...]]], Iterable[tuple[Tensor, ...]]]
 """Function from training batches (x, y) to the batches that a loss takes."""
-Form = tuple[Shape, int, str, bool, int]
-"""Input shape, number of outputs and stem of a network, its projection and feature width."""
+Form = tuple[Shape, int, str, bool, int, Adapter]
+"""Input shape, number of outputs and stem of a network, projection, feature width and adapters."""
 
 
 @final
@@ -108,6 +109,12 @@ class Task:
         learnt = self.objective.fingerprint
         return f"{shape}/{self.num_classes}/{digest}{learnt and f'/{learnt}'}"
 
+    @property
+    def adapter(self) -> Adapter:
+        """Settings of the networks' adapters."""
+        o = self.config.adapter
+        return Adapter(o.scale, o.alpha, tuple(listed(o.targets)), o.dropout)
+
     def card(self, spec: str) -> Card:
         """Return what the use of a network of the architecture ``spec`` needs."""
         return Card(
@@ -130,8 +137,8 @@ class Task:
     # Networks.
 
     def _form(self, classes: int = 0) -> Form:
-        run, outputs = self.config.run, classes or self.num_classes
-        return self.shape, outputs, self.stem, self.projection, run.feature_dim
+        width, outputs = self.config.run.feature_dim, classes or self.num_classes
+        return self.shape, outputs, self.stem, self.projection, width, self.adapter
 
     def build(
         self,
@@ -151,7 +158,8 @@ class Task:
         Raises ``ValueError``, one line, for ``weights`` of another architecture.
         """
         form = self._form(classes)
-        net = models.build(spec, *form, seed=self.seed, name=name, pretrained=pretrained)
+        base = self.base(plain, classes) if (plain := models.frozen(spec)) else None
+        net = models.build(spec, *form, seed=self.seed, name=name, pretrained=pretrained, base=base)
         if weights is not None:
             try:
                 net.load_state_dict(weights)
@@ -160,9 +168,28 @@ class Task:
                 raise ValueError(
                     f"weights from a message or from saved state do not fit {spec}: {why}"
                 ) from None
-        elif first and (file := self.config.run.weights):
+        elif first and base is None and (file := self.config.run.weights):
             net.load_state_dict(self._from_file(net, file), strict=False)
         return self.place(net)
+
+    def base(self, spec: str, classes: int = 0) -> Classifier:
+        """Return the frozen network below adapters, on the device; a process builds it once.
+
+        Its weights are the run's first weights, also with the published ones if ``pretrained``, and
+        equal on the server and all clients.
+        """
+        run, classes = self.config.run, classes or self.num_classes
+        path = weights_.path_of(run.weights, spec) if run.weights else None
+        stamp = path.stat().st_mtime_ns if path is not None and path.is_file() else 0
+        key = (spec, self.seed, self._form(classes), str(path), stamp, run.pretrained, self.device)
+        if key not in _BASES:
+            published = run.pretrained and models.published(spec)
+            name = ("init", "global")
+            net = self.build(spec, name=name, classes=classes, pretrained=published, first=True)
+            if len(_BASES) >= MOST_BASES:
+                _BASES.clear()
+            _BASES[key] = net
+        return _BASES[key]
 
     def cached_network(self, spec: str, weights: StateDict) -> Classifier:
         """Return a network with ``weights`` for evaluation, valid until the next call.
@@ -179,7 +206,7 @@ class Task:
     def check_weights(self, spec: str) -> None:
         """Raise a one-line ``ValueError`` if the run's weights file does not fit ``spec``."""
         if file := self.config.run.weights:
-            self._from_file(self.without_values(spec), file)
+            self._from_file(self.without_values(models.frozen(spec) or spec), file)
 
     def without_values(self, spec: str) -> Classifier:
         """Return a network on torch's device ``meta``: shapes and dtypes without values.
@@ -334,6 +361,11 @@ def epochs(batches: Iterable[tuple[Tensor, ...]], count: int) -> Iterator[tuple[
         yield from progress.steps(batches, "batch")
 
 
+MOST_BASES = 4
+_BASES: dict[tuple[object, ...], Classifier] = {}
+"""Networks below adapters, by what decides their weights; at most ``MOST_BASES``."""
+
+
 @lru_cache(maxsize=64)
 def _without_values(spec: str, form: Form) -> Classifier:
     with torch.device("meta"):
@@ -412,8 +444,10 @@ def global_spec(task: Task) -> str:
     config = task.config
     if config.run.global_model != "smallest":
         return config.run.global_model
-    shape, classes, stem, _, width = task._form()
-    return models.smallest(config.fleet, shape, classes, stem=stem, feature_dim=width)
+    if config.method.dense and (base := models.frozen(config.fleet[0])):
+        return models.with_rank(base, 0)
+    shape, classes, stem, _, width, adapter = task._form()
+    return models.smallest(config.fleet, shape, classes, stem, False, width, adapter)
 
 
 def check_architectures(config: Config) -> None:
@@ -447,6 +481,8 @@ def check_fleet(task: Task) -> None:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
+        if models.frozen(spec):
+            task.without_values(spec)
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)

@@ -15,7 +15,7 @@ from common.objectives import Labels
 from common.parse import auto_of, usual
 from common.settings.config import ALWAYS, SECTIONS
 from deploy.report import plots
-from deploy.report.charts import lines, measure_in, or_nan
+from deploy.report.charts import lines, measure_in
 from deploy.report.groups import Group, Groups, named
 from deploy.report.read import Run, asked, of_clients, over_classes, scalars, total
 from deploy.report.style import Card, Section, single, tabular
@@ -90,6 +90,8 @@ def clients(run: Run) -> Section | None:
             f" Unweighted mean {run.text(personal.unweighted)}, standard deviation "
             f"{run.text(personal.std)}, worst tenth {tenth}, worst client {worst}."
         )
+        if personal.pooled:
+            lead += f" Test samples of all clients together: {run.text(personal.value)}."
     behind = of_clients(run, parameters=True)
     return single("Clients", lead, figure=figure, alt=alt, behind=behind)
 
@@ -151,7 +153,8 @@ def outputs(run: Run) -> Section | None:
     found = run.predictions
     if found and found.shown(newest) and found.true and len(found.true[0]) == len(names):
         first = next(iter(scores.values()))
-        lowest = sorted(range(len(names)), key=lambda i: or_nan(first[i]))[:MOST_LINES]
+        ranks = [math.inf if score is None else score for score in first]
+        lowest = sorted(range(len(names)), key=ranks.__getitem__)[:MOST_LINES]
         pairs = {
             names[i]: ([row[i] for row in found.true], [row[i] for row in found.predicted])
             for i in sorted(lowest)

@@ -19,7 +19,7 @@ from common.data.shares import check_public, check_public_tests, check_share, fo
 from common.extras import check_installed
 from common.keys import marked, places
 from common.parse import data_of, parse
-from common.settings.config import NATURAL, OWN, Config, Value, entries
+from common.settings.config import AUTO, NATURAL, OWN, Config, Value, entries
 from common.settings.marks import Mark
 from common.techniques.public_set import OnPublicSet
 from common.training import device
@@ -206,17 +206,17 @@ def _absolute(flat: Mapping[str, Value], method: str = "") -> dict[str, Value]:
 def counted(flat: Mapping[str, Value], *, data_here: bool = True) -> dict[str, Value]:
     """Return the run config with ``clients = 0`` replaced by the number of clients.
 
-    It is the number of fleet entries; with partition ``natural`` the number of the data's owners.
+    It is the number of fleet entries, or of the data's owners if these are the clients.
 
     Raises ``ValueError`` for owners that cannot be counted because the data are on other machines.
     """
-    clients = flat["clients"]
-    if not clients and flat["data.partition"] == NATURAL:
-        if not data_here:
-            raise ValueError(
-                f'clients = 0 is not allowed with data.partition = "{NATURAL}" where the data are '
-                "on other machines; it should be the number of their owners: -s clients=N"
-            )
+    clients, partition = flat["clients"], flat["data.partition"]
+    if not clients and not data_here and partition == NATURAL:
+        raise ValueError(
+            f'clients = 0 is not allowed with data.partition = "{NATURAL}" where the data are '
+            "on other machines; it should be the number of their owners: -s clients=N"
+        )
+    if not clients and data_here and partition in (NATURAL, AUTO):
         complete = {"samples": 0, "test_samples": 0}
         clients = load(data_of(flat).model_copy(update=complete)).owners
     return {**flat, "clients": clients or len(entries(str(flat["fleet"])))}

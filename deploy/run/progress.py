@@ -301,7 +301,7 @@ def _other_scores(run: Run) -> Iterator[tuple[str, str]]:
     if (other := run.newest("other_score")) is not None:
         yield f"{OTHER[run.primary]}{run.measure.title}", f"newest {run.text(other)}"
     personal: Personal | None = run.newest("personal")
-    if personal is not None:
+    if personal is not None and personal.clients:
         mean = f"mean unweighted {run.text(personal.unweighted)}"
         deviation = f"standard deviation {run.text(personal.std)}"
         yield f"over {personal.clients} clients", f"{mean}, {deviation}"

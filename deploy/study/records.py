@@ -124,7 +124,7 @@ class Recorded(BaseModel):
 
     def measure_of(self, path: str) -> Measure | None:
         """Return the measure of the number at a path; None for a number that is no score."""
-        of_score = SCORE.fullmatch(path)
+        of_score = SCORE.fullmatch(path) or path.partition(":")[0].endswith(".at")
         return named_measure(path) or (self.primary_measure if of_score else None)
 
     @property
@@ -187,7 +187,9 @@ class Recorded(BaseModel):
         """Return a cost until the end of the first round whose primary score reaches a target.
 
         Return ∞ if the target is never reached, and None if the record lacks the cost or scores.
+        Raises ``ValueError``, one line, for a target that the score cannot have.
         """
+        self.primary_measure.check(f"the target of '{cost}.to:{target:g}'", target)
         course, spent = self.course("primary"), self.spent(cost)
         if not course or not spent:
             return None
@@ -235,9 +237,9 @@ def of_cost(measure: str) -> tuple[str, str, float] | None:
         number = float(text)
     except ValueError:
         number = math.nan
-    if how == "to" and not 0 < number <= 1:
-        raise ValueError(f"measure = {measure!r}: the target should be above 0 and at most 1")
-    if not 0 < number < math.inf:
+    if how == "to" and not math.isfinite(number):
+        raise ValueError(f"measure = {measure!r}: the target should be a number")
+    if how == "at" and not 0 < number < math.inf:
         raise ValueError(f"measure = {measure!r}: the cost should be above 0")
     return cost, how, number
 

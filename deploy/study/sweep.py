@@ -123,7 +123,8 @@ class SweepFile(Sheet):
 
     title: str = "Sweep"
     seeds: tables.Seeds = Field([1], min_length=1)
-    better: Literal["higher", "lower"] = "higher"
+    better: Literal["higher", "lower", ""] = ""
+    """Which means are better; empty: as the measure of the runs says."""
     search: Literal["grid", "random", "optuna"] = "grid"
     configurations: int = Field(8, ge=1)
     """Number of configurations of ``random`` and ``optuna``."""
@@ -135,10 +136,10 @@ class SweepFile(Sheet):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SweepFile":
-        if self.prune and (self.measure, self.better) != (tables.MEASURE, "higher"):
+        if self.prune and (self.measure != tables.MEASURE or self.better):
             raise ValueError(
                 f"prune = true compares the primary score during the runs; it needs measure = "
-                f'"{tables.MEASURE}" and better = "higher"'
+                f'"{tables.MEASURE}" and no better'
             )
         return self
 
@@ -243,7 +244,7 @@ def target(source: Path | None, out: Path | None) -> tuple[Path, str]:
 
 
 Score = Callable[[list[Configuration]], Sequence[float | None]]
-"""Returns the mean of each configuration; None: it did not finish."""
+"""Returns how good each configuration is, more is better; None: it did not finish."""
 
 
 def name(configuration: Configuration) -> str:
@@ -255,7 +256,8 @@ def as_table(file: SweepFile, configurations: Iterable[Configuration]) -> TableF
     """Return the table file whose rows are ``configurations``."""
     rows = [Line(name=name(one), set=dict(one)) for one in configurations]
     base: dict[str, object] = {**file.fixed(), "data.score-on": COLUMN}
-    shared = file.model_dump(include={*Sheet.model_fields})
+    unset = set() if file.better else {"better"}
+    shared = file.model_dump(include={*Sheet.model_fields}, exclude=unset)
     return TableFile(**shared, base=base, row=rows, column=[Line(name=COLUMN)])
 
 
@@ -281,8 +283,7 @@ def optimise(file: SweepFile, score: Score) -> None:
     optuna = imported("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=file.search_seed, constant_liar=True)
-    direction = "maximize" if file.better == "higher" else "minimize"
-    study = optuna.create_study(direction=direction, sampler=sampler)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     space = {key: _distribution(optuna.distributions, one) for key, one in file.space.items()}
     for first in range(0, file.configurations, BATCH):
         trials = [study.ask(space) for _ in range(min(BATCH, file.configurations - first))]
@@ -319,27 +320,28 @@ def run(
         _check_measured(cell, folder)
 
     runner = Runner(folder, jobs, on_batch, at_end)
-    configurations, means = dict[str, Configuration](), dict[str, float | None]()
+    configurations, goodness = dict[str, Configuration](), dict[str, float | None]()
 
     def score(batch: list[Configuration]) -> list[float | None]:
-        """Run the configurations; return the mean of each, None if it did not finish."""
+        """Run the configurations; return how good each is, None if it did not finish."""
         rows = {name(one): one for one in batch}
         configurations.update(rows)
         table = as_table(file, configurations.values())
         todo = [cell for cell in tables.cells(table) if cell.row in rows]
         runner.run(todo, partial(prune, todo, folder) if file.prune else lambda _: None)
         filled = tables.collect(table, folder)
-        means.update({row: _mean(filled, row, len(file.seeds)) for row in rows})
-        return [means[name(one)] for one in batch]  # Optuna may propose one twice
+        sign = -1 if (file.better or filled.better_in.get(COLUMN)) == "lower" else 1
+        means = {row: _mean(filled, row, len(file.seeds)) for row in rows}
+        goodness.update({row: mean and sign * mean for row, mean in means.items()})
+        return [goodness[name(one)] for one in batch]  # Optuna may propose one twice
 
     if file.search == "optuna":
         optimise(file, score)
     else:
         score(planned(file))
     table, unfinished = as_table(file, configurations.values()), Unfinished(folder)
-    complete = {row: mean for row, mean in means.items() if mean is not None}
-    top = max if file.better == "higher" else min
-    best = top(complete, key=complete.__getitem__) if complete else None
+    complete = {row: value for row, value in goodness.items() if value is not None}
+    best = max(complete, key=complete.__getitem__) if complete else None
     ended = [cell for cell in tables.cells(table) if cell.fingerprint in unfinished]
     why = {cell.row: unfinished[cell.fingerprint] for cell in ended}
     return Result(table, tables.collect(table, folder), configurations, best, why)

@@ -196,19 +196,21 @@ class Scorer:
         entry.scores = sorted(scores, key=lambda score: score.k)
         self.remember(entry)
         tested = [(score, score.own) for score in entry.scores if score.own is not None]
-        if not tested:
+        measured = [score for score in entry.scores if score.measures]
+        if not tested and not measured:
             return
-        primary = self.task.objective.primary
-        scored, sizes = [s for s, _ in tested], [s.n or 0 for s, _ in tested]
-        entry.fairness = _fairness(scored, self.method.name, primary.higher)
-        numbers = over_clients([a for _, a in tested], sizes, higher=primary.higher)
+        primary, numbers = self.task.objective.primary, dict[str, float]()
+        if tested:
+            scored, sizes = [s for s, _ in tested], [s.n or 0 for s, _ in tested]
+            entry.fairness = _fairness(scored, self.method.name, primary.higher)
+            numbers = over_clients([a for _, a in tested], sizes, higher=primary.higher)
         entry.personal = Personal.model_validate({**numbers, "clients": len(tested)})
         if isinstance(self.task.objective, Summed):
             entry.personal.accuracy = None
-            entry.personal.measures = _combined([s for s in entry.scores if s.n])
+            entry.personal.measures = _combined(measured)
             self._pool(self.task.objective, entry, [reply.sums for reply in replies if reply.n])
         counted = [score.confusion.tolist() for score in replies if score.confusion is not None]
-        if self.primary == "personal" and len(counted) == len(tested):
+        if self.primary == "personal" and counted and len(counted) == len(tested):
             self._write_classes(entry, counted)
 
     def _pool(self, learnt: Summed, entry: Entry, sums: Sequence[Tensor | None]) -> None:

@@ -10,7 +10,6 @@ from common.exchange.model_file import digest
 from common.exchange.records import StateDict
 from common.exchange.tree import cut
 from common.methods import names, options
-from common.methods.fedavg import PredictorPart
 from server_app.aggregation.cached import Upload
 from server_app.aggregation.mean import average_layers as aggregate
 from server_app.global_model import Averaged
@@ -175,7 +174,9 @@ def test_what_a_method_itself_would_score_keeps_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", names())
 def test_every_method_that_averages_is_wrapped_and_every_other_refuses(method: str) -> None:
     given = {**OVERRIDES.get(method, {}), "method": method, "lwn__init": "average", **ON}
-    if issubclass(half(method), Averaged) and not issubclass(options(method), PredictorPart):
+    bases = options(method).__mro__
+    refuses = any("oca.aggregate" in vars(base).get("requires", {}) for base in bases)
+    if issubclass(half(method), Averaged) and not refuses:
         assert server(**given).uploads is not None
     else:
         line = '^oca.aggregate = "on" is not allowed with .*(averag|no whole model)'

@@ -126,6 +126,11 @@ def test_subsets_resizing_and_the_public_set_keep_owners_with_their_samples(owne
         ({"owner": OWNERS * 2}, 9, "'natural' leaves client 1 without training samples"),
         ({"owner_test": None, "test": "own"}, 5, "has no owners of test samples; set"),
         ({"owner_test": None, "test": "merge"}, 5, "has no owners of test samples; set"),
+        (
+            {"owner_test": None, "test": "merge", "partition": "auto"},
+            5,
+            "has no owners of test samples; set",
+        ),
         ({"test": "own", "partition": "iid"}, 5, "not allowed with data.partition = 'iid'"),
         ({"owner": OWNERS[:300]}, 5, r"owner is int64 \(300,\); .* int64 \(360,\)"),
         ({"owner": OWNERS - 1}, 5, "owner is -1"),
@@ -157,8 +162,12 @@ def test_owners_with_too_few_samples_are_left_out_if_asked(owned: Owned, test, v
     settings = {"owner": owner, "owner_test": tester, "test": test, "validation": validation}
     with pytest.raises(ValueError, match="client 1 has 1 training samples.* 'leave-out' leaves"):
         rows(owned(**settings))
+    with pytest.raises(ValueError, match="client 1 has 1 training samples.* 'leave-out' leaves"):
+        rows(owned(**settings, partition="auto"))
     data = owned(**settings, small_owners="leave-out")
-    assert load(data).owners == 4
+    automatic = owned(**settings, small_owners="leave-out", partition="auto")
+    assert load(data).owners == load(automatic).owners == 4
+    assert rows(data, 4) == rows(automatic, 4)
     assert "left out: 1" in load(data).account.notes[0]
     train, *_ = rows(data, 4)
     whole = owned(**settings, small_owners="leave-out", partition="iid")

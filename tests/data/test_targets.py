@@ -1,6 +1,7 @@
 """Several labels, or numbers, in a user's own files and in plug-ins."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from PIL import Image
 from common.data import Dataset, decoded, divide, load
 from common.data.embedded import toy
 from common.data.external import loader
+from common.data.overview import overview
 from common.settings.config import Data
+from tests.support import outputs
 from tests.support.data_files import write_npz
 
 Load = Callable[..., Dataset]
@@ -107,8 +110,21 @@ def test_labels_without_a_sample_and_constant_targets_are_refused(read: Load, tm
     assert f"{tmp_path}: " in line and "label 'pain' has no sample" in line
     line = refused(lambda: read("csv", objective="number", label_column="dose"))
     assert "target 'dose' is 7 for all samples" in line
+    write(tmp_path / "train.csv", [f"{i},{1.7e9 + 50 * i}" for i in range(20)], "x,when")
+    line = refused(lambda: read("csv", objective="number", label_column="when"))
+    assert "target 'when' is about 17000000" in line and "steps of 128" in line
     line = refused(lambda: read("digits", objective="number"))
     assert "data set 'digits' has classes" in line
+
+
+def test_tests_that_cannot_score_a_label_or_number_are_a_warning(read: Load, tmp_path) -> None:
+    write(tmp_path / "train.csv", [f"{i},{i % 3},{i % 2},{i % 2}" for i in range(20)], "x,y,a,b")
+    write(tmp_path / "test.csv", [f"{i + 50},7,0,{i % 2}" for i in range(4)], "x,y,a,b")
+    (line,) = overview(read("csv", objective="labels", label_column="a,b")).warnings()
+    assert line == "all test samples are alike in 'a', which do not count in macro AUC"
+    (line,) = overview(read("csv", objective="number", label_column="y,b")).warnings()
+    assert line == "all test samples are alike in 'y', which do not count in R²"
+    assert not overview(read("csv", objective="number", label_column="b")).warnings()
 
 
 def picture(path: Path, value: int) -> None:
@@ -282,6 +298,33 @@ def test_a_public_set_of_classes_serves_labels(options: Callable[..., Data]) -> 
     divided = divide(data.model_copy(update={"public_samples": 50}), 1)
     assert divided.public is not None and divided.public.shape == (50, 1, 16, 16)
     assert divided.labels is None and divided.pool.objective == "labels"
+
+
+@pytest.mark.parametrize(
+    ("scale", "line"),
+    [
+        (((7.0,), (2.0,)), "scale = ((7.0,), (2.0,)); numbers to learn have a finite mean and"),
+        (((7.0, 0.0), ()), "deviation each, 2 of both"),
+        (((7.0, math.nan), (2.0, 1.0)), "deviation each, 2 of both"),
+        (((7.0, 0.0), (2.0, 0.0)), "standard deviations are above 0"),
+    ],
+)
+def test_a_scale_of_a_plugin_is_one_of_its_numbers(scale: Any, line: str) -> None:
+    made = outputs.number()
+    right = replace(made, scale=((27.0, 0.0), (12.0, 0.4)))
+    assert loader("own", lambda: right)(Data()).scale == right.scale
+    wrong = replace(made, scale=scale)
+    assert line in refused(lambda: loader("own", lambda: wrong)(Data()))
+    of_labels = replace(outputs.labels(), scale=((0.0,) * 3, (1.0,) * 3))
+    assert "numbers to learn" in refused(lambda: loader("own", lambda: of_labels)(Data()))
+
+
+def test_a_plugin_of_texts_says_how_long_its_tokens_are() -> None:
+    made = outputs.next_token()
+    assert loader("own", lambda: made)(Data()).token_bytes == made.token_bytes
+    without = replace(made, token_bytes=())
+    line = "6 classes and 0 token_bytes; next tokens have one of each for all 6 tokens"
+    assert line in refused(lambda: loader("own", lambda: without)(Data()))
 
 
 def test_a_plugin_says_what_is_learnt() -> None:

@@ -31,6 +31,10 @@ FLEETS = {
         "node.1.model": "text-transformer-2@0.5",
     },
     "depthfl": {"node.1.model": "text-fast@0.5"},
+    **{
+        method: {"fleet": "text-fast-lora4@0.5", "global_model": "smallest"}
+        for method in (*battery.OF_ONE_RANK, *battery.OF_RANKS)
+    },
 }
 
 

@@ -126,6 +126,39 @@ def test_prometheus_has_a_metric_for_each_measure(tmp_path: Path) -> None:
     assert "accuracy" not in text
 
 
+def test_the_page_says_what_the_scores_of_all_samples_together_are(tmp_path: Path) -> None:
+    personal = {"measures": {"r2": 0.85}, "clients": 2, "unweighted": 0.6, "std": 0.0}
+    personal |= {"worst": 0.6, "worst_tenth": 0.6}
+    leads = []
+    for pooled in (True, False):
+        more = {"personal": {**personal, "pooled": pooled}}
+        section = sections.clients(run_of(tmp_path / str(pooled), "r2", **more))
+        assert section is not None
+        leads.append(section.lead)
+    assert leads[0] == f"{leads[1]} Test samples of all clients together: 0.850."
+
+
+def test_the_labels_with_the_lowest_scores_have_curves_also_beside_unknown_ones(
+    tmp_path: Path,
+) -> None:
+    areas = [0.9, None, 0.2, None, *[0.8] * 5, 0.1, *[0.7] * 4]
+    names = [f"label{i}" for i in range(len(areas))]
+    census, *others = course(["macro_auc"], by_output={"auc": areas})
+    census.classes = names
+    write_run(tmp_path / "a", [census, *others])
+    true = [[float((i + j) % 2) for j in range(len(areas))] for i in range(20)]
+    content = {"round": 2, "predicted": true, "true": true}
+    (tmp_path / "a" / "predictions.json").write_text(json.dumps(content))
+    section = sections.outputs(read(tmp_path / "a"))
+    assert section is not None
+    (figure,) = (card.figure for card in section.cards if card.title == "ROC")
+    assert figure is not None
+    (legend,) = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    shown = {text.get_text() for text in legend.get_texts()}
+    lowest = sorted((a, n) for a, n in zip(areas, names, strict=True) if a is not None)[:10]
+    assert shown == {name for _, name in lowest}
+
+
 def test_curves_of_labels_are_those_of_the_predictions(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     true = draw.integers(0, 2, (300, 1)).astype(float)

@@ -204,6 +204,9 @@ def test_owners_are_counted_here_and_an_app_needs_a_number(tmp_path: Path) -> No
     assert prepared(whole, False, False)["clients"] == 0, "the nodes have the number"
     here = {**whole, "data.dir": str(write_clients(tmp_path / "mine", 4)), "data.samples": 30}
     assert fresh(here, "loopback", tmp_path / "out")[0]["clients"] == 4
+    automatic = {**here, "data.partition": "auto"}
+    assert counted(automatic)["clients"] == 4
+    assert counted({**automatic, "data.name": "digits", "data.dir": ""})["clients"] == 6
 
 
 def test_what_is_read_is_shown_without_training_at_the_start_and_in_the_report(

@@ -90,6 +90,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         (content(seeds=[1, 2, 1]), "seeds = [1, 2, 1] has 1 more than once"),
         (content(format="two"), 'format = "two" is not allowed'),
         (content(prune=True, measure="bytes.up"), 'it needs measure = "primary.final"'),
+        (content(prune=True, better="lower"), 'it needs measure = "primary.final" and no better'),
         (content(serach="grid"), "key 'serach' is unknown"),
         (content(search="best"), "'grid', 'random' or 'optuna'"),
     ],
@@ -283,6 +284,37 @@ def test_optuna_proposes_by_what_it_was_told_and_the_same_again() -> None:
     assert len(low) == 30 and low == proposals(0.1)
     late_low, late_high = sorted(low[18:]), sorted(proposals(0.9)[18:])
     assert late_low[len(late_low) // 2] < late_high[len(late_high) // 2]
+
+
+@pytest.mark.parametrize("search", ["grid", "optuna"])
+@pytest.mark.parametrize(
+    ("measure", "better", "best"),
+    [("bits_per_byte", {}, 0.1), ("r2", {}, 0.4), ("r2", {"better": "lower"}, 0.1)],
+)
+def test_the_best_configuration_follows_the_direction_of_the_score(
+    search: str,
+    measure: str,
+    better: dict[str, str],
+    best: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if search == "optuna":
+        pytest.importorskip("optuna")
+    more = {"search": search, "configurations": 12, **better}
+    spec = file(seeds=[1], space={"train.lr": [0.2, 0.1, 0.4, 0.3]}, **more)
+
+    def run(todo: list[CellRun], _: object) -> None:
+        for cell in todo:
+            summary = {"primary": {"final": cell.flat["train.lr"], "measure": measure}}
+            known = {"fingerprint": cell.fingerprint, "settings": {}, "seed": 1}
+            records.append(tmp_path, records.Recorded(summary=summary, **known))
+
+    monkeypatch.setattr(sweep, "Runner", lambda *_: Mock(run=run))
+    found = sweep.run(spec, tmp_path, jobs=1)
+    assert found.best == f"train.lr = {best}"
+    assert found.filled.cell(found.best, sweep.COLUMN).mean == best
+    assert better or found.filled.best(sweep.COLUMN) == {found.best}
 
 
 @pytest.mark.parametrize(("t", "score", "ends"), [(1, 0.0, True), (1, 1.0, False), (0, 0.0, False)])

@@ -260,8 +260,8 @@ def test_a_measure_can_be_a_cost_until_a_target(tmp_path: Path) -> None:
     ("measure", "reason"),
     [
         ("time.to:0.6", "there is no cost 'time'; allowed: rounds, bytes, flops, clock"),
-        ("clock.to:60", "the target should be above 0 and at most 1"),
-        ("clock.to:high", "the target should be above 0 and at most 1"),
+        ("clock.to:inf", "the target should be a number"),
+        ("clock.to:high", "the target should be a number"),
         ("clock.at:0", "the cost should be above 0"),
         ("clock.at:soon", "the cost should be above 0"),
     ],
@@ -271,6 +271,40 @@ def test_a_cost_until_no_target_is_refused(measure: str, reason: str, tmp_path: 
     line = f"row 'A', column 'iid': measure = '{measure}': {reason}"
     with pytest.raises(ValueError, match=re.escape(line)):
         list(table.cells(file))
+
+
+def of_tokens(**fields: Any) -> Recorded:
+    """A record of a run whose primary score is in bits per byte."""
+    primary = {"final": 4.0, "measure": "bits_per_byte"}
+    curve = {"round": [0, 1, 2], "primary": [8.0, 5.0, 4.0], "clock.end": [None, 1.0, 2.0]}
+    known = {"fingerprint": "a", "settings": {}, "seed": 1, "summary": {"primary": primary}}
+    return Recorded(**{**known, "curve": curve, **fields})
+
+
+def test_a_cost_until_a_target_has_the_range_and_direction_of_the_score(tmp_path: Path) -> None:
+    one = of_tokens()
+    assert one.measured("clock.to:5.5") == 1.0 and one.measured("rounds.to:4") == 2
+    assert one.measured("clock.to:3.9") == math.inf
+    line = "the target of 'clock.to:-1' = -1 is not allowed with bits per byte; allowed: 0 to inf"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        one.measured("clock.to:-1")
+    accuracy = {"primary": {"final": 0.6}}
+    with pytest.raises(ValueError, match="'clock.to:60' = 60 is not allowed with accuracy"):
+        of_tokens(summary=accuracy).measured("clock.to:60")
+    r2 = {"primary": {"final": -0.5, "measure": "r2"}}
+    course = {"round": [0, 1], "primary": [-3.0, -0.5]}
+    assert of_tokens(summary=r2, curve=course).measured("rounds.to:-1") == 1
+
+
+def test_a_score_at_a_cost_is_marked_and_scaled_as_the_score(tmp_path: Path) -> None:
+    rows = {"A": "", "B": "set = { rounds = 7 }"}
+    file = made(tmp_path, rows, 'measure = "clock.at:1.5"', seeds="[1]")
+    for cell, score in zip(table.cells(file), (5.0, 6.0), strict=True):
+        curve = {"round": [0, 1], "primary": [8.0, score], "clock.end": [None, 1.0]}
+        records.append(tmp_path, of_tokens(fingerprint=cell.fingerprint, curve=curve))
+    filled = table.collect(file, tmp_path)
+    assert filled.cell("A", "iid").values == (5.0,) and filled.unit == ""
+    assert filled.best("iid") == {"A"}
 
 
 def test_a_record_has_the_end_of_each_round_on_the_clock_and_no_clients(tmp_path: Path) -> None:

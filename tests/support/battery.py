@@ -37,6 +37,11 @@ DEPTHS = {"fleet": "cnn2@0.5,cnn3@0.5"}
 WIDTHS = {"fleet": "cnn2@0.5,cnn2@0.25-up"}
 SHOT = {"data__public": 0.6, "data__samples": 200, "confidence__epochs": 1, "ensemble__epochs": 4}
 LONGER = under("train", epochs=3, lr=0.1)
+OF_ONE_RANK = ("fedit", "rolora", "ffa-lora", "fedsa-lora")
+OF_RANKS = ("flora", "flexlora", "hetlora")
+"""Methods for adapters of equal ranks, and of any."""
+RANK = {"fleet": "mlp-lora4@0.25", **LONGER}
+RANKS = {"fleet": "mlp-lora4@0.25,mlp-lora2@0.25", **LONGER}
 NOISE = under("noise", epochs=1, batches=30, batch_size=32, lr=0.05)
 SMALL = under("generator", latent=8, width=8)
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -88,6 +93,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ds-fl": PUBLIC,
     "fdmeta": PUBLIC,
     "fedproto": {"feature_dim": 16, "fedproto__predict": "prototype"},
+    **{name: RANK for name in OF_ONE_RANK},
+    **{name: RANKS for name in OF_RANKS},
+    "hetlora": {**RANKS, "hetlora__gamma": 0.8},
     "fedtgp": {"feature_dim": 16, "fedtgp__server_epochs": 10},
     "fedgh": {"feature_dim": 16, **under("fedgh", server_epochs=20, server_lr=0.1)},
     "lg-fedavg": {"feature_dim": 16},

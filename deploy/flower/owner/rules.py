@@ -79,7 +79,7 @@ def _violations(
             yield key, value, rule, _listed(rules[rule], "absolute paths inside ")
     for key, value in settings.items():
         if kind := known["names"].get(_general(key)):
-            for name in _names(str(value)):
+            for name in map(_network if kind == "models" else str, _names(str(value))):
                 if (rule := _rule_of(kind, name)) and not _allows(rules.get(rule), name):
                     yield key, name, rule, _listed(rules[rule])
         if key in known["downloads"] and value and not rules.get("download", True):
@@ -175,12 +175,16 @@ def _rule_of(kind: str, name: str) -> str:
     if colon:
         return "" if kind == "models" and module in FAMILIES else "modules"
     offered = {point.name for point in entry_points(group=f"fedmosaic.{kind}")}
-    return "plugins" if name.partition("@")[0] in offered else ""
+    return "plugins" if name in offered else ""
+
+
+def _network(spec: str) -> str:
+    """Return the name of a network without width factor and adapters."""
+    return re.sub(r"-(lora\d+|dense)$", "", spec.partition("@")[0])
 
 
 def _allows(rule: Sequence[str] | None, name: str) -> bool:
     """Return whether a rule for plug-ins has the name, or the module of ``module:attribute``."""
-    name = name.partition("@")[0]
     return rule is None or name in rule or (":" in name and name.partition(":")[0] in rule)
 
 

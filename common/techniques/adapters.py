@@ -1,0 +1,29 @@
+"""Conditions on the clients' networks for methods that exchange low-rank adapters."""
+
+from collections.abc import Iterable
+
+from common import models
+from common.training.task import Task, global_spec
+
+
+def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> None:
+    """Raise ``ValueError``, one line, unless all networks have adapters of the same base.
+
+    ``mixed``: whether their ranks may differ.
+    """
+    method, own = f'method = "{task.config.run.method}"', global_spec(task)
+    for spec in specs if task.config.method.dense else (own, *specs):
+        if not models.rank(spec):
+            raise ValueError(
+                f"{method} averages adapters, but {spec} has none: write its rank behind its "
+                f"name, as in {models.with_rank(spec, 4)}"
+            )
+        if models.frozen(spec) != models.frozen(own):
+            raise ValueError(
+                f"{method} averages adapters of one network, but {spec} and {own} have others"
+            )
+        if not mixed and models.rank(spec) != models.rank(own):
+            raise ValueError(
+                f"{method} averages adapters of one rank, but {spec} and {own} have others; "
+                "methods of several ranks: hetlora"
+            )
