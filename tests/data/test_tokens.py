@@ -300,7 +300,7 @@ def test_tokens_of_a_plug_in_are_checked(field: str, rows: list[list[int]], line
 
 
 def test_next_tokens_have_a_name_and_a_length_for_each_token() -> None:
-    check("mine", texts_of(token_bytes=()))
-    for changes in ({"classes": ("a", "b")}, {"token_bytes": (0, 1)}):
+    check("mine", texts_of())
+    for changes in ({"classes": ("a", "b")}, {"token_bytes": (0, 1)}, {"token_bytes": ()}):
         with pytest.raises(ValueError, match="next tokens have one of each for all 5 tokens"):
             check("mine", texts_of(**changes))
