@@ -57,6 +57,12 @@ class Tokenizer(ABC):
         """
         raise ValueError(f"tokenizer {self.fingerprint!r} cannot read texts back from tokens")
 
+    @final
+    def gives_back(self, text: str, ids: Iterable[int]) -> bool:
+        """Return whether ``ids`` are read back as ``text``, apart from composed letters (NFC)."""
+        back, text = (unicodedata.normalize("NFC", form) for form in (self.decode(ids), text))
+        return back == text
+
 
 @final
 class Bytes(Tokenizer):
@@ -133,8 +139,7 @@ class Folder(Tokenizer):
         self._added = {i + 1 for i in self._own.get_added_tokens_decoder()}
         self.vocab = max(self._by_id, default=0) + 1
         self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
-        back = self.decode(self.encode(PROBE))
-        self.reversible = unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", PROBE)
+        self.reversible = self.gives_back(PROBE, self.encode(PROBE))
         if ids := range(1, self.vocab) if self.reversible else ():
             self.names = (PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in ids))
             self.lengths = (0, *map(self._length, ids))
