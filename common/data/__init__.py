@@ -122,8 +122,6 @@ def source(name: str) -> Source:
     return Source(external.loader(name, plugin), description)
 
 
-OF_TEXTS = ("text-folder", "leaf", "sentiment", "fortunes", "austen", "grammar")
-"""Data sets of texts, or ``leaf``, whose files tell."""
 OF_COLUMNS = ("csv", "jsonl", "client-csv", "hub")  #: data sets of texts with ``data.text_column``
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
@@ -229,12 +227,11 @@ def _load(data: Data, stamp: int) -> Dataset:
     """Return the data set; ``stamp``: when the tokenizer's file last changed, for the cache."""
     if data.digest:
         decoded.check_content(data)
-    texts = (*OF_TEXTS, *(OF_COLUMNS if data.text_column else ()))
-    if data.objective == "next-token" and data.name in {*DATASETS} - {*texts}:
-        column = " without data.text-column" if data.name in OF_COLUMNS else ""
+    without = data.name in OF_COLUMNS and not data.text_column
+    if data.objective == "next-token" and (without or data.name in ("folder", "client-folders")):
         raise ValueError(
-            f"data.objective = 'next-token' is not allowed with data.name = {data.name!r}{column}; "
-            f"allowed: texts, such as {', '.join(OF_TEXTS)}"
+            f"data.objective = 'next-token' is not allowed with data.name = {data.name!r}"
+            f"{' without data.text-column' * without}; allowed: texts, such as text-folder"
         )
     dataset = source(data.name).load(data)
     every_class = data.partition != OWN and not dataset.account.declared

@@ -39,19 +39,23 @@ def data_folder(data: Data, name: str) -> Path:
     return folder
 
 
+def visible(root: Path) -> dict[str, Path]:
+    """Return the files inside ``root`` by relative path, without hidden files and folders."""
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+    return {name: path for name, path in paths.items() if not re.search(r"(^|/)\.", name)}
+
+
 def check_content(data: Data) -> None:
     """Raise ``ValueError`` if the content of ``data.dir`` has another digest than ``data.digest``.
 
     The digest is the SHA-256, 16 hexadecimal digits, of the files' relative paths and bytes in
     the order of the paths. Hidden files and folders are left out.
     """
-    root, total = data_folder(data, data.name), hashlib.sha256()
-    inside = sorted((path.relative_to(root).as_posix(), path) for path in root.rglob("*"))
-    for name, path in inside:
-        if not re.search(r"(^|/)\.", name) and path.is_file():
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(os.fsencode(f"{name}\0{digest}\0"))
+    total = hashlib.sha256()
+    for name, path in sorted(visible(data_folder(data, data.name)).items()):
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(os.fsencode(f"{name}\0{digest}\0"))
     if (content := total.hexdigest()[:16]) != data.digest:
         raise ValueError(
             f"data.dir = {data.dir!r} has other content than data.digest = {data.digest!r}: its "

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.data import kinds
 from common.data.dataset import Dataset
 from common.data.kinds import TOKENS
-from common.data.tokens import check_padding
+from common.data.tokens import check_padding, check_rows
 from common.errors import at, line
 from common.objectives import OBJECTIVES
 from common.settings.config import Data
@@ -170,24 +170,18 @@ def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:
             "tokens in bytes, 0 for padding, and not 0 for all others"
         )
     wrong = ((y < 0) | (y >= dataset.vocab) | ((y > 0) & (x == 0))).any(1) | ~(y > 0).any(1)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{where} of sample {row} is {y[row].tolist()[:8]}…; it has at least one token to "
-            f"learn, of 1 to {dataset.vocab - 1}, and 0 for none, as behind the text"
-        )
+    rule = f"it has at least one token to learn, of 1 to {dataset.vocab - 1}, and 0 for none, as "
+    check_rows(where, y.numpy(), wrong.numpy(), f"{rule}behind the text")
 
 
 def _check_values(where: str, y: Tensor, shape: tuple[int, int], dataset: Dataset) -> None:
     """Raise ``ValueError``, one line, unless ``y`` has labels or numbers of this shape."""
     if y.dtype != torch.float32 or y.shape != shape:
         raise ValueError(f"{where} is {_describe(y)}; it should be float32 {shape}")
-    if dataset.objective == "labels" and not bool(((y == 0) | (y == 1)).all()):
-        row = int(((y != 0) & (y != 1)).any(1).nonzero()[0])
-        raise ValueError(f"{where} of sample {row} is {y[row].tolist()}; labels are 0 or 1")
-    if not bool(torch.isfinite(y).all()):
-        row = int((~torch.isfinite(y)).any(1).nonzero()[0])
-        raise ValueError(f"{where} of sample {row} is {y[row].tolist()}: not finite")
+    if dataset.objective == "labels":
+        wrong = (y != 0) & (y != 1)
+        check_rows(where, y.numpy(), wrong.any(1).numpy(), "labels are 0 or 1")
+    check_rows(where, y.numpy(), ~torch.isfinite(y).all(1).numpy(), "one is not finite")
 
 
 def _describe(x: Tensor) -> str:

@@ -130,14 +130,10 @@ def _decode(root: Path, data: Data, encoder: Encoder | None) -> dict[str, Tensor
             f"{root}: no column {owner!r} with owners; there are {_describe(features)}"
         )
     left = unused(list(features), [*labels, owner], data.ignore_columns, root)
-    if encoder:
-        inputs = [data.text_column]
-        if kinds.get(inputs[0]) != "value" or inputs[0] in (*labels, owner):
-            raise ValueError(
-                f"{root}: no column {inputs[0]!r} with texts; there are {_describe(features)}"
-            )
-    else:
-        inputs = _inputs(root, features, {*labels, owner, *left})
+    text = data.text_column
+    if text and (kinds.get(text) != "value" or text in (*labels, owner)):
+        raise ValueError(f"{root}: no column {text!r} with texts; there are {_describe(features)}")
+    inputs = [text] if text else _inputs(root, features, {*labels, owner, *left})
     columns = list(filter(None, (*inputs, *labels, owner)))
     for suffix, part in parts.items():
         for column in columns:

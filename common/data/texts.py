@@ -6,8 +6,6 @@ tokens, of each owner's texts, or the end of each text if the owner has fewer th
 reader of ``text-folder`` is here.
 """
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +53,6 @@ class Encoder:
     def __init__(self, data: Data) -> None:
         self.tokenizer, self._length = tokenizer_of(data), data.max_length
         self.next_token = data.objective_of_files == "next-token"
-        self._bytes = np.array(self.tokenizer.lengths, np.int64)
         self.options = (self.tokenizer.fingerprint, str(self._length))
         """What the samples of a text depend on, besides the objective."""
 
@@ -64,14 +61,14 @@ class Encoder:
 
         Raises ``ValueError``, one line with the text's place (its file and row), for a value that
         is no text. Of classes it also does for a text without tokens, of next tokens for a text
-        whose length is not the sum of its tokens' lengths, because its bits per byte were wrong.
+        that its tokens do not give back, because their lengths would not be those of the text.
         """
         return np.fromiter(map(self._encoded, texts, places), object)
 
     def _encoded(self, text: object, place: str) -> np.ndarray:
         ids = encoded(self.tokenizer, text, place, least=0 if self.next_token else 1)
-        if self.next_token and int(self._bytes[ids].sum()) not in _sizes(str(text)):
-            raise ValueError(f"{place}: data.tokenizer does not give back this text")
+        if self.next_token and not self.tokenizer.gives_back(str(text), ids.tolist()):
+            raise ValueError(f"{place}: the tokens of data.tokenizer do not give back this text")
         return ids
 
     def fields(
@@ -109,11 +106,6 @@ class Encoder:
         return replace(dataset, **known)
 
 
-def _sizes(text: str) -> set[int]:
-    """Return the bytes of a text, and those with Unicode's composition of letters (NFC)."""
-    return {len(form.encode()) for form in (text, unicodedata.normalize("NFC", text))}
-
-
 def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
     """Divide texts into those for training and those for testing."""
     owner, draw = torch.from_numpy(texts.owner), rng(0, "texts")
@@ -147,12 +139,7 @@ def load_text_folder(data: Data) -> Dataset:
             f"allowed: {', '.join(map(repr, LAYOUTS))}"
         )
     encoder = Encoder(data)
-    hidden = re.compile(r"(^|/)\.")
-    paths = [
-        path
-        for path in sorted(root.rglob("*.[tT][xX][tT]"))
-        if path.is_file() and not hidden.search(path.relative_to(root).as_posix())
-    ]
+    paths = sorted(p for p in decoded.visible(root).values() if p.suffix.lower() == ".txt")
     if not paths:
         raise ValueError(f"{root}: no *.txt files; the layout is {LAYOUTS[objective]}")
     tensors = decoded.cached_files(

@@ -57,6 +57,12 @@ class Tokenizer(ABC):
         """
         raise ValueError(f"tokenizer {self.fingerprint!r} cannot read texts back from tokens")
 
+    @final
+    def gives_back(self, text: str, ids: Iterable[int]) -> bool:
+        """Return whether ``ids`` are read back as ``text``, apart from composed letters (NFC)."""
+        back, text = (unicodedata.normalize("NFC", form) for form in (self.decode(ids), text))
+        return back == text
+
 
 @final
 class Bytes(Tokenizer):
@@ -133,8 +139,7 @@ class Folder(Tokenizer):
         self._added = {i + 1 for i in self._own.get_added_tokens_decoder()}
         self.vocab = max(self._by_id, default=0) + 1
         self._of_bytes = "ByteLevel" in json.dumps(json.loads(content).get("decoder"))
-        back = self.decode(self.encode(PROBE))
-        self.reversible = unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", PROBE)
+        self.reversible = self.gives_back(PROBE, self.encode(PROBE))
         if ids := range(1, self.vocab) if self.reversible else ():
             self.names = (PADDING, *(self._by_id.get(i, f"<unused {i - 1}>") for i in ids))
             self.lengths = (0, *map(self._length, ids))
@@ -246,12 +251,15 @@ def check_padding(where: str, x: np.ndarray) -> None:
     """Raise ``ValueError``, one line, unless texts x (n, T) have tokens and padding behind them."""
     held = x > 0
     wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
+    check_rows(where, x, wrong, "a text has at least one token, and padding, 0, only behind it")
+
+
+def check_rows(where: str, values: np.ndarray, wrong: np.ndarray, rule: str) -> None:
+    """Raise ``ValueError``, one line with the ``rule``, if one of the rows (n,) is ``wrong``."""
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(
-            f"{where} of sample {row} is {x[row].tolist()[:8]}…; a text has at least one token, "
-            "and padding, 0, only behind it"
-        )
+        shown, more = values[row, :8].tolist(), "…" * (values.shape[1] > 8)
+        raise ValueError(f"{where} of sample {row} is {shown}{more}; {rule}")
 
 
 @final
