@@ -194,6 +194,11 @@ class Task:
             _BASES[key] = net
         return _BASES[key]
 
+    def frozen_bytes(self, spec: str) -> int:
+        """Return the bytes of the base of a network with adapters; 0: it has none."""
+        base = models.frozen(spec)
+        return sum(w.nbytes for w in self.base(base).state_dict().values()) if base else 0
+
     def cached_network(self, spec: str, weights: StateDict) -> Classifier:
         """Return a network with ``weights`` for evaluation, valid until the next call.
 
