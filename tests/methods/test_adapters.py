@@ -229,9 +229,24 @@ DENSE = 4 * (4 * (64 * 32 + 32 * 32) + size(4, HEAD))
 )
 def test_bytes_are_those_of_what_travels(method: str, first: Any, second: Any, run: Run) -> None:
     settings = {**battery.OVERRIDES[method], "method": method, "rounds": 3, "train__epochs": 1}
-    played = run(**settings | ({"hetlora__gamma": 1.0} if method == "hetlora" else {}))
+    own = {"hetlora": {"hetlora__gamma": 1.0}, "flora": {"flora__send": "dense"}}
+    played = run(**settings | own.get(method, {}))
     found = [(e["bytes"]["arrays_down"], e["bytes"]["arrays_up"]) for e in played.journal[1:3]]
     assert found == [first, second]
+
+
+def test_a_stack_gives_the_bits_of_the_dense_update_and_has_the_bytes_of_all_factors(
+    run: Run,
+) -> None:
+    settings = {**battery.RANKS, "method": "flora", "train__epochs": 1, "score__every": 4}
+    some = {**settings, "rounds": 4, "clients": 4, "per_round": 3}
+    dense, stack = run(**some), run(**some, flora__send="stack")
+    assert stack.weights == dense.weights
+    for before, entry in pairwise(stack.journal[1:-1]):
+        known = {*before["replied"]} & {*entry["selected"]}
+        factors = sum(size(2 if k % 2 else 4, A + B) for k in before["replied"])
+        expected = len(known) * (factors + size(4, HEAD)) + (3 - len(known)) * DENSE // 4
+        assert entry["bytes"]["arrays_down"] == expected
 
 
 def test_a_client_without_a_reply_in_the_last_round_is_sent_both_halves(run: Run) -> None:
