@@ -14,7 +14,6 @@ from torch import Tensor
 from common.data import kinds
 from common.data.dataset import Dataset
 from common.data.kinds import TOKENS
-from common.data.tokens import check_padding, check_rows
 from common.errors import at, line
 from common.objectives import OBJECTIVES
 from common.settings.config import Data
@@ -150,6 +149,21 @@ def _check_tokens(subject: str, dataset: Dataset) -> None:
                 f"{dataset.vocab}"
             )
         check_padding(f"{subject}: {side}", x.numpy())
+
+
+def check_padding(where: str, x: np.ndarray) -> None:
+    """Raise ``ValueError``, one line, unless texts x (n, T) have tokens and padding behind them."""
+    held = x > 0
+    wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
+    check_rows(where, x, wrong, "a text has at least one token, and padding, 0, only behind it")
+
+
+def check_rows(where: str, values: np.ndarray, wrong: np.ndarray, rule: str) -> None:
+    """Raise ``ValueError``, one line with the ``rule``, if one of the rows (n,) is ``wrong``."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        shown, more = values[row, :8].tolist(), "…" * (values.shape[1] > 8)
+        raise ValueError(f"{where} of sample {row} is {shown}{more}; {rule}")
 
 
 def _check_next(where: str, y: Tensor, x: Tensor, dataset: Dataset) -> None:

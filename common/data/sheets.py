@@ -121,14 +121,9 @@ class Sheet:
         columns for other values than texts and numbers, or for other keys than the first one's.
         """
         header: list[str] = []
-        with open(self.path, encoding="utf-8-sig") as file:
-            lines, i = filter(str.strip, file), 0
-            while True:
-                with _readable(self.path, "text"):
-                    line = next(lines, None)
-                if line is None:
-                    return
-                row, i = self._row(line, i + 1), i + 1
+        with open(self.path, "rb") as file:
+            for i, line in enumerate(filter(bytes.strip, file), 1):
+                row = self._row(line, i)
                 header = header or [*row]
                 if any(map(self._is_used, row.keys() ^ {*header})):
                     raise ValueError(
@@ -137,7 +132,7 @@ class Sheet:
                     )
                 yield {name: row.get(name) for name in header}
 
-    def _row(self, line: str, i: int) -> dict[str, object]:
+    def _row(self, line: bytes, i: int) -> dict[str, object]:
         """Return the JSON object of line ``i``."""
         try:
             row = parse_json(line)

@@ -247,21 +247,6 @@ def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -
     return ids
 
 
-def check_padding(where: str, x: np.ndarray) -> None:
-    """Raise ``ValueError``, one line, unless texts x (n, T) have tokens and padding behind them."""
-    held = x > 0
-    wrong = ~held[:, 0] | (held[:, 1:] & ~held[:, :-1]).any(1)
-    check_rows(where, x, wrong, "a text has at least one token, and padding, 0, only behind it")
-
-
-def check_rows(where: str, values: np.ndarray, wrong: np.ndarray, rule: str) -> None:
-    """Raise ``ValueError``, one line with the ``rule``, if one of the rows (n,) is ``wrong``."""
-    if wrong.any():
-        row = int(wrong.argmax())
-        shown, more = values[row, :8].tolist(), "…" * (values.shape[1] > 8)
-        raise ValueError(f"{where} of sample {row} is {shown}{more}; {rule}")
-
-
 @final
 class Samples(NamedTuple):
     """Samples of tokens, made of texts."""

@@ -23,8 +23,9 @@ from common import seeds
 from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
+from common.data.external import check_padding
 from common.data.kinds import describe, zeros
-from common.data.tokens import Tokenizer, check_padding, continued, encoded, tokenizer_with
+from common.data.tokens import Tokenizer, continued, encoded, tokenizer_with
 from common.data.tokens import samples as token_samples
 from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
