@@ -239,16 +239,18 @@ class Handler(ABC, Generic[O, D]):
 
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:
         """Return ``work(request)``, with FLOPs (``run.flops``) and bytes (``run.memory``)."""
-        run, cost = self.config.run, {}
+        run, cost, base = self.config.run, {}, 0
         if run.memory:
             # A process keeps the data, so the first message must not be charged for loading it.
             _ = self.participant.train_set
+            base = self.task.frozen_bytes(self.participant.spec)  # every message needs it
         with costs.counting(run.flops) as flops, costs.following(run.memory) as memory:
             reply = work(request)
         if run.flops:
             cost[costs.FLOPS] = float(flops.total)
         if run.memory:
-            cost[costs.MEMORY] = float(memory.most + sum(t.nbytes for _, t in tensors(request)))
+            sent = sum(t.nbytes for _, t in tensors(request))
+            cost[costs.MEMORY] = float(base + memory.most + sent)
         return reply.model_copy(update={"metrics": {**reply.metrics, **cost}}) if cost else reply
 
     def _refuse(self, what: str) -> None:

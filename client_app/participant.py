@@ -50,12 +50,14 @@ class Participant:
     """
 
     def __init__(self, config: Config, node: Mapping[str, Value], experiment: str) -> None:
-        self.config = config
         check(node, strict=False)
         self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
         self._own = node
         self.node = node = {**config.node(self.k), **node}
+        if weights := node.get("weights"):
+            config = config.with_run(weights=weights)
+        self.config = config
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:
             raise ValueError(f"partition-id = {self.k}, {NO_PLACE} {self.clients}")

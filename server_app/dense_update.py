@@ -1,7 +1,7 @@
 """Base class of server halves that compute the mean update of adapters of several ranks."""
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -42,12 +42,7 @@ class DenseUpdate(GlobalModel[O, Reply], ABC):
         p = self.config.average.shares(replies.sizes)
         return [float(share) / sum(p) for share in p]
 
-    def updated(self, layers: Mapping[str, Tensor], replies: Replies[Reply]) -> StateDict:
-        """Return w with the updates ΔW [o, i] of ``layers``, and the mean of all other entries."""
+    def means(self, replies: Replies[Reply]) -> StateDict:
+        """Return the mean of all entries but the adapters'."""
         rest = [name for name in self.w if not name.endswith(f".{W}")]
-        mean = tree.mean([tree.cut(reply.w, rest) for _, reply in replies], self.shares(replies))
-        shaped = {
-            (name := f"{layer}.{W}"): value.float().view(self.w[name].shape)
-            for layer, value in layers.items()
-        }
-        return {**self.w, **shaped, **mean}
+        return tree.mean([tree.cut(reply.w, rest) for _, reply in replies], self.shares(replies))

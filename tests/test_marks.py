@@ -50,7 +50,7 @@ def test_the_tables_of_a_node() -> None:
         **dict.fromkeys(("data.dir", "node.K.data-dir"), "data-dirs"),
         **dict.fromkeys(("data.public-dir", "node.K.public-dir"), "data-dirs"),
         **dict.fromkeys(("state-dir", "node.K.state-dir"), "state-dirs"),
-        "weights": "weights",
+        **dict.fromkeys(("weights", "node.K.weights"), "weights"),
         "data.tokenizer": "data-dirs",
     }
     assert known["words"] == {"data.tokenizer": ["auto", "byte", "hash"]}
@@ -75,7 +75,7 @@ def test_the_tables_of_a_node() -> None:
         *("data.target-mean", "data.target-std"),
         *("experiment", "device", "node.K.device"),
         *("data.label-column", "data.owner-column", "data.ignore-columns", "data.digest"),
-        "data.text-column",
+        *("data.text-column", "adapter.targets"),
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),
@@ -105,6 +105,7 @@ def test_the_places_of_a_moved_run() -> None:
             "data.tokenizer",
             "state-dir",
             "weights",
+            "node.K.weights",
             "membership",
             "out",
             "plugins",

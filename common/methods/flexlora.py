@@ -23,9 +23,9 @@ Deviations:
 
 from typing import final
 
+from common.methods.fedavg import Reply as Reply
+from common.methods.fedavg import Request as Request
 from common.methods.flora import DenseUpdate
-from common.methods.flora import Reply as Reply
-from common.methods.flora import Request as Request
 
 
 @final

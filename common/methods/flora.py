@@ -12,19 +12,28 @@ W + ΔW + s_k B_k A_k and sends them. The server stacks them, which is the sum o
 so that the mean is exact for any ranks. The head for classes is trained whole and has FedAvg's
 mean. The run's model is the base with ΔW, a dense matrix for each layer.
 
+With ``send = "dense"`` a client receives ΔW, 4 o i bytes for a layer. With ``"stack"``, as in the
+paper, it receives the factors of all clients of the last round, p_k s_k B_k and A_k, and adds their
+products to the ΔW that it has stored: 4 (o + i) Σ_k r_k bytes. The stack shows every client the
+updates of all others. A client without a reply in the last round receives ΔW.
+
 Deviations:
-- The server sends ΔW, as many numbers as the layer, 4 o i bytes. The paper sends the stack of all
-  clients' factors, which are fewer numbers where Σ r_k (o + i) < o i, but show every client the
-  updates of all others, and must be sent again to a client that missed a round.
+- ΔW is what is sent by default; the paper sends the stack.
 - The released code writes the rank and α of the default ranks into the stacked adapter, which fits
   no others, and its clients are copies of the server's merged model.
 """
 
-from typing import final
+from collections.abc import Iterable, Mapping
+from typing import Literal, final
 
+import torch
+from torch import Tensor
+
+from common.exchange import protocol
+from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging
 from common.methods.fedavg import Reply as Reply
-from common.methods.fedavg import Request as Request
+from common.models.adapters import W, pairs
 from common.settings.config import EVERY, Required
 from common.techniques.adapters import check_adapters
 from common.training.task import Task
@@ -63,5 +72,33 @@ class Options(DenseUpdate):
     """Options of FLoRA."""
 
     facts = DenseUpdate.facts.but(
-        down="ΔW of all rounds, and the head for classes", whole="the base with ΔW"
+        down='ΔW of all rounds, and the head for classes (`send = "stack"`: all clients\' factors of '
+        "the last round)",
+        kept='ΔW, with `send = "stack"`',
+        whole="the base with ΔW",
     )
+
+    send: Literal["dense", "stack"] = "dense"
+    """What the server sends: the update of all rounds, or the clients' factors of the last round,
+    which shows every client the updates of all others."""
+
+    @property
+    def stacks(self) -> bool:
+        return self.send == "stack"
+
+
+@final
+class Request(protocol.ModelRequest, kind="flora.Down"):
+    """Request with ΔW of each layer and the head in ``w``, or with the head alone and a stack."""
+
+    stack: list[StateDict] = []
+    """p_k s_k B_k and A_k of each client of the last round; empty: ``w`` has ΔW."""
+
+
+def added(w: Mapping[str, Tensor], stack: Iterable[Mapping[str, Tensor]]) -> StateDict:
+    """Return ΔW of each layer in ``w`` plus the products of the factors, summed in float64."""
+    sums = {n: value.flatten(1).double() for n, value in w.items() if n.endswith(f".{W}")}
+    for factors in stack:
+        for layer, a, b in pairs(factors):
+            sums[f"{layer}.{W}"] = sums[f"{layer}.{W}"] + b.double() @ a.double()
+    return {name: value.to(torch.float32).view(w[name].shape) for name, value in sums.items()}

@@ -3,12 +3,14 @@
 FedORION's code starts from ImageNet weights; the default everywhere is random initialisation.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import first_line
 from common.exchange import model_file
@@ -18,6 +20,16 @@ from common.models.classifier import Classifier
 _OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 
 HEAD = ("head.weight", "head.bias")
+
+
+@lru_cache(maxsize=4)
+def digest(net: nn.Module) -> str:
+    """Return a digest of the tensors of a network that does not change: names, types, numbers."""
+    found = hashlib.sha256()
+    for name, value in sorted(net.state_dict().items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def load_published(model: Classifier, name: str) -> None:

@@ -537,6 +537,8 @@ class Node(Section):
     """Architecture of the client, such as ``resnet8@0.5``."""
     profile: Annotated[str | None, Mark.TEXT] = None
     """Profile of the client's device, as in ``profiles``."""
+    weights: Annotated[str | None, Place("weights")] = None
+    """File of initial weights on the client's machine, as ``weights``."""
     size: Annotated[float | None, Field(gt=0, le=1)] = None
     """``fiarse``: share of the global model's entries that the client trains."""
     device: Annotated[str | None, *DEVICE, Mark.TEXT, Mark.FREE] = None

@@ -25,5 +25,5 @@ def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> 
         if not mixed and models.rank(spec) != models.rank(own):
             raise ValueError(
                 f"{method} averages adapters of one rank, but {spec} and {own} have others; "
-                "methods of several ranks: hetlora"
+                "methods of several ranks: hetlora, flora, flexlora"
             )

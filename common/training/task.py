@@ -101,13 +101,16 @@ class Task:
 
     @property
     def fingerprint(self) -> str:
-        """Kind, shape, number of classes, digest of their names and objective, for the census."""
+        """Kind, shape, number of classes, digest of their names, objective, and digest of the base
+        of adapters, for the census."""
         digest = hashlib.sha256("\n".join(self.classes).encode()).hexdigest()[:12]
         shape = f"{self.kind.name}:{'x'.join(map(str, self.shape))}"
         if vocab := kinds.vocab_of(self.shape):
             shape += f" of {vocab} ({self.tokenizer})"
-        learnt = self.objective.fingerprint
-        return f"{shape}/{self.num_classes}/{digest}{learnt and f'/{learnt}'}"
+        base = models.frozen(global_spec(self))
+        below = f"base {base} {weights_.digest(self.base(base))}" if base else ""
+        further = (part for part in (self.objective.fingerprint, below) if part)
+        return "/".join([shape, str(self.num_classes), digest, *further])
 
     @property
     def adapter(self) -> Adapter:
@@ -190,6 +193,11 @@ class Task:
                 _BASES.clear()
             _BASES[key] = net
         return _BASES[key]
+
+    def frozen_bytes(self, spec: str) -> int:
+        """Return the bytes of the base of a network with adapters; 0: it has none."""
+        base = models.frozen(spec)
+        return sum(w.nbytes for w in self.base(base).state_dict().values()) if base else 0
 
     def cached_network(self, spec: str, weights: StateDict) -> Classifier:
         """Return a network with ``weights`` for evaluation, valid until the next call.

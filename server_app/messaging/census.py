@@ -227,7 +227,7 @@ def why_not(
     for name, value, expected in (
         ("experiment", info.experiment, experiment),
         ("code version", info.version, version_of(task.config)),
-        ("task (kind:shape/classes/names/objective)", info.task, task.fingerprint),
+        ("task (kind:shape/classes/names/objective/base)", info.task, task.fingerprint),
     ):
         if value != expected:
             return f"client {info.k} has {name} {value!r}, the server {expected!r}"

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import final
 
+import torch
+
 from common.exchange import tree
 from common.exchange.records import StateDict
 from common.methods.flexlora import Options, Reply, Request
+from common.methods.flora import added
 from common.models.adapters import A, B, pairs
 from common.techniques.low_rank import combined
 from server_app.dense_update import DenseUpdate
@@ -46,10 +49,10 @@ class FlexLoRA(DenseUpdate[Options]):
         return {name: self.w.get(name, value) for name, value in w.items()}
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        p, updates, self.factors = self.shares(replies), {}, {}
+        p, self.factors = self.shares(replies), {}
         for layer, sent in self.scaled(replies).items():
             a, b = combined(sent, p)
             self.factors |= {f"{layer}.{A}": a, f"{layer}.{B}": b}
-            updates[layer] = b.double() @ a.double()
-        self.w = self.updated(updates, replies)
+        new = {name: torch.zeros_like(value) for name, value in self.w.items()}
+        self.w = {**added(new, [self.factors]), **self.means(replies)}
         return {}

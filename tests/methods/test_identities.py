@@ -45,6 +45,7 @@ UNTAUGHT = "fedftg.iterations=0 fleet=cnn2@0.5"
 ALL_DEPTHS = f"{THREE} average.across=depth"
 
 CNN2 = "fleet=cnn2@0.5"
+RANK = "fleet=mlp-lora4@0.25"
 
 Settings = dict[str, Any]
 SAME: dict[str, tuple[str, ...]] = {
@@ -99,6 +100,11 @@ SAME: dict[str, tuple[str, ...]] = {
     "FDmeta by lot": (
         f"fdmeta fdmeta.choose=random clients=2 {PUBLIC}",
         f"ds-fl ds-fl.aggregation=mean clients=2 {PUBLIC}",
+    ),
+    "FedIT": (f"fedit {RANK}", f"fedavg {RANK}"),
+    "FFA-LoRA": (f"rolora rolora.phase=B {RANK}", f"ffa-lora {RANK}", f"rolora {RANK}"),
+    "HetLoRA with equal ranks": (
+        *(f"hetlora hetlora.weigh=samples hetlora.gamma=1.0 {RANK}", f"fedit {RANK}"),
     ),
     "InclusiveFL": (f"inclusivefl {SIZES}", f"fedavg average.across=depth {SIZES}"),
     "InclusiveFL with one size": ("inclusivefl fleet=cnn3@0.5", "fedavg fleet=cnn3@0.5"),

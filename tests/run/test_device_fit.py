@@ -230,3 +230,22 @@ def test_a_submitted_run_is_checked_without_the_clients_data(
         with pytest.raises(ValueError, match=line):
             submit.prepared({**given, **changes}, False, False)
     assert json.dumps(sent)
+
+
+def test_the_base_of_adapters_counts_and_a_device_gets_the_largest_rank_that_fits() -> None:
+    form = Form((1, 8, 8), tuple("abc"), of_bytes=True)
+    given = {"method": "hetlora", "fleet": "mlp-lora16,mlp-lora4", "clients": 2}
+    kinds = [Kind("mlp-lora16"), Kind("mlp-lora4")]
+    config = {**flat(Path("unused"), **given), "clock.fit": "choose", "profiles": "pi4,small"}
+    config |= {"profile.small.base": "pi4", "clock.choices": "mlp-lora16,mlp-lora4"}
+    large, small = measure(config, form, kinds, 16).values()
+    base = 4 * models.parameters("mlp", form.shape, 3)
+    factors = [4 * models.parameters(kind.architecture, form.shape, 3) for kind in kinds]
+    assert small.memory > base + 3 * factors[1] and large.memory - small.memory > 3 * (
+        factors[0] - factors[1]
+    ), "with gradients and the message"
+    config["profile.small.memory"] = large.memory + small.memory  # share 0.5
+    assert {k: kind.architecture for k, kind in fit.Fit(config, form, None).decide().items()} == {
+        0: "mlp-lora16",
+        1: "mlp-lora4",
+    }
