@@ -63,7 +63,7 @@ class HeadMean(Method[O, ModelReply], ABC):
     @final
     def combine(self, uploads: Sequence[tuple[Client, StateDict]]) -> None:
         """Set each part of the head to the mean of the clients' ones; without any it stays."""
-        states, sizes = [w for _, w in uploads], [client.n for client, _ in uploads]
+        states, sizes = [w for _, w in uploads], [client.weight for client, _ in uploads]
         options = self.config.average
         self.head = average_layers(states, sizes, self.head, options, self.head.keys())
 

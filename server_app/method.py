@@ -57,6 +57,11 @@ class Client:
         return self.info.n
 
     @property
+    def weight(self) -> int:
+        """n_k, or the tokens to learn of these samples under ``average.weights``."""
+        return self.info.targets or self.info.n
+
+    @property
     def architecture(self) -> str:
         return self.info.model
 
@@ -89,7 +94,7 @@ class Replies(Generic[U]):
     @property
     def sizes(self) -> list[int]:
         """Training samples n_k of each client, or their tokens under ``average.weights``."""
-        return [client.info.targets or client.n for client in self.clients]
+        return [client.weight for client in self.clients]
 
     def where(self, wanted: Callable[[Client], bool]) -> Replies[U]:
         """Return the replies of the clients that ``wanted`` selects; may be empty."""

@@ -25,6 +25,7 @@ from common.parse import parse
 from common.settings.config import Data
 from common.training.task import Task, check_fleet
 from server_app.callbacks.collapse import collapse
+from server_app.storage.checkpoint import Checkpoint
 from tests.support import battery, outputs
 from tests.support.tiny import flat, play
 
@@ -289,8 +290,9 @@ def test_a_resumed_run_has_the_same_bits(objective: str, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("method", ["fedavg", "lg-fedavg"])
 def test_clients_can_have_the_weights_of_their_tokens_to_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean of two models moves from one to the other in proportion to p_0."""
     dataset, owner = outputs.next_token(), (torch.arange(160) >= 100).long()
@@ -298,11 +300,13 @@ def test_clients_can_have_the_weights_of_their_tokens_to_learn(
     owned = replace(dataset, owner=owner)
     monkeypatch.setitem(DATASETS, "made-owned", Source(lambda _: owned, "made"))
     data = {"clients": 2, "per_round": 2, "data__partition": "natural", "data__name": "made-owned"}
-    config, w = parse(settings("fedavg", "next-token", tmp_path / "samples", **data)), {}
+    config, w = parse(settings(method, "next-token", tmp_path / "samples", **data)), {}
     for weights in ("samples", "tokens", "uniform"):
         out, changes = tmp_path / weights, {"average__weights": weights, "rounds": 1}
-        run = play(settings("fedavg", "next-token", out, **data, **changes))
-        w[weights] = torch.cat([value.flatten().double() for value in run.model.values()])
+        play(settings(method, "next-token", out, **data, **changes))
+        saved = {**Checkpoint.load(out / "checkpoint.safetensors").state}
+        means = [saved["w"]] if method == "fedavg" else [saved["head"]]
+        w[weights] = torch.cat([value.flatten().double() for value in means[0].values()])
     shares = [share(config.data, k, 2, config.partition_seed) for k in (0, 1)]
     samples = [len(one.train) for one in shares]
     tokens = [int((one.train_set[1] > 0).sum()) for one in shares]
