@@ -83,7 +83,7 @@ class Measure:
         """
         if value is None or not math.isfinite(value):
             return "–"
-        if self in (ACCURACY, TOKEN_ACCURACY):
+        if self in (ACCURACY, TOKEN_ACCURACY, EXACT_MATCH):
             return f"{100 * value:.{digits}f} %"
         places = digits + 2
         if self is RMSE:  # in the data's unit: as many digits in all
@@ -108,6 +108,7 @@ RMSE = Measure("rmse", "RMSE", most=math.inf, higher=False, scale=(np.square, np
 BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", most=math.inf, higher=False)
 PERPLEXITY = Measure("perplexity", "perplexity", 1.0, math.inf, False, (np.log, np.exp))
 TOKEN_ACCURACY = Measure("token_accuracy", "token accuracy")
+EXACT_MATCH = Measure("exact_match", "exact match")
 AUC, F1 = Measure("auc", "AUC"), Measure("f1", "F1")  #: of one label
-_OF_TOKENS = (BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY)
+_OF_TOKENS = (BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY, EXACT_MATCH)
 MEASURES = {m.name: m for m in (ACCURACY, MACRO_AUC, MACRO_F1, R2, RMSE, AUC, F1, *_OF_TOKENS)}

@@ -24,6 +24,7 @@ from common.losses.distillation import Reduction, kl, kl_from
 from common.measures import (
     ACCURACY,
     BITS_PER_BYTE,
+    EXACT_MATCH,
     MACRO_AUC,
     MACRO_F1,
     PERPLEXITY,
@@ -476,7 +477,6 @@ class Number(Summed):
                 )
 
 
-@final
 @dataclass(frozen=True)
 class NextToken(Summed):
     """The token behind each token of a text: y int32 [n, T], 0 where there is none.
@@ -494,7 +494,7 @@ class NextToken(Summed):
     has_counts = False
     every = True
     primary = BITS_PER_BYTE
-    measures = BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY
+    measures: ClassVar[tuple[Measure, ...]] = (BITS_PER_BYTE, PERPLEXITY, TOKEN_ACCURACY)
     chance = 8.0  # of equally probable bytes
 
     @property
@@ -533,6 +533,8 @@ class NextToken(Summed):
         columns = (nats, right, kept, sizes[truth] * kept)
         return torch.stack([column.double().sum(1) for column in columns], 1)
 
+    columns: ClassVar[int] = 4  #: of ``digest``
+
     def form(self, outputs: Tensor) -> Tensor:
         """Return the logarithm of the softmax, of which loss and divergence share one."""
         return F.log_softmax(outputs, dim=1)
@@ -551,32 +553,59 @@ class NextToken(Summed):
         return self.pooled(self.sums(outputs, y))
 
     def sums(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the numbers of texts, nats, right tokens, tokens and bytes, [1, 5]."""
+        """Return the number of texts and the sums of the columns of ``digest``, [1, 5]."""
         return torch.cat([outputs.new_tensor([len(y)]), outputs.sum(0)])[None]
 
     @property
     def _example(self) -> Tensor:
-        return self.sums(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 1))
+        return self.sums(torch.zeros(1, self.columns, dtype=torch.float64), torch.zeros(1, 1))
 
     def counted(self, sums: Tensor) -> Tensor:
-        n, nats, right, tokens, size = sums.T
+        n, nats, right, tokens, size = sums[:, :5].T
         whole = (sums[:, 2:] == sums[:, 2:].round()).all(1)
         possible = (nats >= 0) & (nats <= MOST_NATS * tokens * (1 + SLACK)) & (n <= tokens)
         possible &= (right >= 0) & (right <= tokens) & (size > 0)
         return torch.where(whole & possible, n, -1.0)
 
     def pooled(self, sums: Tensor) -> Scores:
-        (_, nats, right, tokens, size) = sums[0].tolist()
+        (_, nats, right, tokens, size) = sums[0, :5].tolist()
         values = (
             nats / (math.log(2) * size),
             math.exp(min(nats / tokens, MOST_NATS)),
             right / tokens,
         )
-        return Scores({m.name: value for m, value in zip(self.measures, values, strict=True)})
+        of_all = zip(NextToken.measures, values, strict=True)
+        return Scores({measure.name: value for measure, value in of_all})
 
     @staticmethod
     def check(y: Tensor, names: Sequence[str], *, every: bool) -> None:
         """Raise nothing: whether texts have tokens to learn is a question of valid samples."""
+
+
+@final
+@dataclass(frozen=True)
+class Answers(NextToken):
+    """Next tokens of answers behind prompts, which are not learnt (``data.prompt``).
+
+    An exact match is an answer whose tokens are all the most probable ones: what a network writes
+    that continues the prompt with the most probable token each time.
+    """
+
+    measures = (*NextToken.measures, EXACT_MATCH)
+    columns = 5
+
+    def digest(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the columns of ``NextToken`` and whether each answer is an exact match, [n, 5]."""
+        found = super().digest(outputs, y)
+        return torch.cat([found, (found[:, 1:2] == found[:, 2:3]).double()], 1)
+
+    def counted(self, sums: Tensor) -> Tensor:
+        n = super().counted(sums)
+        return torch.where((sums[:, 5] >= 0) & (sums[:, 5] <= n), n, -1.0)
+
+    def pooled(self, sums: Tensor) -> Scores:
+        exact = float(sums[0, 5] / sums[0, 0])
+        return Scores({**super().pooled(sums).measures, EXACT_MATCH.name: exact})
 
 
 def macro_auc(outputs: Tensor, y: Tensor) -> float | None:

@@ -20,7 +20,16 @@ from common.data.shares import share
 from common.measures import MACRO_AUC, MEASURES, PERPLEXITY, R2, RMSE, Measure
 from common.methods import names, options
 from common.metrics import auc
-from common.objectives import MOST_NATS, Labels, NextToken, Number, Objective, Summed, macro_auc
+from common.objectives import (
+    MOST_NATS,
+    Answers,
+    Labels,
+    NextToken,
+    Number,
+    Objective,
+    Summed,
+    macro_auc,
+)
 from common.parse import parse
 from common.settings.config import Data
 from common.training.task import Task, check_fleet
@@ -84,6 +93,24 @@ def test_labels_have_the_scores_of_scikit_learn() -> None:
     assert scores.measures["macro_f1"] == pytest.approx(f1.mean())
     assert float(LABELS.total(z, y)) / len(z) == pytest.approx(float(LABELS.loss(z, y)), rel=1e-6)
     assert float(LABELS.loss(torch.zeros(4, 3), y[:4])) == pytest.approx(LABELS.guess)
+
+
+def test_an_answer_is_an_exact_match_if_all_its_tokens_are_right() -> None:
+    answers = Answers(TOKENS.outputs, TOKENS.token_bytes)
+    y = torch.tensor([[0, 1, 2], [0, 3, 0], [0, 2, 2]])
+    z = torch.zeros(3, 3, 4).scatter(
+        2, torch.tensor([[3, 1, 2], [1, 3, 1], [1, 2, 3]])[..., None], 1
+    )
+    scores = answers.scores(answers.digest(z, y), y).measures
+    assert scores["exact_match"] == pytest.approx(2 / 3)
+    plain = TOKENS.scores(TOKENS.digest(z, y), y).measures
+    assert {**scores, "exact_match": None} == {**plain, "exact_match": None}
+    sums = torch.stack([answers.sums(row[None], y[:1]) for row in answers.digest(z, y)]).sum(0)
+    assert answers.pooled(sums).measures == pytest.approx(scores)
+    answers.check_sums(sums, 3)
+    for wrong in (2.0, -3.0):
+        with pytest.raises(ValueError, match="not those of 3 samples"):
+            answers.check_sums(sums + torch.tensor([0, 0, 0, 0, 0, wrong]), 3)
 
 
 def test_equal_scores_count_half_and_an_area_needs_both_kinds() -> None:

@@ -127,7 +127,7 @@ _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column", "ignore_columns", "images", "kind", "window", "stride"),
     *("objective", "target_mean", "target_std"),
-    *("text_column", "tokenizer", "vocabulary", "max_length"),
+    *("text_column", "prompt", "tokenizer", "vocabulary", "max_length"),
 }
 """Settings that select the samples; only partition ``own`` matters besides."""
 
@@ -148,6 +148,7 @@ def load(data: Data) -> Dataset:
     are_texts = dataset.kind is TOKENS
     is_read = {
         "text_column": are_texts and data.name in OF_COLUMNS,
+        "prompt": dataset.objective == "next-token" and data.name in OF_COLUMNS,
         "tokenizer": are_texts,
         "vocabulary": dataset.tokenizer.startswith("hash:"),
         "max_length": are_texts,

@@ -151,7 +151,8 @@ class _Reader:
             self.targets = ()
         self.owner = Names(data.owner_column, classes=False)
         left = {*map(str.strip, data.ignore_columns.split(","))}
-        roles = {data.text_column, data.owner_column, *self.targets}
+        self._prompt = encoder.columns if encoder else ()
+        roles = {data.text_column, data.owner_column, *self.targets, *self._prompt}
         self._is_used = roles.__contains__ if encoder else lambda name: name not in left
         self.features: list[str] = []
         self.notes: list[str] = []  #: of texts that were cut or left out
@@ -195,7 +196,9 @@ class _Reader:
                     owner[into] = self.owner.exact(name, len(columns[0]))
                 if self._encoder:
                     places = (f"{sheet.path}: row {i}" for i in count(first))
-                    values[into] = self._encoder.encode(by_name[self.features[0]], places)
+                    others = [by_name[name] for name in self._prompt]
+                    texts = by_name[self._data.text_column]
+                    values[into] = self._encoder.encode(texts, places, others)
                     continue
                 for j, column in enumerate(self.features):
                     values[into, j] = sheet.numbers(by_name[column], column, first)
@@ -229,6 +232,13 @@ class _Reader:
                     f"{sheet.path}: no column {text!r} besides label and owner; data.text-column "
                     f"should be one of {', '.join(header)}"
                 )
+            for name in self._prompt:
+                if name not in header or name == text:
+                    raise ValueError(
+                        f"{sheet.path}: no column {name!r} besides the text's; data.prompt can "
+                        f"have {', '.join(name for name in header if name != text)}"
+                    )
+            roles += self._prompt
             others = [name for name in header if name not in (text, *roles)]
             self._unused = dict.fromkeys(others, "not the text") | self._unused
         self.features = [name for name in header if name not in {*roles, *self._unused}]

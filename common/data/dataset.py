@@ -22,7 +22,7 @@ from common.data import kinds
 from common.data.account import Account, ignored, unpacked
 from common.data.kinds import IMAGE, TOKENS, Kind, OfKind, Shape
 from common.measures import ObjectiveName, RegressionLoss
-from common.objectives import OBJECTIVES, Objective
+from common.objectives import OBJECTIVES, Answers, Objective
 from common.seeds import rng
 
 LUMA = (0.299, 0.587, 0.114)
@@ -86,8 +86,13 @@ class Dataset:
         counts: list[int] = held.tolist()
         return counts
 
-    def goal(self, how: RegressionLoss = "mse") -> Objective:
-        """Return the objective for these outputs; ``how``: the loss of numbers."""
+    def goal(self, how: RegressionLoss = "mse", *, prompts: bool = False) -> Objective:
+        """Return the objective for these outputs.
+
+        ``how``: the loss of numbers. ``prompts``: whether texts begin with what is not learnt.
+        """
+        if prompts:
+            return Answers(self.classes, self.token_bytes)
         further = {"number": (*self.scale, how), "next-token": (self.token_bytes,)}
         return OBJECTIVES[self.objective](self.classes, *further.get(self.objective, ()))
 

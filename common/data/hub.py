@@ -133,7 +133,14 @@ def _decode(root: Path, data: Data, encoder: Encoder | None) -> dict[str, Tensor
     text = data.text_column
     if text and (kinds.get(text) != "value" or text in (*labels, owner)):
         raise ValueError(f"{root}: no column {text!r} with texts; there are {_describe(features)}")
-    inputs = [text] if text else _inputs(root, features, {*labels, owner, *left})
+    prompts = encoder.columns if encoder else ()
+    for name in prompts:
+        if kinds.get(name) not in ("label", "number", "value") or name == text:
+            raise ValueError(
+                f"{root}: no column {name!r} besides the text's; data.prompt can have columns of "
+                f"{_describe(features)}"
+            )
+    inputs = [text, *prompts] if text else _inputs(root, features, {*labels, owner, *left})
     columns = list(filter(None, (*inputs, *labels, owner)))
     for suffix, part in parts.items():
         for column in columns:
@@ -388,7 +395,7 @@ def _texts(
     texts, owners = [], int(known["owner"].max()) + 1 if "owner" in known else 0
     for suffix, part in parts.items():
         places = (f"{root}: column {column!r}: sample {i}" for i in count())
-        ids = encoder.encode(part[column], places)
+        ids = encoder.encode(part[column], places, [part[name] for name in encoder.columns])
         none = torch.full((len(ids),), owners)
         y, owner = (known.get(f"{name}{suffix}", none).numpy() for name in ("y", "owner"))
         texts.append(Texts(ids, y, owner))

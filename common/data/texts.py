@@ -6,8 +6,10 @@ tokens, of each owner's texts, or the end of each text if the owner has fewer th
 reader of ``text-folder`` is here.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -19,13 +21,14 @@ from common.data import decoded
 from common.data.account import Account
 from common.data.dataset import Dataset, fields_of, holdout, of_files, strata
 from common.data.layout import PARTS
-from common.data.tokens import encoded, samples, tokenizer_of
+from common.data.tokens import encoded, has_prompt, samples, tokenizer_of
 from common.files import check_regular, in_order, read_text
 from common.seeds import rng
 from common.settings.config import Data
 
 HELD_OUT = 0.2  #: share of the texts for testing where there are none for it
 FEW = 5  #: texts of an owner from which on whole ones are held out for next tokens
+NAMED = re.compile(r"{([^{}]+)}")  #: column in ``data.prompt``
 LAYOUTS = {
     "classes": "CLASS/*.txt or CLIENT/CLASS/*.txt, with train and test above the classes or not",
     "next-token": "*.txt or CLIENT/*.txt, with train and test above the files or not",
@@ -53,23 +56,39 @@ class Encoder:
     def __init__(self, data: Data) -> None:
         self.tokenizer, self._length = tokenizer_of(data), data.max_length
         self.next_token = data.objective_of_files == "next-token"
-        self.options = (self.tokenizer.fingerprint, str(self._length))
+        self._prompt = data.prompt if self.next_token else ""
+        self.columns = tuple(dict.fromkeys(NAMED.findall(self._prompt)))  #: columns of prompts
+        self.options = (self.tokenizer.fingerprint, str(self._length), self._prompt)
         """What the samples of a text depend on, besides the objective."""
 
-    def encode(self, texts: Iterable[object], places: Iterable[str]) -> np.ndarray:
+    def encode(
+        self,
+        texts: Iterable[object],
+        places: Iterable[str],
+        columns: Sequence[Iterable[object]] = (),
+    ) -> np.ndarray:
         """Return the tokens of each text, an object array (n,) of int32 (t,).
+
+        ``columns``: the values of ``self.columns`` for each text. Tokens of a prompt are negative.
 
         Raises ``ValueError``, one line with the text's place (its file and row), for a value that
         is no text. Of classes it also does for a text without tokens, of next tokens for a text
         that its tokens do not give back, because their lengths would not be those of the text.
         """
-        return np.fromiter(map(self._encoded, texts, places), object)
+        rows = zip(*columns, strict=True) if columns else repeat(())
+        return np.fromiter(map(self._encoded, texts, places, rows), object)
 
-    def _encoded(self, text: object, place: str) -> np.ndarray:
+    def _encoded(self, text: object, place: str, values: Sequence[object]) -> np.ndarray:
         ids = encoded(self.tokenizer, text, place, least=0 if self.next_token else 1)
         if self.next_token and not self.tokenizer.gives_back(str(text), ids.tolist()):
             raise ValueError(f"{place}: the tokens of data.tokenizer do not give back this text")
-        return ids
+        if not self._prompt:
+            return ids
+        if not len(ids):
+            raise ValueError(f"{place}: the text is empty")
+        known = dict(zip(self.columns, map(str, values), strict=True))
+        prompt = NAMED.sub(lambda name: known[name[1]], self._prompt)
+        return np.concatenate([-encoded(self.tokenizer, prompt, place), ids])
 
     def fields(
         self, parts: Sequence[Texts], owners: int, where: object, share: float = HELD_OUT
@@ -86,12 +105,18 @@ class Encoder:
             (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
             for of, part in zip(made, parts, strict=True)
         ]
-        if self.next_token:
+        most, notes = self._length, []
+        if self.next_token and not self._prompt:
             n, what = sum(t < 2 for t in lengths), "have no token to learn and are left out"
         else:
-            n, most = sum(t > self._length for t in lengths), self._length
+            n = sum(t > most + self.next_token for t in lengths)
             what = f"have more than {most} tokens; data.max-length = {most} cuts them"
         notes = [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
+        if self._prompt and (out := len(lengths) - sum(len(of.row) for of in made)):
+            notes.append(
+                f"{out:,} of {len(lengths):,} texts have a prompt of more than {most} tokens; "
+                "they are left out"
+            )
         return fields_of(sides, owners, where), notes
 
     def described(self, dataset: Dataset) -> Dataset:
@@ -116,7 +141,8 @@ def _divided(texts: Texts, share: float, *, next_token: bool) -> list[Texts]:
         sides = holdout(owner * (int(classes.max()) + 1) + classes, share, draw)
         return [Texts(*(column[rows] for column in texts)) for rows in map(Tensor.numpy, sides)]
     cuts = [len(ids) - round(share * len(ids)) for ids in texts.ids]
-    many = (torch.bincount(owner)[owner] >= FEW).nonzero()[:, 0]
+    whole = torch.tensor([has_prompt(ids) for ids in texts.ids])
+    many = ((torch.bincount(owner)[owner] >= FEW) | whole).nonzero()[:, 0]
     for tested, rows in enumerate(holdout(owner[many], share, draw) if len(many) else ()):
         for i in many[rows].tolist():
             cuts[i] = 0 if tested else len(texts.ids[i])

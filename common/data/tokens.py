@@ -247,6 +247,11 @@ def encoded(tokenizer: Tokenizer, text: object, place: str, *, least: int = 1) -
     return ids
 
 
+def has_prompt(ids: np.ndarray) -> bool:
+    """Return whether a text begins with tokens that are not learnt, which are negative."""
+    return len(ids) > 0 and bool(ids[0] < 0)
+
+
 @final
 class Samples(NamedTuple):
     """Samples of tokens, made of texts."""
@@ -262,10 +267,16 @@ def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token
 
     A text is one sample, cut after ``length`` tokens. For next tokens a text becomes consecutive
     windows of ``length`` + 1 tokens that overlap by one, so that each token but the first is learnt
-    once.
+    once. A text with a prompt, whose tokens are negative because they are not learnt, is one sample
+    of next tokens, cut after ``length`` + 1 tokens, and none if no other token is left.
     """
     step = length if next_token else max(map(len, texts), default=0) + 1
-    starts = [range(0, len(ids) - next_token, step) for ids in texts]
+    starts = [
+        range(int((ids[: length + 1] > 0).any()))
+        if has_prompt(ids)
+        else range(0, len(ids) - next_token, step)
+        for ids in texts
+    ]
     n = sum(map(len, starts))
     x, row = np.zeros((n, length), np.int32), np.empty(n, np.int64)
     y = np.zeros((n, length), np.int32) if next_token else None
@@ -274,9 +285,9 @@ def samples(texts: Sequence[np.ndarray] | np.ndarray, length: int, *, next_token
         for begin in begins:
             window = ids[begin : begin + length + 1]
             if y is not None:
-                y[i, : len(window) - 1] = window[1:]
+                y[i, : len(window) - 1] = window[1:].clip(min=0)
                 window = window[:-1]
-            x[i, : min(len(window), length)] = window[:length]
+            x[i, : min(len(window), length)] = abs(window[:length])
             row[i] = of
             i += 1
     return Samples(x, y, row)

@@ -313,6 +313,9 @@ class Data(Section):
     text_column: Annotated[str, Mark.TEXT] = ""
     """``hub``, ``csv``, ``jsonl``: column of the texts, which is then the only feature; empty:
     samples are no texts."""
+    prompt: Annotated[str, Field(max_length=10_000), Mark.TEXT] = ""
+    """Text that stands before each text of ``text-column`` and is not learnt, for next tokens;
+    ``{NAME}`` is the value of another column: ``Question: {question} Answer:``."""
     tokenizer: Annotated[str, Place("data-dirs", TOKENIZERS)] = "auto"
     """What makes tokens of a text: ``byte``, ``hash`` of words, the path of a list of words
     (``.txt``), or of a folder with a Hugging Face ``tokenizer.json``. ``auto``: ``byte`` for next

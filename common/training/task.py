@@ -67,7 +67,8 @@ class Task:
     def of(cls, config: Config, dataset: Dataset, device: torch.device) -> Task:
         """Return the task of a data set under a run's configuration."""
         statistics, columns = (dataset.mean, dataset.std), dataset.account.features
-        of_bytes, goal = dataset.x.dtype == torch.uint8, dataset.goal(config.train.regression_loss)
+        of_bytes = dataset.x.dtype == torch.uint8
+        goal = dataset.goal(config.train.regression_loss, prompts=bool(config.data.prompt))
         fields = dataset.shape, dataset.classes, *statistics, config, device, of_bytes, columns
         return cls(*fields, goal, dataset.tokenizer)
 

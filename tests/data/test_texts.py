@@ -500,3 +500,63 @@ def test_a_text_column_of_the_hub(read: Read, tmp_path: Path) -> None:
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="column 'text': sample 3: the text is empty"):
         read("hub", **{**known, "dir": str(tmp_path / "empty")})
+
+
+def asked(n: int = 12) -> list[dict[str, Any]]:
+    """``n`` questions with answers of one to three letters."""
+    return [{"q": f"{i}?", "a": "xyz"[: 1 + i % 3], "no": i} for i in range(n)]
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl", "client-csv"])
+def test_a_prompt_is_read_and_not_learnt(name: str, read: Read, tmp_path: Path) -> None:
+    rows = as_csv(asked()) if "csv" in name else asked()
+    file = {"client-csv": "one/all.csv"}.get(name, f"train.{name}")
+    lines(tmp_path / file, *rows)
+    settings = {"objective": "next-token", "text_column": "a", "prompt": "{no}:{q} "}
+    data = read(name, **settings, max_length=10)
+    assert len(data.x) + len(data.x_test) == 12, "each is whole, though one owner has few"
+    for x, y in zip(
+        torch.cat([data.x, data.x_test]), torch.cat([data.y, data.y_test]), strict=True
+    ):
+        number = int(BYTES.decode(x.tolist()).partition(":")[0])
+        whole = f"{number}:{number}? " + "xyz"[: 1 + number % 3]
+        assert (
+            BYTES.decode(x.tolist()) == whole[:-1]
+            and BYTES.decode(y.tolist()) == ("xyz"[: 1 + number % 3])
+        )
+        assert [bool(token) for token in y[: len(whole) - 1]] == (
+            [False] * (whole.index(" ")) + [True] * (1 + number % 3)
+        )
+    assert "'no'" not in str(data.account.unused)
+
+
+def test_answers_behind_long_prompts_are_cut_or_left_out(read: Read, tmp_path: Path) -> None:
+    rows = [{"q": "1234567", "a": "ab"}, {"q": "123456789", "a": "ab"}, {"q": "1", "a": "ab"}]
+    lines(tmp_path / "train.jsonl", *rows)
+    lines(tmp_path / "test.jsonl", *rows)
+    settings = {"objective": "next-token", "text_column": "a", "prompt": "{q}"}
+    data = read("jsonl", **settings, max_length=7)
+    assert texts(data.x) == ["1234567", "1a"] and texts(data.y) == ["a", "ab"]
+    notes = overview(data).notes if hasattr(overview(data), "notes") else data.account.notes
+    assert "4 of 6 texts have more than 7 tokens; data.max-length = 7 cuts them" in notes
+    assert "2 of 6 texts have a prompt of more than 7 tokens; they are left out" in notes
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "line"),
+    [
+        (asked(), {"prompt": "{question}"}, "no column 'question' besides the text's; data.prompt"),
+        (asked(), {"prompt": "{a}"}, "no column 'a' besides the text's"),
+        ([{"q": "?", "a": ""}], {}, "row 1: the text is empty"),
+        ([{"q": "", "a": "x"}], {}, "row 1: the text is empty"),
+        (asked(), {"objective": "auto", "label_column": "no"}, "data.prompt = .* do not read it"),
+    ],
+)
+def test_bad_prompts_are_one_line(
+    rows: Any, changes: Any, line: str, read: Read, tmp_path: Path
+) -> None:
+    lines(tmp_path / "train.jsonl", *rows)
+    settings = {"objective": "next-token", "text_column": "a", "prompt": "{q}", **changes}
+    with pytest.raises(ValueError, match=line) as refused:
+        read("jsonl", **settings)
+    assert "\n" not in str(refused.value)
