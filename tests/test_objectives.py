@@ -98,9 +98,8 @@ def test_labels_have_the_scores_of_scikit_learn() -> None:
 def test_an_answer_is_an_exact_match_if_all_its_tokens_are_right() -> None:
     answers = Answers(TOKENS.outputs, TOKENS.token_bytes)
     y = torch.tensor([[0, 1, 2], [0, 3, 0], [0, 2, 2]])
-    z = torch.zeros(3, 3, 4).scatter(
-        2, torch.tensor([[3, 1, 2], [1, 3, 1], [1, 2, 3]])[..., None], 1
-    )
+    most = torch.tensor([[3, 1, 2], [1, 3, 1], [1, 2, 3]])
+    z = torch.zeros(3, 3, 4).scatter(2, most[..., None], 1)
     scores = answers.scores(answers.digest(z, y), y).measures
     assert scores["exact_match"] == pytest.approx(2 / 3)
     plain = TOKENS.scores(TOKENS.digest(z, y), y).measures
