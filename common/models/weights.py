@@ -90,7 +90,8 @@ def read(path: Path) -> dict[str, Tensor]:
 def fitted(model: Classifier, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the entries of ``state`` under the names of ``model``'s state dict.
 
-    A head that is missing or has another number of classes is left out. Only shapes are compared.
+    A head that is missing or has another number of classes is left out, but not one that is also
+    the embedding of tokens. Only shapes are compared.
 
     Raises ``ValueError``, one line, that names a layer that is missing, unknown or of another
     shape.
@@ -105,15 +106,17 @@ def fitted(model: Classifier, state: Mapping[str, Tensor], path: Path) -> dict[s
             raise _unfit(path, model, f"it has {key!r}, which the model does not have")
         named[name] = value
     for name, value in own.items():
-        if name.startswith("head.") or (name not in named and name.endswith("tracked")):
+        new_head = name.startswith("head.") and not model.tied
+        if new_head or (name not in named and name.endswith("tracked")):
             continue
         if name not in named:
             raise _unfit(path, model, f"it lacks {name!r}")
         if named[name].shape != value.shape:
             shapes = f"{tuple(named[name].shape)}, the model's {tuple(value.shape)}"
             raise _unfit(path, model, f"its {name!r} is {shapes}")
-    head_fits = all(k in named and named[k].shape == own[k].shape for k in HEAD)
-    return {k: v for k, v in named.items() if head_fits or k not in HEAD}
+    entries = [key for key in HEAD if key in own]  # some heads have no bias
+    head_fits = all(k in named and named[k].shape == own[k].shape for k in entries)
+    return {k: v for k, v in named.items() if head_fits or k not in entries}
 
 
 def _unfit(path: Path, model: Classifier, why: str) -> ValueError:

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from common.data.kinds import TOKENS, OfKind
 from common.models import MODELS, build, check
+from common.models.classifier import Classifier
 from common.models.weights import _OLD_DENSE, fitted, path_of
 from deploy.run.preflight import preflight
 from deploy.user_modules import look_in
@@ -64,6 +66,22 @@ def test_a_head_of_other_classes_stays_as_it_was_drawn(tmp_path: Path) -> None:
     assert torch.equal(net.head.weight, drawn.head.weight)
     body = [key for key in saved if not key.startswith("head.")]
     assert all(torch.equal(net.state_dict()[key], saved[key]) for key in body)
+
+
+def test_a_head_without_bias_that_is_the_embedding_is_the_files() -> None:
+    def gpt(vocab: int, seed: int) -> Classifier:
+        return build("gpt-1", OfKind((8,), TOKENS, vocab, every=True), vocab, seed=seed)
+
+    net, other = gpt(30, seed=1), gpt(30, seed=2)
+    found = fitted(net, other.state_dict(), Path("w"))
+    assert found.keys() == net.state_dict().keys()
+    assert torch.equal(found["head.weight"], other.head.weight)
+    for lacking in ("head.weight", "body.norm.bias"):
+        less = {key: value for key, value in other.state_dict().items() if key != lacking}
+        with pytest.raises(ValueError, match=f"it lacks '{lacking}'"):
+            fitted(net, less, Path("w"))
+    with pytest.raises(ValueError, match=r"'head.weight' is \(40, 64\), the model's \(30, 64\)"):
+        fitted(net, gpt(40, seed=2).state_dict(), Path("w"))
 
 
 def test_a_state_dict_of_the_network_itself_fits_its_wrapped_form(tmp_path: Path) -> None:
