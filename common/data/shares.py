@@ -96,7 +96,7 @@ def _validated(
     draw = rng(seed, "validation", k)
     if data.validation_from == "any" or data.partition == OWN or data.test == "own":
         return local_split(train, data.validation, draw)
-    tested = np.isin(train, _tested(data, clients, seed))
+    tested = np.isin(train, _tested(data, clients, seed, pool_of(data, seed)))
     if tested.all():
         return train, train[:0]
     rows, validation = local_split(train[~tested], data.validation, draw)
@@ -104,10 +104,11 @@ def _validated(
 
 
 @lru_cache(maxsize=4)
-def _tested(data: Data, clients: int, seed: int) -> np.ndarray:
+def _tested(data: Data, clients: int, seed: int, pool: Dataset) -> np.ndarray:
     """Return the rows that some client tests on and another one has too; empty if there are none.
 
-    Only partitions that draw with replacement have such rows.
+    Only partitions that draw with replacement have such rows. ``pool``: of whose rows they are, for
+    the cache.
     """
     shares = [np.unique(rows) for rows in _partition(data, clients, seed)]
     rows, counts = np.unique(np.concatenate(shares), return_counts=True)
@@ -144,10 +145,14 @@ def _own_test(data: Data, pool: Dataset, k: int, train: np.ndarray) -> np.ndarra
     return np.flatnonzero(pool.owner_test.numpy() == k)
 
 
-@lru_cache(maxsize=4)
 def _partition(data: Data, clients: int, seed: int) -> list[np.ndarray]:
     """Return every client's rows; cached for a process that runs many clients."""
-    return split(data, pool_of(data, seed), clients, seed)
+    return _rows(data, pool_of(data, seed), clients, seed)
+
+
+@lru_cache(maxsize=4)
+def _rows(data: Data, pool: Dataset, clients: int, seed: int) -> list[np.ndarray]:
+    return split(data, pool, clients, seed)
 
 
 def for_testing(data: Data, clients: int, seed: int) -> Dataset:
@@ -191,7 +196,7 @@ def check_public(data: Data, images: Tensor, who: str, seed: int) -> None:
     """
     if not data.elsewhere:
         return
-    public = _public_digests(data, seed)
+    public = _digests_of(divide(data, seed).public)
     overlap = sum(digest in public for digest in image_digests(images))
     noun, by_chance = "images", 0
     if of_samples(images) is TOKENS:
@@ -220,7 +225,6 @@ def check_public_tests(data: Data, clients: int, seed: int) -> None:
 
 
 @lru_cache(maxsize=2)
-def _public_digests(data: Data, seed: int) -> frozenset[bytes]:
+def _digests_of(public: Tensor | None) -> frozenset[bytes]:
     """Return the digests of the public images; computed once in a process."""
-    public = divide(data, seed).public
     return frozenset(() if public is None else image_digests(public))

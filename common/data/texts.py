@@ -121,13 +121,10 @@ class Encoder:
 
     def described(self, dataset: Dataset) -> Dataset:
         """Return the data set with its vocabulary, which for next tokens is what is learnt."""
-        known: dict[str, Any] = {
-            "vocab": self.tokenizer.vocab,
-            "tokenizer": self.tokenizer.fingerprint,
-        }
+        own = self.tokenizer
+        known: dict[str, Any] = {"vocab": own.vocab, "tokenizer": own.fingerprint}
         if self.next_token:
-            known |= {"classes": self.tokenizer.names, "token_bytes": self.tokenizer.lengths}
-            known["objective"] = "next-token"
+            known |= {"objective": "next-token", "classes": own.names, "token_bytes": own.lengths}
         return replace(dataset, **known)
 
 

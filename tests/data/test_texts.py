@@ -11,7 +11,7 @@ import torch
 from common.data import Dataset, load
 from common.data.arrays import LETTERS
 from common.data.overview import overview
-from common.data.shares import check_public_tests
+from common.data.shares import check_public_tests, share
 from common.data.tokens import Bytes
 from common.settings.config import Data
 from tests.support.texts import bpe
@@ -182,6 +182,24 @@ def test_a_cached_copy_belongs_to_one_tokenizer(
         )
     short = read("csv", text_column="text", max_length=3)
     assert short.shape[0] == 3 and texts(short.x)[0] in ("bad", "goo")
+
+
+def test_another_vocabulary_has_another_partition(
+    options: Callable[..., Data], tmp_path: Path
+) -> None:
+    """The file of the tokenizer has the same path, but fewer windows of the texts."""
+    for i in range(40):
+        lines(tmp_path / "texts" / f"{i}.txt", "the cat sat on the mat " * 3)
+    known = {"name": "text-folder", "dir": str(tmp_path / "texts"), "objective": "next-token"}
+    data = options(tokenizer=str(tmp_path), max_length=4, min_size=0, **known)
+    sizes = []
+    for vocab in (259, 300):
+        bpe(tmp_path, vocab)
+        shares = [share(data, k, 2, 0) for k in range(2)]
+        rows = torch.cat([rows for of in shares for rows in (of.train, of.test)])
+        assert sorted(rows.tolist()) == list(range(len(shares[0].pool.y)))
+        sizes.append(len(rows))
+    assert sizes[1] < sizes[0]
 
 
 @pytest.mark.parametrize(
