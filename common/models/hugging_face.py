@@ -39,6 +39,7 @@ TARGETS = {
     "bert": ("query", "value"),
 }
 """Layers with adapters by the type of a model, as in peft; all linear layers of other types."""
+PREFIX = "net."  #: of transformers' names of layers in ours
 CLOSE = 1e-3  #: rounding of logits that are computed in two ways
 
 
@@ -120,7 +121,7 @@ class WholeText(Base):
         lacking = [n for n in net.state_dict() if not {n, n.removeprefix(below)} & names]
         new = [n for n in lacking if not n.startswith(below) or ".pooler." in n]
         layers = dict.fromkeys(name.rpartition(".")[0] for name in new)
-        self.fresh, self.new = tuple(f"net.{n}" for n in layers), (*layers, self.last)
+        self.fresh, self.new = tuple(f"{PREFIX}{n}" for n in layers), (*layers, self.last)
 
     def features(self, x: Tensor) -> Tensor:
         if self.decoder:
@@ -194,7 +195,7 @@ def _checked(folder: str) -> Path:
         )
     path = Path(folder).expanduser()
     if not (path / CONFIG).is_file():
-        raise _unfit(folder, f"there is no file {CONFIG} in it" if path.is_dir() else "no folder")
+        raise _unfit(folder, f"there is no {f'{CONFIG} in it' if path.is_dir() else 'such folder'}")
     if (path / "adapter_config.json").exists():
         raise _unfit(folder, "it holds an adapter, not a network")
     if not any(path.glob(WEIGHTS)):

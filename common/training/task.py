@@ -487,9 +487,9 @@ def check_fleet(task: Task) -> None:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-        if network(spec) == hugging_face.NAME:
+        if of_folder := network(spec) == hugging_face.NAME:
             hugging_face.check_tokenizer(config.adapter.base, task.tokenizer)
-        if models.frozen(spec):
+        if of_folder or models.frozen(spec):
             task.without_values(spec)
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":

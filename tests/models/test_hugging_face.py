@@ -143,7 +143,7 @@ def test_layers_that_a_folder_lacks_are_trained_whole(made: Made) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda f: (f / "config.json").unlink(), "there is no file config.json in it"),
+        (lambda f: (f / "config.json").unlink(), "there is no config.json in it"),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
             "no weights as \\*.safetensors; pickled weights are not read",

@@ -22,6 +22,11 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4},
         "max_position_embeddings": 64,
     },
+    "SqueezeBert": {
+        **{"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64},
+        **{"q_groups": 1, "v_groups": 1, "intermediate_groups": 1, "output_groups": 1},
+    },
 }
 """Sizes of a network by the first word of its classes."""
 
