@@ -21,6 +21,7 @@ EXTRAS: dict[str, str] = {
     "onnxscript": "onnx",
     "prometheus_client": "metrics",
     "tokenizers": "text",
+    "transformers": "text",
 }
 """Import name of a package to the extra in ``pyproject.toml`` that installs it."""
 

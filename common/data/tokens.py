@@ -134,7 +134,7 @@ class Folder(Tokenizer):
             raise ValueError(f"{path}: damaged or no tokenizer ({first_line(error)})") from None
         self._own.no_truncation()
         self._own.no_padding()
-        self.fingerprint = f"folder:{_digest(content)}"
+        self.fingerprint = fingerprint_of(content)
         self._by_id = {i + 1: name for name, i in self._own.get_vocab().items()}
         self._added = {i + 1 for i in self._own.get_added_tokens_decoder()}
         self.vocab = max(self._by_id, default=0) + 1
@@ -159,6 +159,11 @@ class Folder(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         own = [i - 1 for i in ids if i]
         return str(self._own.decode(own, skip_special_tokens=False))
+
+
+def fingerprint_of(content: bytes) -> str:
+    """Return the fingerprint of the tokenizer in a ``tokenizer.json``."""
+    return f"folder:{_digest(content)}"
 
 
 def _words(text: str) -> list[str]:

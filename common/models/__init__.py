@@ -15,7 +15,8 @@ to fewer than 4. External networks (``torchvision:NAME``, ``timm:NAME``, plug-in
 ``text-transformer-4h8`` is one of 4 layers and 8 heads.
 
 ``gpt-2-lora4`` is a frozen ``gpt-2`` with adapters of rank 4 (``adapters.py``), and ``gpt-2-dense``
-is one with dense updates of the same layers. Every network can have them.
+is one with dense updates of the same layers. Every network can have them. ``base`` is the network
+of the Hugging Face folder ``adapter.base``.
 """
 
 import math
@@ -31,7 +32,7 @@ from torch import nn
 from common import seeds
 from common.data import kinds
 from common.data.kinds import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Kind, OfKind
-from common.models import external
+from common.models import external, hugging_face
 from common.models.adapters import USUAL, Adapter, adapted
 from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.models.convolutional import (
@@ -323,6 +324,20 @@ MODELS: dict[str, Architecture] = {
 }
 
 
+FOLDER = Architecture(
+    hugging_face.build,
+    0,
+    "a Hugging Face folder",
+    (),
+    {"own": 1},
+    scales=False,
+    nests=False,
+    kinds=(TOKENS,),
+    every=(False, True),
+)
+"""Row of the network of ``adapter.base``, which is no part of lists of networks."""
+
+
 def parse(spec: str) -> tuple[str, float]:
     """Split ``"resnet18@0.25"`` into ``("resnet18", 0.25)``; the default factor is 1.
 
@@ -353,6 +368,8 @@ def architecture(name: str) -> Architecture:
     """
     if name in MODELS:
         return MODELS[name]
+    if name == hugging_face.NAME:
+        return FOLDER
     if lora := ADAPTED.fullmatch(name):
         return replace(architecture(lora[1]), rank=int(lora[2] or 0), nests=True)
     if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
@@ -548,13 +565,14 @@ def build(
     known, factor = parse(spec)
     row = architecture(known)
     if plain := frozen(spec):
-        form = (shape, classes, stem, projection, feature_dim)
+        form = (shape, classes, stem, projection, feature_dim, adapter)
         base = base or build(plain, *form, seed=seed, name=name, pretrained=pretrained)
         model = adapted(base, row.rank, adapter, seed, head=not kinds.every_of(shape))
         model.spec = spec
         return model
     chosen = _stem(row, stem)
     options = {} if chosen == "own" else {"stem": chosen}
+    options |= {"folder": adapter.base} if row is FOLDER else {}
     with seeds.scope(seed, *name):
         model = row.build(shape, classes, factor, **options)
     if pretrained:

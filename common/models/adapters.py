@@ -12,7 +12,8 @@ one of kernel size 1. In this form the layers have the bits of Hugging Face's pe
 Everything of the base is frozen: its weights are buffers that a state dict does not have, so that
 they neither travel nor are stored with a model, and its BatchNorm keeps its statistics. The
 exception is the head for classes, labels or numbers, which is new for most tasks: it is trained
-whole. The head for next tokens is the base's.
+whole, as are other layers that are new (``Classifier.fresh``). The head for next tokens is the
+base's.
 """
 
 import copy
@@ -40,8 +41,9 @@ class Adapter(NamedTuple):
 
     scale: float = 2.0  #: s, the same for all ranks
     alpha: float = 0.0  #: above 0: s is alpha / r instead
-    targets: tuple[str, ...] = ()  #: layers, by the ends of their names; empty: all but the head
+    targets: tuple[str, ...] = ()  #: layers, by the ends of their names; empty: the base's usual
     dropout: float = 0.0
+    base: str = ""  #: folder of the network ``base``
 
     def scale_of(self, rank: int) -> float:
         """Return s of an adapter of this rank."""
@@ -199,13 +201,13 @@ def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: b
     """
     tensors = chain(base.parameters(), base.buffers())
     net = copy.deepcopy(base, {id(tensor): tensor for tensor in tensors})
-    own = copy.deepcopy(base.head).requires_grad_(True)
+    whole = {name: copy.deepcopy(base.get_submodule(name)) for name in ("head", *base.fresh)}
     _freeze(net)
-    if head:
-        net.head = own
+    for name, module in whole.items() if head else ():
+        _replace(net, name, module.requires_grad_(True))
     layers = {name: module for name, module in net.named_modules() if _can(module)}
-    layers = {name: module for name, module in layers.items() if module is not net.head}
-    wanted = adapter.targets
+    layers = {name: module for name, module in layers.items() if name not in whole}
+    wanted = adapter.targets or base.targets
     chosen = [n for n in layers if not wanted or any(f".{n}".endswith(f".{t}") for t in wanted)]
     if not chosen:
         targets = ",".join(wanted)

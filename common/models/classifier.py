@@ -22,6 +22,9 @@ class Classifier(nn.Module, ABC):
     spec: str = ""  #: spec that built it, such as ``resnet8`` or ``resnet18@0.25``
     head: nn.Linear  #: d features to C logits
     tied: ClassVar[bool] = False  #: whether the head's weights are those of the input layer too
+    targets: tuple[str, ...] = ()
+    """Layers with adapters unless ``adapter.targets`` names others; empty: all but the head."""
+    fresh: tuple[str, ...] = ()  #: further layers that adapters leave to be trained whole
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.settings.marks import Auto, Form, Mark, Unprotected
+from common.settings.marks import Auto, Form, Mark, Place, Unprotected
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -201,13 +201,16 @@ class Oca(Section):
 class Adapters(Section):
     """Settings of low-rank adapters, for networks such as ``gpt-2-lora4``, whose rank is 4."""
 
+    base: Annotated[str, Place("weights")] = ""
+    """Hugging Face folder (config.json, safetensors) of the network ``base``, for texts, as in the
+    fleet ``base-lora4``; needs the extra ``text``."""
     scale: Positive = 2.0
     """s, factor of an adapter's update s B A; the same for all ranks."""
     alpha: NonNegative = 0.0
     """α, above 0: the factor of an adapter of rank r is α / r instead; 0: ``scale``."""
     targets: Annotated[str, Mark.TEXT] = ""
     """Comma-separated layers with adapters, by the ends of their names, such as ``qkv,out``; empty:
-    every linear layer and convolution but the head."""
+    every linear layer and convolution but the head, of a folder's network those of peft."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that are 0 in training."""
 

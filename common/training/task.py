@@ -24,6 +24,7 @@ from common.data.kinds import IMAGE, TOKENS, Kind
 from common.errors import first_line
 from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
+from common.models import hugging_face
 from common.models import weights as weights_
 from common.models.adapters import Adapter
 from common.models.batchnorm import batch_statistics
@@ -32,6 +33,7 @@ from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.objectives import Classes, Objective
 from common.settings.config import Config, MemoryFormat, listed, not_allowed
+from common.settings.plugins import network
 from common.training import optimise
 from common.training.costs import counting
 from common.training.device import Net, arrange
@@ -117,7 +119,7 @@ class Task:
     def adapter(self) -> Adapter:
         """Settings of the networks' adapters."""
         o = self.config.adapter
-        return Adapter(o.scale, o.alpha, tuple(listed(o.targets)), o.dropout)
+        return Adapter(o.scale, o.alpha, tuple(listed(o.targets)), o.dropout, o.base)
 
     def card(self, spec: str) -> Card:
         """Return what the use of a network of the architecture ``spec`` needs."""
@@ -185,6 +187,7 @@ class Task:
         run, classes = self.config.run, classes or self.num_classes
         path = weights_.path_of(run.weights, spec) if run.weights else None
         stamp = path.stat().st_mtime_ns if path is not None and path.is_file() else 0
+        stamp += hugging_face.stamp(self.adapter.base)
         key = (spec, self.seed, self._form(classes), str(path), stamp, run.pretrained, self.device)
         if key not in _BASES:
             published = run.pretrained and models.published(spec)
@@ -490,7 +493,9 @@ def check_fleet(task: Task) -> None:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-        if models.frozen(spec):
+        if of_folder := network(spec) == hugging_face.NAME:
+            hugging_face.check_tokenizer(config.adapter.base, task.tokenizer)
+        if of_folder or models.frozen(spec):
             task.without_values(spec)
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":

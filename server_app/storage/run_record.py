@@ -15,13 +15,14 @@ from common.journal import Entry, Undone
 from common.metrics import Confusion
 from common.models.card import FILE as CARD
 from common.models.card import Card
+from common.models.classifier import Classifier
 from common.parse import to_toml
 from common.settings.config import Config
 from common.settings.section import Value
 from server_app.aggregation.privacy import NoisySums, spent
 from server_app.release import RELEASED, released_logs, stop_line
 from server_app.stopped import Stopped
-from server_app.storage import checkpoint, summary
+from server_app.storage import checkpoint, peft_folders, summary
 from server_app.storage.journal import Journal, clock
 from server_app.storage.relative_paths import to_relative
 from server_app.tracking.sink import Sink
@@ -110,6 +111,10 @@ class Record:
     def best(self) -> int:
         """Round of the model in ``best.safetensors``; 0: there is none."""
         return model_file.round_of(self.folder / BEST)
+
+    def add_adapters(self, networks: Mapping[str, Classifier], main: str) -> None:
+        """Write the adapters of the method's ``networks`` for peft, if it can load them."""
+        peft_folders.write(self.folder, networks, main)
 
     def add_summary(
         self, weights: StateDict | None, error: str = "", card: Card | None = None

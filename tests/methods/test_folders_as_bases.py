@@ -1,0 +1,214 @@
+"""Runs on networks in Hugging Face folders, and their adapters in peft."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+from common.data import DATASETS, Source, kinds
+from common.data.kinds import TOKENS, OfKind
+from common.data.tokens import Folder
+from deploy.api import load as load_run
+from server_app.storage.peft_folders import write
+from tests.models.test_hugging_face import DECODERS, EVERY, WHOLE, V, of, texts
+from tests.support import battery, outputs
+from tests.support.folders import folder
+from tests.support.texts import bpe
+from tests.support.tiny import Run, flat, play
+
+WORDS = ("the", "cat", "sat", "on", "the", "mat", "a", "dog", "is", "on")
+CONFIG = "adapter_config.json"
+ADAM = {"train__optimizer": "adam", "train__lr": 0.01, "train__epochs": 1}
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a run on next tokens of the folder of a Llama, with its own tokenizer."""
+    place, data = tmp_path / "base", tmp_path / "data"
+    place.mkdir()
+    folder(place, "LlamaForCausalLM", vocab=Folder(bpe(place)).vocab - 1)
+    data.mkdir()
+    draw = random.Random(1)
+    for part, n in (("train", 40), ("test", 20)):
+        rows = [{"text": " ".join(draw.choices(WORDS, k=12))} for _ in range(n)]
+        (data / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return {
+        **{"method": "fedit", "fleet": "base-lora4", "clients": 2, "rounds": 2, **ADAM},
+        **{"adapter__base": str(place), "data__name": "jsonl", "data__dir": str(data)},
+        **{"data__text_column": "text", "data__objective": "next-token"},
+        **{"data__tokenizer": str(place), "data__max_length": 16},
+        **{"data__samples": 0, "data__test_samples": 0},
+    }
+
+
+@pytest.fixture
+def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings of a run on classes of texts with the folder of a BERT without a tokenizer."""
+    dataset = outputs.texts()
+    monkeypatch.setitem(DATASETS, "made-texts", Source(lambda _: dataset, "made"))
+    data = {"data__name": "made-texts", "data__samples": 0, "data__test_samples": 0}
+    place = folder(tmp_path / "base", "BertModel", vocab=40)
+    more = {"fleet": "base-lora4", "adapter__base": place, "clients": 2, "rounds": 2}
+    return {"method": "fedit", **data, **more, **ADAM, "train__lr": 0.03, "train__epochs": 3}
+
+
+def in_peft(kind: str, base: str, place: Path) -> Any:
+    """Return a network of ``transformers`` with an adapter, loaded without a missing entry."""
+    import peft
+    import transformers
+
+    options = {"num_labels": 3} if "Sequence" in kind else {}
+    own = getattr(transformers, kind).from_pretrained(base, attn_implementation="eager", **options)
+    net = peft.PeftModel.from_pretrained(own, str(place)).eval()
+    known = peft.get_peft_model_state_dict(net)
+    saved = load_file(place / "adapter_model.safetensors")
+    assert known.keys() == saved.keys()
+    assert all(torch.equal(known[name], value) for name, value in saved.items())
+    return net
+
+
+def theirs(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        ids = (x.long() - 1).clamp(min=0)
+        logits: Tensor = net(input_ids=ids, attention_mask=(x > 0).long()).logits
+    return logits
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "shape", "targets"),
+    [
+        *((name, EVERY, ()) for name in DECODERS),
+        *(("GPT2LMHeadModel", WHOLE, ("c_proj",)), ("LlamaForCausalLM", WHOLE, ())),
+        *(("BertForMaskedLM", WHOLE, ()), ("DistilBertForMaskedLM", WHOLE, ())),
+        ("SqueezeBertForMaskedLM", WHOLE, ()),  # its layers are convolutions
+    ],
+)
+def test_peft_has_the_logits_of_an_adapter(
+    name: str, shape: OfKind, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also with the head of classes, and with other layers that are new."""
+    base = folder(tmp_path / "base", name, initializer_range=0.05)
+    net = of(base, "base-lora4", shape, targets=targets, scale=1.5).eval()
+    draw = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
+    write(tmp_path, {"base-lora4": net}, "")
+    kind = "AutoModelForCausalLM" if shape.every else "AutoModelForSequenceClassification"
+    place, x = tmp_path / "adapters" / "global", texts(20, 20)
+    own = in_peft(kind, base, place)
+    if own.config.pad_token_id is None:
+        own.config.pad_token_id = own.base_model.model.config.pad_token_id = 259
+    with torch.no_grad():
+        logits = net(x)
+    found = theirs(own, x)
+    if shape.every:
+        logits, found = logits[..., 1:], found[..., : V - 1]
+    assert_close(logits, found, atol=1e-6, rtol=1e-6)
+    assert json.loads((place / CONFIG).read_text())["lora_alpha"] == 6
+
+
+def test_a_run_on_next_tokens_learns_and_leaves_its_adapter(
+    decoder: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    """What travels is 4 r (o + i) bytes of a layer, and peft has the logits of the run's model."""
+    base = Path(decoder["adapter__base"])
+    played = run(**decoder)
+    assert played.summary["failures"] == []
+    course = [entry["measures"]["bits_per_byte"] for entry in played.journal]
+    assert course == sorted(course, reverse=True) and course[0] > course[-1]
+    sizes = 4 * 4 * 2 * ((32 + 32) + (32 + 16))
+    assert played.journal[1]["bytes"]["arrays_up"] == 2 * sizes
+    assert sum(4 * value.numel() for value in played.model.values()) == sizes
+    place = played.folder / "adapters" / "global"
+    x = kinds.random(3, OfKind((16,), TOKENS, Folder(base).vocab, every=True))
+    with torch.no_grad():
+        logits = load_run(played.folder).model()(x)[..., 1:]
+    found = theirs(in_peft("AutoModelForCausalLM", str(base), place), x)
+    assert_close(found[..., : logits.shape[-1]], logits, atol=1e-5, rtol=1e-6)
+    assert not any(str(base) in path.read_text() for path in place.glob("*.json"))
+
+
+def test_a_run_on_classes_learns_and_leaves_its_adapter_and_head(
+    encoder: dict[str, Any], run: Run
+) -> None:
+    played = run(**encoder)
+    assert played.summary["failures"] == []
+    assert played.summary["primary"]["best"] > 0.5, played.summary["primary"]
+    place = played.folder / "adapters" / "global"
+    x = outputs.texts().x_test
+    with torch.no_grad():
+        logits = load_run(played.folder).model()(x)
+    own = in_peft("AutoModelForSequenceClassification", encoder["adapter__base"], place)
+    assert_close(theirs(own, x), logits, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "places"),
+    [
+        ("fedsa-lora", set()),
+        ("flora", set()),
+        ("flexlora", set()),
+        ("hetlora", {"global", "base-lora2"}),
+        ("local", set()),
+    ],
+)
+def test_adapters_of_the_server_alone_are_written(
+    method: str, places: set[str], encoder: dict[str, Any], run: Run
+) -> None:
+    mixed = {"fleet": "base-lora4,base-lora2"} if method in battery.OF_RANKS else {}
+    folder = run(**{**encoder, **mixed, "method": method, "rounds": 1}).folder / "adapters"
+    assert {path.name for path in folder.glob("*")} == places
+    ranks = {
+        path.parent.name: json.loads(path.read_text())["r"] for path in folder.glob("*/*.json")
+    }
+    assert not places or ranks == {"global": 4, "base-lora2": 2}
+
+
+def test_dense_updates_and_whole_networks_of_a_folder_are_trained(
+    encoder: dict[str, Any], run: Run
+) -> None:
+    for fleet in ("base-dense", "base"):
+        played = run(**{**encoder, "method": "fedavg", "fleet": fleet, "train__lr": 0.003})
+        assert played.summary["failures"] == []
+        assert played.summary["primary"]["best"] > 0.5, played.summary["primary"]
+
+
+def refused(settings: dict[str, Any], tmp_path: Path, line: str) -> None:
+    with pytest.raises(ValueError, match=line) as raised:
+        play(flat(tmp_path / "refused", **settings))
+    assert "\n" not in str(raised.value)
+
+
+def test_another_tokenizer_than_the_folder_has_is_refused(
+    decoder: dict[str, Any], tmp_path: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    for name in ("byte", str(bpe(other, 265))):
+        line = "its tokenizer is folder:.*, that of the data (byte|folder:)"
+        refused({**decoder, "data__tokenizer": name}, tmp_path, line)
+    small = folder(tmp_path / "small", "LlamaForCausalLM", vocab=200)
+    line = "it has 200 tokens, but the tokenizer of the data has 256"
+    refused({**decoder, "adapter__base": small, "data__tokenizer": "byte"}, tmp_path, line)
+
+
+def test_a_network_without_folder_package_or_order_is_refused(
+    decoder: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused({**decoder, "adapter__base": ""}, tmp_path, "adapter.base, which is empty")
+    refused({**decoder, "adapter__base": "/nowhere"}, tmp_path, "there is no such folder")
+    place = folder(tmp_path / "bert", "BertForMaskedLM", vocab=300)
+    line = "its network, bert, is no decoder for next tokens"
+    refused({**decoder, "adapter__base": place}, tmp_path, line)
+    refused({**decoder, "adapter__targets": "qkv"}, tmp_path, "'qkv' matches no layer of base")
+    refused({**decoder, "fleet": "base-lora33"}, tmp_path, "rank 33 is not allowed")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    line = r"transformers is not installed here, .* 'fedmosaic\[text\]'"
+    refused({**decoder, "adapter__scale": 3.0}, tmp_path, line)
