@@ -57,6 +57,9 @@ class Participant:
         self.node = node = {**config.node(self.k), **node}
         if weights := node.get("weights"):
             config = config.with_run(weights=weights)
+        if base := node.get("base"):
+            adapter = config.adapter.model_copy(update={"base": base})
+            config = config.model_copy(update={"adapter": adapter})
         self.config = config
         self.clients = config.run.clients or _required(node, "num-partitions")
         if self.k >= self.clients:

@@ -50,7 +50,7 @@ def test_the_tables_of_a_node() -> None:
         **dict.fromkeys(("data.dir", "node.K.data-dir"), "data-dirs"),
         **dict.fromkeys(("data.public-dir", "node.K.public-dir"), "data-dirs"),
         **dict.fromkeys(("state-dir", "node.K.state-dir"), "state-dirs"),
-        **dict.fromkeys(("weights", "node.K.weights", "adapter.base"), "weights"),
+        **dict.fromkeys(("weights", "node.K.weights", "adapter.base", "node.K.base"), "weights"),
         "data.tokenizer": "data-dirs",
     }
     assert known["words"] == {"data.tokenizer": ["auto", "byte", "hash"]}
@@ -105,6 +105,7 @@ def test_the_places_of_a_moved_run() -> None:
             "data.tokenizer",
             "state-dir",
             "weights",
+            "node.K.base",
             "node.K.weights",
             "adapter.base",
             "membership",

@@ -542,6 +542,8 @@ class Node(Section):
     """Profile of the client's device, as in ``profiles``."""
     weights: Annotated[str | None, Place("weights")] = None
     """File of initial weights on the client's machine, as ``weights``."""
+    base: Annotated[str | None, Place("weights")] = None
+    """Folder of the base of adapters on the client's machine, as ``adapter.base``."""
     size: Annotated[float | None, Field(gt=0, le=1)] = None
     """``fiarse``: share of the global model's entries that the client trains."""
     device: Annotated[str | None, *DEVICE, Mark.TEXT, Mark.FREE] = None
