@@ -306,6 +306,10 @@ class Method(ABC, Generic[O, U]):
         """Return further global models by name, of the same architectures, to score as well."""
         return {}
 
+    def approximations(self) -> dict[str, Classifier]:
+        """Return networks with adapters that a run leaves beside its models, by architecture."""
+        return {}
+
     def parts_to_score(self) -> Models:
         """Return by name the weights that a client completes with its own ones before it scores.
 

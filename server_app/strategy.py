@@ -102,7 +102,8 @@ class MethodStrategy(Run, Strategy):
                 callback.end()
             record.add_predictions(self.scorer.predictions())
             card = self.task.card(self.method.global_spec)
-            record.add_adapters(self.scorer.scored.raw(), self.method.main)
+            networks = self.scorer.scored.raw() | self.method.approximations()
+            record.add_adapters(networks, self.method.main)
             record.add_summary(self.scorer.scored.weights_to_score(), card=card)
         if not config.run.runtime:  # our commands write the report themselves
             log.info(

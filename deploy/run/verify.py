@@ -5,7 +5,7 @@ of its weights, and each line of the journal a digest of its text (``storage/jou
 No digest covers the other files of the folder, such as settings, summary and report.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
@@ -17,7 +17,7 @@ from common.files import parse_json, parse_toml
 from common.journal import Entry
 from deploy.report.read import beside
 from deploy.settings import load_run
-from server_app.storage import checkpoint
+from server_app.storage import checkpoint, peft_folders
 from server_app.storage.journal import read_lines
 
 
@@ -52,7 +52,8 @@ def verify(folder: Path) -> list[Verdict]:
         why = "it has no journal.jsonl and no checkpoint"
         raise ValueError(f"{folder} holds no run: {why}{beside(folder)}")
     first = [*_settings(folder), _journal(folder / "journal.jsonl"), *_checkpoints(folder)]
-    verdicts = [*first, *_model(folder), *_uploads(folder), *_client_states(folder)]
+    verdicts = [*first, *_model(folder), *_adapters(folder), *_uploads(folder)]
+    verdicts += _client_states(folder)
     return [*verdicts, *_others(folder, {verdict.path for verdict in verdicts})]
 
 
@@ -151,6 +152,12 @@ def _model(folder: Path) -> Iterator[Verdict]:
         yield Verdict(path, "whole" if digest else "unproven", "" if digest else "without a digest")
 
 
+def _adapters(folder: Path) -> Iterator[Verdict]:
+    for path in sorted((folder / peft_folders.FOLDER).glob("*/*.safetensors")):
+        again = f"remove {folder / 'summary.json'}: --resume {folder} writes it anew"
+        yield _proven(path, "an adapter for peft", again, model_file.read)
+
+
 def _uploads(folder: Path) -> Iterator[Verdict]:
     for path in sorted((folder / "uploads").glob("*.safetensors")):
         k, _, t = path.stem.partition("-")
@@ -187,10 +194,12 @@ def _others(folder: Path, known: Set[Path]) -> Iterator[Verdict]:
             yield Verdict(path, "unproven", f"no digest covers its {files} files")
 
 
-def _proven(path: Path, content: str, otherwise: str) -> Verdict:
+def _proven(
+    path: Path, content: str, otherwise: str, check: Callable[[Path], object] = prove
+) -> Verdict:
     """Return the verdict for a file with a digest; ``otherwise``: the remedy if it is damaged."""
     try:
-        prove(path)
+        check(path)
     except (OSError, ValueError) as error:
         return Verdict(path, "damaged", f"{content}: {first_line(error)}; {otherwise}")
     return Verdict(path, "whole", content)

@@ -11,6 +11,7 @@ from common.exchange.records import StateDict
 from common.methods.flexlora import Options, Reply, Request
 from common.methods.flora import added
 from common.models.adapters import A, B, pairs
+from common.models.classifier import Classifier
 from common.techniques.low_rank import combined
 from server_app.dense_update import DenseUpdate
 from server_app.global_model import Weights
@@ -47,6 +48,10 @@ class FlexLoRA(DenseUpdate[Options]):
             w[f"{layer}.{A}"][:r] = a[:r]
             w[f"{layer}.{B}"][:, :r] = b[:, :r] / s
         return {name: self.w.get(name, value) for name, value in w.items()}
+
+    def approximations(self) -> dict[str, Classifier]:
+        specs = self.architectures() if self.factors else ()
+        return {spec: self.build(spec, self.approximation(spec)) for spec in specs}
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
         p, self.factors = self.shares(replies), {}

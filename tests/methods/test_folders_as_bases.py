@@ -16,6 +16,7 @@ from common.data import DATASETS, Source, kinds
 from common.data.kinds import TOKENS, OfKind
 from common.data.tokens import Folder
 from deploy.api import load as load_run
+from deploy.run.verify import verify
 from server_app.storage.peft_folders import write
 from tests.models.test_hugging_face import DECODERS, EVERY, WHOLE, V, of, texts
 from tests.support import battery, outputs
@@ -155,7 +156,7 @@ def test_a_run_on_classes_learns_and_leaves_its_adapter_and_head(
     [
         ("fedsa-lora", set()),
         ("flora", set()),
-        ("flexlora", set()),
+        ("flexlora", {"base-lora4", "base-lora2"}),
         ("hetlora", {"global", "base-lora2"}),
         ("local", set()),
     ],
@@ -169,7 +170,17 @@ def test_adapters_of_the_server_alone_are_written(
     ranks = {
         path.parent.name: json.loads(path.read_text())["r"] for path in folder.glob("*/*.json")
     }
-    assert not places or ranks == {"global": 4, "base-lora2": 2}
+    whole = {"global": 4, "base-lora4": 4, "base-lora2": 2}
+    assert ranks == {name: whole[name] for name in places}
+    proven = {one.path.parent.name for one in verify(folder.parent) if one.proven}
+    assert places <= proven
+    for path in folder.glob("*/adapter_model.safetensors"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        assert str(path) in [
+            str(one.path) for one in verify(folder.parent) if one.state == "damaged"
+        ]
 
 
 def test_dense_updates_and_whole_networks_of_a_folder_are_trained(
