@@ -72,7 +72,7 @@ class Options(DenseUpdate):
     """Options of FLoRA."""
 
     facts = DenseUpdate.facts.but(
-        down="ΔW of all rounds, and the head for classes (`send = \"stack\"`: all factors of the last "
+        down='ΔW of all rounds, and the head for classes (`send = "stack"`: all factors of the last '
         "round)",
         kept='ΔW, with `send = "stack"`',
         whole="the base with ΔW",
