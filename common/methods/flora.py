@@ -72,8 +72,8 @@ class Options(DenseUpdate):
     """Options of FLoRA."""
 
     facts = DenseUpdate.facts.but(
-        down='ΔW of all rounds, and the head for classes (`send = "stack"`: all factors of the last '
-        "round)",
+        down="ΔW of all rounds, and the head for classes "
+        '(`send = "stack"`: all factors of the last round)',
         kept='ΔW, with `send = "stack"`',
         whole="the base with ΔW",
     )
