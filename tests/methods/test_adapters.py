@@ -265,7 +265,9 @@ def test_a_client_without_a_reply_in_the_last_round_is_sent_both_halves(run: Run
         assert entry["bytes"]["arrays_down"] == half * len(known) + size(4) * (2 - len(known))
 
 
-# The frozen base.
+# The frozen base, and what is refused.
+
+ACROSS = {"method": "fedavg", "average__across": "width"}
 
 
 def test_a_base_neither_travels_nor_changes_and_is_in_memory_once(run: Run) -> None:
@@ -359,6 +361,12 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
         ({"adapter__targets": "qkv"}, "'qkv' matches no layer of mlp@0.25; it has layers.0"),
         ({"global_model": "mlp@0.25"}, "mlp@0.25 has none"),
         ({"method": "flora", "global_model": "mlp-lora4@0.25"}, 'allowed: "smallest"'),
+        ({"method": "hetlora", "adapter__alpha": 8.0}, "s = alpha / r would differ"),
+        ({"method": "hetlora", "oca__aggregate": "on"}, "whose clients' ranks shrink"),
+        (
+            {**battery.RANKS, **ACROSS, "adapter__alpha": 8.0},
+            "adapter.alpha = 8.0 is not allowed with networks of several ranks",
+        ),
         (
             {"method": "rolora", "average__server_optimizer": "adam"},
             "rounds train different entries",
