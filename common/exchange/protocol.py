@@ -160,7 +160,7 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     """Class ids with at least one training sample, ascending."""
     counts: Annotated[list[Count], Field(max_length=MAX_CLASSES)] | None
     """Training samples of each class; None unless ``share-counts``."""
-    task: Annotated[str, Field(max_length=100)]
+    task: Annotated[str, Field(max_length=200)]
     """Input shape and fingerprint of the class names, equal for all clients."""
     public: Annotated[str, Field(max_length=100)]
     """Fingerprint of this client's public set; empty if the method has none."""
