@@ -18,9 +18,8 @@ from common.data.tokens import Folder
 from deploy.api import load as load_run
 from deploy.run.verify import verify
 from server_app.storage.peft_folders import write
-from tests.models.test_hugging_face import DECODERS, EVERY, WHOLE, V, of, texts
 from tests.support import battery, outputs
-from tests.support.folders import folder
+from tests.support.folders import DECODERS, EVERY, WHOLE, V, folder, of, texts
 from tests.support.texts import bpe
 from tests.support.tiny import Run, flat, play
 

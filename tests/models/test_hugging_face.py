@@ -9,16 +9,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common import models, seeds
-from common.data import kinds
-from common.data.kinds import TOKENS, OfKind
+from common import models
+from common.data.kinds import OfKind
 from common.models.adapters import Adapted, Adapter, adaptations
-from common.models.hugging_face import Base
-from tests.support.folders import folder
+from tests.support.folders import DECODERS, EVERY, WHOLE, T, V, folder, of, texts
 
-V, T = 258, 20
-EVERY, WHOLE = OfKind((T,), TOKENS, V, every=True), OfKind((T,), TOKENS, V)
-DECODERS = ("LlamaForCausalLM", "GPT2LMHeadModel")
 Made = Callable[..., str]
 
 
@@ -33,18 +28,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         return places[name]
 
     return place
-
-
-def of(place: str, spec: str = "base", shape: OfKind = EVERY, **options: Any) -> Base:
-    adapter = Adapter(base=place, **options)
-    net = models.build(spec, shape, V if shape.every else 3, adapter=adapter, seed=1)
-    assert isinstance(net, Base)
-    return net
-
-
-def texts(*lengths: int) -> torch.Tensor:
-    x = kinds.random(len(lengths), EVERY, seeds.stream(1, "texts"))
-    return x * (torch.arange(T) < torch.tensor(lengths)[:, None])
 
 
 def theirs(place: str, kind: str = "AutoModelForCausalLM", **options: Any) -> Any:
