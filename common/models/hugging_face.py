@@ -152,12 +152,12 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
         _check(config, shape)
         _settle(config, 0 if every else classes)
         if torch.get_default_device().type == "meta":
-            return _of(kind.from_config(config, **how, **safe), classes, names, every)
+            return _of(kind.from_config(config, **how, **safe), classes, names, shape)
         about = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         read, loaded = kind.from_pretrained(path, config=config, **how, **local, **about)
         if every:
             _check_head(read)
-        net = _of(read, classes, names, every)
+        net = _of(read, classes, names, shape)
         _check_read(net, loaded)
     except Exception as error:  # transformers and safetensors have no common class of errors
         raise _unfit(folder, first_line(error)) from error
@@ -179,7 +179,12 @@ def stamp(folder: str) -> int:
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
-def _of(net: Any, classes: int, names: frozenset[str], every: bool) -> Base:
+def _of(net: Any, classes: int, names: frozenset[str], shape: Shape) -> Base:
+    every = every_of(shape)
+    for layer in net.modules():  # places of RoBERTa begin behind that of padding
+        table = getattr(layer, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            _check_length(table.num_embeddings - table.padding_idx - 1, shape)
     return NextTokens(net, classes) if every else WholeText(net, classes, names)
 
 
@@ -233,7 +238,11 @@ def _check(config: Any, shape: Shape) -> None:
         raise ValueError("networks of encoder and decoder, and quantised ones, are not supported")
     if (tokens := vocab_of(shape) - 1) > (most := config.vocab_size):
         raise ValueError(f"it has {most} tokens, but the tokenizer of the data has {tokens}")
-    if shape[0] > (most := getattr(config, "max_position_embeddings", None) or shape[0]):
+    _check_length(getattr(config, "max_position_embeddings", None) or shape[0], shape)
+
+
+def _check_length(most: int, shape: Shape) -> None:
+    if shape[0] > most:
         raise ValueError(f"it takes {most} tokens at most, but texts have {shape[0]}")
 
 

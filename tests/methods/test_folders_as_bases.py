@@ -88,6 +88,7 @@ def theirs(net: Any, x: Tensor) -> Tensor:
         *((name, EVERY, ()) for name in DECODERS),
         *(("GPT2LMHeadModel", WHOLE, ("c_proj",)), ("LlamaForCausalLM", WHOLE, ())),
         *(("BertForMaskedLM", WHOLE, ()), ("DistilBertForMaskedLM", WHOLE, ())),
+        ("RobertaForMaskedLM", WHOLE, ()),  # its head has two layers
         ("SqueezeBertForMaskedLM", WHOLE, ()),  # its layers are convolutions
     ],
 )

@@ -50,7 +50,9 @@ def test_a_decoder_has_the_logits_of_transformers(name: str, made: Made) -> None
     assert_close(logits.log_softmax(-1)[..., 1:], logits[..., 1:].log_softmax(-1))
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "BertModel", "DistilBertForMaskedLM"])
+@pytest.mark.parametrize(
+    "name", [*DECODERS, "BertModel", "DistilBertForMaskedLM", "RobertaForMaskedLM"]
+)
 def test_a_whole_text_has_the_outputs_of_its_tokens(name: str, made: Made) -> None:
     """Padding changes nothing, and training has the outputs of evaluation: there is no dropout."""
     net, x = of(made(name), shape=WHOLE), texts(7, T, 1)
@@ -114,6 +116,7 @@ def test_layers_that_a_folder_lacks_are_trained_whole(made: Made) -> None:
     for name, layer in (
         ("BertForMaskedLM", "net.bert.pooler.dense"),
         ("DistilBertForMaskedLM", "net.pre_classifier"),
+        ("RobertaForMaskedLM", "net.classifier.dense"),
     ):
         place = made(name)
         net, other = (of(place, "base-lora2", WHOLE) for _ in "ab")
@@ -149,6 +152,12 @@ def test_what_cannot_be_used_is_one_line(change: Any, line: str, tmp_path: Path)
     with pytest.raises(ValueError, match=line) as refused:
         of(place)
     assert "\n" not in str(refused.value) and place in str(refused.value)
+
+
+def test_places_of_roberta_begin_behind_that_of_padding(tmp_path: Path) -> None:
+    place = folder(tmp_path, "RobertaForMaskedLM", max_position_embeddings=T + 1)
+    with pytest.raises(ValueError, match="19 tokens at most, but texts have 20"):
+        of(place, shape=WHOLE)
 
 
 def cut(path: Path, size: int) -> None:
