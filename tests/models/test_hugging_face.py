@@ -154,6 +154,25 @@ def test_what_cannot_be_used_is_one_line(change: Any, line: str, tmp_path: Path)
     assert "\n" not in str(refused.value) and place in str(refused.value)
 
 
+def test_a_network_that_sees_later_tokens_or_changes_its_logits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLNet is among transformers' decoders, but sees all tokens; other networks cap logits."""
+    with pytest.raises(ValueError, match="xlnet, does not suit: the states depend on later"):
+        of(folder(tmp_path / "xlnet", "XLNetLMHeadModel"))
+    from transformers import LlamaForCausalLM
+
+    def capped(self: Any, *args: Any, **options: Any) -> Any:
+        found = forward(self, *args, **options)
+        found.logits = 3 * (found.logits / 3).tanh()
+        return found
+
+    forward = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", capped)
+    with pytest.raises(ValueError, match="llama, does not suit: the logits are no linear"):
+        of(folder(tmp_path / "llama", "LlamaForCausalLM"))
+
+
 def test_places_of_roberta_begin_behind_that_of_padding(tmp_path: Path) -> None:
     place = folder(tmp_path, "RobertaForMaskedLM", max_position_embeddings=T + 1)
     with pytest.raises(ValueError, match="19 tokens at most, but texts have 20"):

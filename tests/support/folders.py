@@ -30,6 +30,7 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4},
         "max_position_embeddings": 64,
     },
+    "XLNet": {"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 64},
     "Roberta": {
         **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1},
         **{"num_attention_heads": 4, "max_position_embeddings": T + 2, "pad_token_id": 1},
