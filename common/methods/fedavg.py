@@ -43,6 +43,7 @@ from common.models.blocks import check_blocks
 from common.settings.config import EVERY, Config, MethodOptions, Required, not_allowed
 from common.settings.facts import Facts
 from common.settings.options import KRUM, WHOLE
+from common.techniques.adapters import check_scales
 from common.techniques.widths import check_widths
 from common.training.task import Task
 
@@ -105,6 +106,7 @@ class Averaging(MethodOptions):
             check_blocks(states, average)
         elif average.across == "width":
             check_widths(states)
+            check_scales(task, specs)
 
 
 class PartAveraging(Averaging):

@@ -48,7 +48,7 @@ class DenseUpdate(Averaging):
         leaves="the trained adapters, and the head for classes",
         infers="the same as with `fedavg`: an update of low rank tells the same of the samples",
         networks="parts",
-        asynchronous="together",
+        asynchronous="products",
     )
 
     uses = ("average",)

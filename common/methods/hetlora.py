@@ -67,6 +67,8 @@ class Options(Averaging):
     requires = {
         "average.robust": Required("none", why=", whose clients have parts of the factors"),
         "average.server-optimizer": Required("none", why=", whose clients' ranks differ"),
+        "oca.aggregate": Required("off", why=", whose clients' ranks shrink"),
+        "adapter.alpha": Required(0, why=", which averages factors: s = alpha / r would differ"),
     }
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.99

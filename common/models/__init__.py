@@ -371,6 +371,8 @@ def architecture(name: str) -> Architecture:
     if name == hugging_face.NAME:
         return FOLDER
     if lora := ADAPTED.fullmatch(name):
+        if ADAPTED.fullmatch(lora[1]):
+            raise ValueError(f"model {name!r}: {lora[1]} has adapters already; one rank is allowed")
         return replace(architecture(lora[1]), rank=int(lora[2] or 0), nests=True)
     if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
         return _with_exits(name, cut[1], int(cut[3]))

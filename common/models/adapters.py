@@ -62,6 +62,7 @@ class Adapted(nn.Module, ABC):
     def __init__(self, layer: nn.Module, rank: int, adapter: Adapter) -> None:
         super().__init__()
         self.layer, self.scale = layer, adapter.scale_of(rank)
+        self.register_buffer("bias", layer.bias, persistent=False)  # type: ignore[arg-type]
         self.inputs, self.outputs = self.sizes(layer)
         self.dropout = nn.Dropout(adapter.dropout)
         self.lora_A = nn.Parameter(torch.empty(rank, self.inputs))
@@ -74,6 +75,13 @@ class Adapted(nn.Module, ABC):
         with torch.no_grad():
             self.lora_A.copy_(nn.init.kaiming_uniform_(first, a=math.sqrt(5)))
             self.lora_B.zero_()
+
+    @property
+    def weight(self) -> Tensor:
+        """W + s B A without dropout, for torch's attention, which reads a layer's ``weight``."""
+        base = self.layer.weight
+        assert isinstance(base, Tensor)
+        return merged(self.layer, self.scale * (self.lora_B @ self.lora_A).view_as(base))
 
     @staticmethod
     def sizes(layer: nn.Module) -> tuple[int, int]:
@@ -148,10 +156,16 @@ class Dense(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
+        self.register_buffer("bias", layer.bias, persistent=False)  # type: ignore[arg-type]
         self.lora_W = nn.Parameter(torch.zeros_like(layer.weight))  # type: ignore[arg-type]
 
+    @property
+    def weight(self) -> Tensor:
+        """W + ΔW."""
+        return merged(self.layer, self.lora_W)
+
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.layer, {"weight": merged(self.layer, self.lora_W)}, x)
+        result: Tensor = functional_call(self.layer, {"weight": self.weight}, x)
         return result
 
 

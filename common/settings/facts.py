@@ -12,6 +12,7 @@ WAITS = {
     "training": "the server trains its model after every mean",
     "tables": "the server combines the tables of all clients",
     "turns": "the clients of a round train the same half of their adapters",
+    "products": "the server computes one update from the factors of a round",
     "together": "all clients of a round work on the same samples, or there is one round",
     "nothing": "the clients send nothing that is combined",
     NOT_STATED: "its author does not say that updates of different versions can be combined",
@@ -45,7 +46,7 @@ class Facts:
     networks: Literal["own", "parts", "equal", "not stated"] = NOT_STATED
     """Which networks clients train: of their own choice, parts or sizes of one, or one for all."""
     asynchronous: Literal[
-        "mean", "training", "tables", "turns", "together", "nothing", "not stated"
+        "mean", "training", "tables", "turns", "products", "together", "nothing", "not stated"
     ] = NOT_STATED
     """What a step combines: a mean of updates, which may be of several versions (``buffered``);
     the same and then trains on the server; the tables of all clients; answers of one round."""

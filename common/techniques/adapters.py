@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from common import models
+from common.settings.config import not_allowed
 from common.training.task import Task, global_spec
 
 
@@ -27,3 +28,10 @@ def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> 
                 f"{method} averages adapters of one rank, but {spec} and {own} have others; "
                 "methods of several ranks: hetlora, flora, flexlora"
             )
+
+
+def check_scales(task: Task, specs: Iterable[str]) -> None:
+    """Raise ``ValueError``, one line, if factors of adapters with several s would be averaged."""
+    if (alpha := task.config.adapter.alpha) and len({models.rank(spec) for spec in specs}) > 1:
+        why = "networks of several ranks, whose factors are averaged: s = alpha / r differs"
+        raise not_allowed("adapter.alpha", alpha, why, 0)

@@ -35,7 +35,7 @@ INSIDE = ("{}/images", "{}/images/0/../0", "{}/alias/0", "{}/images/{{k}}")
 OUTSIDE = ("{}/secret", "{}/images/../secret", "{}/images/link", "{}/images-2", "{}/state", "~/x")
 OUTSIDE += ("images", "{}/images/\0", "{}/{{k}}")
 OTHER_KEYS = ("node.0.data-dir", "node.0.data_dir", "data.public-dir", "node.0.public-dir")
-OTHER_KEYS += ("node.0.state-dir",)
+OTHER_KEYS += ("node.0.state-dir", "node.0.weights")
 FOLDERS = {"data": "images", "state": "state"}  #: a node's own
 
 
@@ -75,6 +75,8 @@ def test_a_run_of_built_in_names_is_allowed(run: Flat, strict: bool) -> None:
         ({"fleet": "mlp,lab:Net@0.5"}, "fleet = 'lab:Net@0.5' … (modules)"),
         ({"fleet": "resnet10@0.25,my:net"}, "fleet = 'my:net' … (modules)"),
         ({"fleet": " installed@0.5"}, "fleet = 'installed@0.5' … (plugins) allows none"),
+        ({"fleet": "installed-lora4@0.5"}, "'installed-lora4@0.5' … (plugins) allows none"),
+        ({"fleet": "mlp,lab:Net-lora4"}, "fleet = 'lab:Net-lora4' … (modules)"),
         ({"global-model": "lab:Net"}, "global-model = 'lab:Net' … (modules)"),
         ({"node.3.model": "lab:Net"}, "node.3.model = 'lab:Net' … (modules)"),
         ({"data.name": "lab.data:save"}, "data.name = 'lab.data:save' … (modules)"),
@@ -130,6 +132,7 @@ def folders(tmp_path: Path) -> Path:
     (tmp_path / "images" / "link").symlink_to(tmp_path / "secret")
     (tmp_path / "images" / "1").symlink_to(tmp_path / "secret")
     (tmp_path / "alias").symlink_to(tmp_path / "images")
+    (tmp_path / "weights" / "mlp@0.5.pt").symlink_to(tmp_path / "secret")
     return tmp_path
 
 
@@ -151,6 +154,10 @@ def folders(tmp_path: Path) -> Path:
         ({"weights": "{}/secret/{{model}}.pt"}, False),
         ({"weights": "{}/weights/{{model}}/../../x.pt"}, False),
         ({"weights": "{}/weights/{{model}}", "fleet": "torchvision:a/../../x"}, False),
+        ({"weights": "{}/weights/{{model}}.pt", "fleet": "mlp-lora4@0.5"}, False),
+        ({"weights": "{}/secret", "node.0.weights": "{}/weights/a.pt"}, True),
+        ({"node.0.weights": "", "weights": "{}/secret"}, False),
+        ({"node.1.weights": "{}/secret"}, True),
     ],
 )
 def test_folders_of_a_run_are_inside_those_of_the_owner(
@@ -195,8 +202,10 @@ def test_a_nodes_own_folders_replace_those_of_the_run(run: Flat, folders: Path) 
     theirs |= {"data.public-dir": "/srv/public"}
     own: Flat = {"data-dir": str(folders / "images"), "state-dir": str(folders)}
     own["public-dir"] = str(folders / "images")
+    theirs["weights"], own["weights"] = "/srv/base.pt", "/opt/base.pt"
     assert refusal(None, theirs, own) == "" == refusal(policy.Policy(), theirs, own)
     assert "data.dir = '/srv/test-set'" in refusal(None, theirs)
+    assert "weights = '/srv/base.pt' is not" in refusal(None, theirs, {**own, "weights": ""})
     del own["state-dir"]
     assert "state-dir = '/srv/state' is not allowed" in refusal(None, theirs, own)
 

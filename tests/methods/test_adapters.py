@@ -16,7 +16,14 @@ from common.exchange.model_file import write
 from common.exchange.tree import snapshot
 from common.methods.hetlora import Options, squared_norms, tail, truncated
 from common.models import Architecture, weights
-from common.models.adapters import Adapted, AdaptedConvolution, AdaptedLinear, Adapter, pairs
+from common.models.adapters import (
+    Adapted,
+    AdaptedConvolution,
+    AdaptedLinear,
+    Adapter,
+    Dense,
+    pairs,
+)
 from common.models.classifier import Classifier
 from common.techniques.low_rank import combined
 from server_app.methods.hetlora import padded
@@ -258,7 +265,9 @@ def test_a_client_without_a_reply_in_the_last_round_is_sent_both_halves(run: Run
         assert entry["bytes"]["arrays_down"] == half * len(known) + size(4) * (2 - len(known))
 
 
-# The frozen base.
+# The frozen base, and what is refused.
+
+ACROSS = {"method": "fedavg", "average__across": "width"}
 
 
 def test_a_base_neither_travels_nor_changes_and_is_in_memory_once(run: Run) -> None:
@@ -298,6 +307,38 @@ def test_an_update_of_a_layer_is_the_product_of_its_factors() -> None:
         assert_close(found, layer(x), atol=1e-5, rtol=1e-5)
 
 
+class Attentive(Classifier):
+    """Network with an encoder layer of torch, which reads weights of linear layers."""
+
+    def __init__(self, shape: Any, classes: int, factor: float) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.encoder(x.flatten(1, 2)).mean(1)
+        return features
+
+
+@pytest.mark.parametrize("kind", ["lora2", "dense"])
+def test_attention_of_torch_computes_with_the_updated_weights(kind: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(models.MODELS, "torchs", Architecture(Attentive, 3, "a test", (1, 8, 8)))
+    net, x = models.build(f"torchs-{kind}", (1, 8, 8), 3, seed=1), torch.rand(5, 1, 8, 8)
+    plain = models.build("torchs", (1, 8, 8), 3, seed=1)
+    assert_close(net(x), plain(x))
+    net(x).square().sum().backward()
+    assert all(p.grad.any() for n, p in net.named_parameters() if n.endswith(("lora_B", "lora_W")))
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape)
+    for name, module in net.named_modules():
+        if isinstance(module, Adapted | Dense):
+            plain.get_submodule(name).weight.data = module.weight.detach()
+    plain.head = net.head
+    assert_close(net(x), plain(x), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():  # torch's fast path
+        assert_close(net.eval()(x), plain(x), atol=1e-4, rtol=1e-4)
+
+
 def test_alpha_gives_each_rank_its_own_factor() -> None:
     assert Adapter(alpha=16.0).scale_of(4) == 4.0 and Adapter().scale_of(4) == 2.0
 
@@ -316,9 +357,16 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
             "rank 33 is not allowed for layers.0 of mlp@0.25, .* rank 32",
         ),
         ({"fleet": "mlp-lora0@0.25"}, "no architecture 'mlp-lora0'"),
+        ({"fleet": "mlp-lora2-lora4@0.25"}, "mlp-lora2 has adapters already"),
         ({"adapter__targets": "qkv"}, "'qkv' matches no layer of mlp@0.25; it has layers.0"),
         ({"global_model": "mlp@0.25"}, "mlp@0.25 has none"),
         ({"method": "flora", "global_model": "mlp-lora4@0.25"}, 'allowed: "smallest"'),
+        ({"method": "hetlora", "adapter__alpha": 8.0}, "s = alpha / r would differ"),
+        ({"method": "hetlora", "oca__aggregate": "on"}, "whose clients' ranks shrink"),
+        (
+            {**battery.RANKS, **ACROSS, "adapter__alpha": 8.0},
+            "adapter.alpha = 8.0 is not allowed with networks of several ranks",
+        ),
         (
             {"method": "rolora", "average__server_optimizer": "adam"},
             "rounds train different entries",

@@ -22,6 +22,8 @@ Values = Mapping[str, bool | int | float | str]
 
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are libraries, as in ``common/settings/plugins.py``."""
+ADAPTED = re.compile(r"(-lora\d+|-dense)+(?=@|$)")
+"""End of the name of a network with adapters, which has the weights and code of its base."""
 STRICTER = {
     "off": ("off", "central", "local"),
     "central": ("central", "local"),
@@ -79,9 +81,10 @@ def _violations(
             yield key, value, rule, _listed(rules[rule], "absolute paths inside ")
     for key, value in settings.items():
         if kind := known["names"].get(_general(key)):
-            for name in map(_network if kind == "models" else str, _names(str(value))):
+            for text in _names(str(value)):
+                name = _network(text) if kind == "models" else text
                 if (rule := _rule_of(kind, name)) and not _allows(rules.get(rule), name):
-                    yield key, name, rule, _listed(rules[rule])
+                    yield key, text, rule, _listed(rules[rule])
         if key in known["downloads"] and value and not rules.get("download", True):
             yield key, value, "download", "false"
     yield from _limits(rules, settings)
@@ -126,15 +129,19 @@ def _paths(
     run's other settings.
     """
     k, used = node.get("partition-id"), dict[str, bool | int | float | str]()
-    for leaf, key in (("data-dir", "data.dir"), ("public-dir", "data.public-dir")):
+    for leaf, key in (
+        ("data-dir", "data.dir"),
+        ("public-dir", "data.public-dir"),
+        ("weights", "weights"),
+    ):
         own = f"node.{k}.{leaf}"
-        if leaf not in node:
-            used |= {own: settings[own]} if own in settings else {key: settings.get(key, "")}
+        if not node.get(leaf):
+            used |= {own: settings[own]} if settings.get(own) else {key: settings.get(key, "")}
     own = f"node.{k}.state-dir"
     if not node.get("state-dir"):
         run = {} if os.environ.get(STATE_DIR) else {"state-dir": settings.get("state-dir", "")}
         used |= {own: settings[own]} if settings.get(own) else run
-    replaced = {"data.dir", "data.public-dir", "state-dir"}
+    replaced = {"data.dir", "data.public-dir", "weights", "state-dir"}
     others = [key for key in rule_by_key if key not in replaced and not key.startswith("node.K.")]
     used |= {key: settings.get(key, "") for key in others}
     return {key: value for key, value in used.items() if value}
@@ -147,10 +154,10 @@ def _filled(path: str, k: object, models: Iterable[str]) -> list[str]:
 
 
 def _models(settings: Values, node: Values, names: Mapping[str, str]) -> list[str]:
-    """Return the architectures of a run as they stand in file names."""
+    """Return the architectures of a run, without adapters, as they stand in file names."""
     values = [value for key, value in settings.items() if names.get(_general(key)) == "models"]
     texts = ",".join(map(str, [*values, node.get("model", "")]))
-    return [name.replace(":", "-") for name in _names(texts)] or [""]
+    return [ADAPTED.sub("", name).replace(":", "-") for name in _names(texts)] or [""]
 
 
 def _inside(text: str, allowed: Sequence[str]) -> bool:
@@ -180,7 +187,7 @@ def _rule_of(kind: str, name: str) -> str:
 
 def _network(spec: str) -> str:
     """Return the name of a network without width factor and adapters."""
-    return re.sub(r"-(lora\d+|dense)$", "", spec.partition("@")[0])
+    return ADAPTED.sub("", spec).partition("@")[0]
 
 
 def _allows(rule: Sequence[str] | None, name: str) -> bool:
