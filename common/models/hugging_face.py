@@ -164,9 +164,13 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
 
 
 def check_tokenizer(folder: str, tokenizer: str) -> None:
-    """Raise ``ValueError``, one line, if ``folder`` has another tokenizer than the data's."""
+    """Raise ``ValueError``, one line, if ``folder`` has another tokenizer than the data's.
+
+    ``tokenizer``: empty for data that do not say it.
+    """
     path = Path(folder).expanduser() / FILE
-    if path.is_file() and (own := fingerprint_of(path.read_bytes())) != tokenizer:
+    own = fingerprint_of(path.read_bytes()) if path.is_file() else ""
+    if own and tokenizer and own != tokenizer:
         why = f"its tokenizer is {own}, that of the data {tokenizer}; see data.tokenizer"
         raise _unfit(folder, why)
 
