@@ -57,7 +57,7 @@ from server_app.messaging.schedule import Schedule
 from server_app.messaging.sealed import Trust
 from server_app.storage import checkpoint, removals
 from server_app.storage import summary as summaries
-from tests.support import board
+from tests.support import board, folders
 from tests.support.data_files import LABEL, paint, rda, reals, write_clients, write_idx
 from tests.support.tiny import Run, flat
 
@@ -340,6 +340,11 @@ def torch_file(folder: Path) -> list[Path]:
     return [folder / "w.pt", folder / "w.safetensors"]
 
 
+def base_files(folder: Path) -> list[Path]:
+    folders.folder(folder, "BertModel")
+    return [folder / "config.json", folder / "model.safetensors"]
+
+
 def board_files(folder: Path) -> list[Path]:
     board.chosen(folder).save()
     (folder / "unfinished.json").write_text('{"0123456789abcdef": "diverged"}')
@@ -457,6 +462,7 @@ READERS = {
         "model.safetensors", lambda folder: weights.read(folder / "model.safetensors"), raw
     ),
     "weights": Reader(torch_file, lambda folder: [weights.read(path) for path in folder.iterdir()]),
+    "base": Reader(base_files, lambda path: folders.of(str(path), shape=folders.WHOLE)),
     "removals": one("removed.txt", "1\n2\n", lambda path: removals.read(path.parent)),
     "sums": one("sums", "1 0123456789abcdef0123456789abcdef\n", lambda path: privacy._lines(path)),
     "cells": Reader(cell_file, read_board, as_lines),

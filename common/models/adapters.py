@@ -215,9 +215,10 @@ def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: b
     """
     tensors = chain(base.parameters(), base.buffers())
     net = copy.deepcopy(base, {id(tensor): tensor for tensor in tensors})
-    whole = {name: copy.deepcopy(base.get_submodule(name)) for name in ("head", *base.fresh)}
+    whole = ("head", *base.fresh)
+    own = {name: copy.deepcopy(base.get_submodule(name)) for name in whole if head}
     _freeze(net)
-    for name, module in whole.items() if head else ():
+    for name, module in own.items():
         _replace(net, name, module.requires_grad_(True))
     layers = {name: module for name, module in net.named_modules() if _can(module)}
     layers = {name: module for name, module in layers.items() if name not in whole}

@@ -40,7 +40,7 @@ TARGETS = {
 }
 """Layers with adapters by the type of a model, as in peft; all linear layers of other types."""
 PREFIX = "net."  #: of transformers' names of layers in ours
-CLOSE = 1e-3  #: rounding of logits that are computed in two ways
+CLOSE = 1e-3  #: largest difference by rounding of states and logits
 
 
 class Base(Classifier, ABC):
@@ -101,11 +101,11 @@ class TokenHead(nn.Linear):
 
 @final
 class WholeText(Base):
-    """Network with outputs of a text: of a decoder's state at its last token, or as an encoder has
-    them, whose layers before the last one are its own.
+    """Network with outputs for a whole text: of a decoder's state at the last token, or of an
+    encoder with its own pooling.
 
-    ``names``: entries of the folder. A layer before the last one
-    that it lacks is new too, and trained whole (``fresh``).
+    ``names``: entries of the folder. A layer before the head that they lack is new and trained
+    whole too (``fresh``).
     """
 
     def __init__(self, net: Any, classes: int, names: frozenset[str]) -> None:
@@ -136,8 +136,7 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
     Raises ``ValueError``, one line, if the folder has no such network for samples of ``shape``.
     """
     path, every = _checked(folder), every_of(shape)
-    # before transformers imports torchvision
-    importlib.import_module("common.vision")
+    importlib.import_module("common.vision")  # before transformers imports torchvision
     os.environ["HF_HUB_OFFLINE"] = "1"
     auto = imported("transformers")
     auto.utils.logging.set_verbosity_error()
@@ -152,12 +151,12 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
         _check(config, shape)
         _settle(config, 0 if every else classes)
         if torch.get_default_device().type == "meta":
-            return _of(kind.from_config(config, **how, **safe), classes, names, every)
+            return _of(kind.from_config(config, **how, **safe), classes, names, shape)
         about = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         read, loaded = kind.from_pretrained(path, config=config, **how, **local, **about)
         if every:
-            _check_head(read)
-        net = _of(read, classes, names, every)
+            _check_states(read)
+        net = _of(read, classes, names, shape)
         _check_read(net, loaded)
     except Exception as error:  # transformers and safetensors have no common class of errors
         raise _unfit(folder, first_line(error)) from error
@@ -165,9 +164,13 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
 
 
 def check_tokenizer(folder: str, tokenizer: str) -> None:
-    """Raise ``ValueError``, one line, if ``folder`` has another tokenizer than the data's."""
+    """Raise ``ValueError``, one line, if ``folder`` has another tokenizer than the data's.
+
+    ``tokenizer``: empty for data that do not say it.
+    """
     path = Path(folder).expanduser() / FILE
-    if path.is_file() and (own := fingerprint_of(path.read_bytes())) != tokenizer:
+    own = fingerprint_of(path.read_bytes()) if path.is_file() else ""
+    if own and tokenizer and own != tokenizer:
         why = f"its tokenizer is {own}, that of the data {tokenizer}; see data.tokenizer"
         raise _unfit(folder, why)
 
@@ -179,7 +182,12 @@ def stamp(folder: str) -> int:
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
-def _of(net: Any, classes: int, names: frozenset[str], every: bool) -> Base:
+def _of(net: Any, classes: int, names: frozenset[str], shape: Shape) -> Base:
+    every = every_of(shape)
+    for layer in net.modules():  # places of RoBERTa begin behind that of padding
+        table = getattr(layer, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            _check_length(table.num_embeddings - table.padding_idx - 1, shape)
     return NextTokens(net, classes) if every else WholeText(net, classes, names)
 
 
@@ -233,7 +241,12 @@ def _check(config: Any, shape: Shape) -> None:
         raise ValueError("networks of encoder and decoder, and quantised ones, are not supported")
     if (tokens := vocab_of(shape) - 1) > (most := config.vocab_size):
         raise ValueError(f"it has {most} tokens, but the tokenizer of the data has {tokens}")
-    if shape[0] > (most := getattr(config, "max_position_embeddings", None) or shape[0]):
+    if (most := getattr(config, "max_position_embeddings", None) or 0) > 0:  # XLNet has -1
+        _check_length(most, shape)
+
+
+def _check_length(most: int, shape: Shape) -> None:
+    if shape[0] > most:
         raise ValueError(f"it takes {most} tokens at most, but texts have {shape[0]}")
 
 
@@ -256,14 +269,19 @@ def _check_read(net: Base, about: Mapping[str, Iterable[Any]]) -> None:
                 raise ValueError(f"its weights {word} {name!r}")
 
 
-def _check_head(net: Any) -> None:
-    """Raise ``ValueError``, one line, unless logits are a linear function of the last states."""
-    ids, head = torch.tensor([[0, 1]]), net.get_output_embeddings()
+def _check_states(net: Any) -> None:
+    """Raise ``ValueError``, one line, unless states depend on earlier tokens alone, and logits are
+    a linear function of them."""
+    ids, head = torch.tensor([[0, 1], [0, 2]]), net.get_output_embeddings()
     with torch.no_grad():
         logits, states = net(input_ids=ids).logits, net.base_model(input_ids=ids)[0]
-        other = F.linear(states, head.weight, head.bias)
-    if not torch.allclose(logits, other, atol=CLOSE, rtol=CLOSE):
-        raise ValueError(f"the logits of {net.config.model_type} are no linear function of states")
+        linear = F.linear(states, head.weight, head.bias)
+    for one, other, what in (
+        (states[0, 0], states[1, 0], "the states depend on later tokens"),
+        (logits, linear, "the logits are no linear function of the last states"),
+    ):
+        if not torch.allclose(one, other, atol=CLOSE, rtol=CLOSE):
+            raise ValueError(f"its network, {net.config.model_type}, does not suit: {what}")
 
 
 def _transpose(net: nn.Module) -> bool:

@@ -121,7 +121,7 @@ class Form:
             owner=torch.arange(total) // n,
             objective=self.objective,
             vocab=vocab,
-            token_bytes=(1,) * vocab,
+            token_bytes=(0,) * (vocab > 0) + (1,) * (vocab - 1),
         )
 
 

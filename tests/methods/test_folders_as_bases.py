@@ -15,12 +15,13 @@ from torch.testing import assert_close
 from common.data import DATASETS, Source, kinds
 from common.data.kinds import TOKENS, OfKind
 from common.data.tokens import Folder
+from common.parse import parse
 from deploy.api import load as load_run
+from deploy.run.fit import fitted
 from deploy.run.verify import verify
 from server_app.storage.peft_folders import write
-from tests.models.test_hugging_face import DECODERS, EVERY, WHOLE, V, of, texts
 from tests.support import battery, outputs
-from tests.support.folders import folder
+from tests.support.folders import DECODERS, EVERY, WHOLE, V, folder, of, texts
 from tests.support.texts import bpe
 from tests.support.tiny import Run, flat, play
 
@@ -89,6 +90,7 @@ def theirs(net: Any, x: Tensor) -> Tensor:
         *((name, EVERY, ()) for name in DECODERS),
         *(("GPT2LMHeadModel", WHOLE, ("c_proj",)), ("LlamaForCausalLM", WHOLE, ())),
         *(("BertForMaskedLM", WHOLE, ()), ("DistilBertForMaskedLM", WHOLE, ())),
+        ("RobertaForMaskedLM", WHOLE, ()),  # its head has two layers
         ("SqueezeBertForMaskedLM", WHOLE, ()),  # its layers are convolutions
     ],
 )
@@ -190,6 +192,17 @@ def test_dense_updates_and_whole_networks_of_a_folder_are_trained(
         played = run(**{**encoder, "method": "fedavg", "fleet": fleet, "train__lr": 0.003})
         assert played.summary["failures"] == []
         assert played.summary["primary"]["best"] > 0.5, played.summary["primary"]
+
+
+@pytest.mark.full
+def test_a_device_gets_the_largest_rank_that_fits(decoder: dict[str, Any], tmp_path: Path) -> None:
+    """The memory of the base counts; it is measured on made texts, which have no tokenizer."""
+    clock = {"profiles": "pi4,small", "profile.small.base": "pi4", "profile.small.memory": 3.94e6}
+    clock |= {"clock__fit": "choose", "clock__choices": "base-lora2,base-lora16"}
+    settings = flat(tmp_path, **{**decoder, "method": "hetlora", **clock})
+    chosen = fitted(settings, parse(settings), lambda _: None, here=True)
+    ranks = [chosen[f"node.{k}.model"] for k in range(2)]
+    assert ranks == ["base-lora16", "base-lora2"]
 
 
 def refused(settings: dict[str, Any], tmp_path: Path, line: str) -> None:

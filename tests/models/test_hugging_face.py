@@ -9,16 +9,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common import models, seeds
-from common.data import kinds
-from common.data.kinds import TOKENS, OfKind
+from common import models
+from common.data.kinds import OfKind
 from common.models.adapters import Adapted, Adapter, adaptations
-from common.models.hugging_face import Base
-from tests.support.folders import folder
+from tests.support.folders import DECODERS, EVERY, WHOLE, T, V, folder, of, texts
 
-V, T = 258, 20
-EVERY, WHOLE = OfKind((T,), TOKENS, V, every=True), OfKind((T,), TOKENS, V)
-DECODERS = ("LlamaForCausalLM", "GPT2LMHeadModel")
 Made = Callable[..., str]
 
 
@@ -33,18 +28,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         return places[name]
 
     return place
-
-
-def of(place: str, spec: str = "base", shape: OfKind = EVERY, **options: Any) -> Base:
-    adapter = Adapter(base=place, **options)
-    net = models.build(spec, shape, V if shape.every else 3, adapter=adapter, seed=1)
-    assert isinstance(net, Base)
-    return net
-
-
-def texts(*lengths: int) -> torch.Tensor:
-    x = kinds.random(len(lengths), EVERY, seeds.stream(1, "texts"))
-    return x * (torch.arange(T) < torch.tensor(lengths)[:, None])
 
 
 def theirs(place: str, kind: str = "AutoModelForCausalLM", **options: Any) -> Any:
@@ -67,7 +50,9 @@ def test_a_decoder_has_the_logits_of_transformers(name: str, made: Made) -> None
     assert_close(logits.log_softmax(-1)[..., 1:], logits[..., 1:].log_softmax(-1))
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "BertModel", "DistilBertForMaskedLM"])
+@pytest.mark.parametrize(
+    "name", [*DECODERS, "BertModel", "DistilBertForMaskedLM", "RobertaForMaskedLM"]
+)
 def test_a_whole_text_has_the_outputs_of_its_tokens(name: str, made: Made) -> None:
     """Padding changes nothing, and training has the outputs of evaluation: there is no dropout."""
     net, x = of(made(name), shape=WHOLE), texts(7, T, 1)
@@ -131,6 +116,7 @@ def test_layers_that_a_folder_lacks_are_trained_whole(made: Made) -> None:
     for name, layer in (
         ("BertForMaskedLM", "net.bert.pooler.dense"),
         ("DistilBertForMaskedLM", "net.pre_classifier"),
+        ("RobertaForMaskedLM", "net.classifier.dense"),
     ):
         place = made(name)
         net, other = (of(place, "base-lora2", WHOLE) for _ in "ab")
@@ -166,6 +152,31 @@ def test_what_cannot_be_used_is_one_line(change: Any, line: str, tmp_path: Path)
     with pytest.raises(ValueError, match=line) as refused:
         of(place)
     assert "\n" not in str(refused.value) and place in str(refused.value)
+
+
+def test_a_network_that_sees_later_tokens_or_changes_its_logits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLNet is among transformers' decoders, but sees all tokens; other networks cap logits."""
+    with pytest.raises(ValueError, match="xlnet, does not suit: the states depend on later"):
+        of(folder(tmp_path / "xlnet", "XLNetLMHeadModel"))
+    from transformers import LlamaForCausalLM
+
+    def capped(self: Any, *args: Any, **options: Any) -> Any:
+        found = forward(self, *args, **options)
+        found.logits = 3 * (found.logits / 3).tanh()
+        return found
+
+    forward = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", capped)
+    with pytest.raises(ValueError, match="llama, does not suit: the logits are no linear"):
+        of(folder(tmp_path / "llama", "LlamaForCausalLM"))
+
+
+def test_places_of_roberta_begin_behind_that_of_padding(tmp_path: Path) -> None:
+    place = folder(tmp_path, "RobertaForMaskedLM", max_position_embeddings=T + 1)
+    with pytest.raises(ValueError, match="19 tokens at most, but texts have 20"):
+        of(place, shape=WHOLE)
 
 
 def cut(path: Path, size: int) -> None:
