@@ -17,7 +17,7 @@ def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> 
         if not models.rank(spec):
             raise ValueError(
                 f"{method} averages adapters, but {spec} has none: write its rank behind its "
-                f"name, as in {models.with_rank(spec, 4)}"
+                f"name, as in {models.with_rank(models.frozen(spec) or spec, 4)}"
             )
         if models.frozen(spec) != models.frozen(own):
             raise ValueError(
