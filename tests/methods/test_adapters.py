@@ -378,6 +378,15 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
             "adapter.alpha = 8.0 is not allowed with networks of several ranks",
         ),
         (
+            {**ACROSS, "average__across": "layerwise", "fleet": "cnn2-lora2@0.5,cnn3-lora2@0.5"},
+            r"adapters of several networks \(cnn2@0.5, cnn3@0.5\), whose frozen layers differ",
+        ),
+        ({"fleet": "mlp-dense@0.25"}, "as in mlp-lora4@0.25"),
+        (
+            {**ACROSS, "fleet": "mlp-lora4@0.25,mlp-lora4@0.5"},
+            "mlp-lora4@0.25 is no rank of mlp@0.5, as in mlp-lora4@0.5",
+        ),
+        (
             {"method": "rolora", "average__server_optimizer": "adam"},
             "rounds train different entries",
         ),
