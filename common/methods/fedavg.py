@@ -43,7 +43,7 @@ from common.models.blocks import check_blocks
 from common.settings.config import EVERY, Config, MethodOptions, Required, not_allowed
 from common.settings.facts import Facts
 from common.settings.options import KRUM, WHOLE
-from common.techniques.adapters import check_scales
+from common.techniques.adapters import check_one_base, check_scales
 from common.techniques.widths import check_widths
 from common.training.task import Task
 
@@ -102,6 +102,7 @@ class Averaging(MethodOptions):
                 )
         states = {spec: task.expected(spec) for spec in specs}
         if average.across in ("layerwise", "depth"):
+            check_one_base(task, specs)
             check_nested(states, average.across)
             check_blocks(states, average)
         elif average.across == "width":

@@ -17,7 +17,7 @@ def check_adapters(task: Task, specs: Iterable[str], *, mixed: bool = False) -> 
         if not models.rank(spec):
             raise ValueError(
                 f"{method} averages adapters, but {spec} has none: write its rank behind its "
-                f"name, as in {models.with_rank(spec, 4)}"
+                f"name, as in {models.with_rank(models.frozen(spec) or spec, 4)}"
             )
         if models.frozen(spec) != models.frozen(own):
             raise ValueError(
@@ -35,3 +35,11 @@ def check_scales(task: Task, specs: Iterable[str]) -> None:
     if (alpha := task.config.adapter.alpha) and len({models.rank(spec) for spec in specs}) > 1:
         why = "networks of several ranks, whose factors are averaged: s = alpha / r differs"
         raise not_allowed("adapter.alpha", alpha, why, 0)
+
+
+def check_one_base(task: Task, specs: Iterable[str]) -> None:
+    """Raise ``ValueError``, one line, if adapters of layers of several networks are averaged."""
+    if len(bases := sorted({base for spec in specs if (base := models.frozen(spec))})) > 1:
+        across = task.config.average.across
+        why = f"adapters of several networks ({', '.join(bases)}), whose frozen layers differ"
+        raise not_allowed("average.across", across, why, "none", "same")

@@ -110,10 +110,12 @@ def check_widths(states: Mapping[str, Mapping[str, Tensor]]) -> str:
     whose narrower networks are not blocks of the wider ones.
     """
     widest = max(states, key=lambda spec: tree.numbers(states[spec]))
-    key, name = 'average.across = "width"', models.frozen(widest) or models.parse(widest)[0]
+    key, base = 'average.across = "width"', models.frozen(widest)
+    name = base or models.parse(widest)[0]
     for spec in states:
         if (models.frozen(spec) or models.parse(spec)[0]) != name:
-            raise ValueError(f"{key}: {spec} is no width of {name}, as in {name}@0.5")
+            what, like = ("rank", models.with_rank(base, 4)) if base else ("width", f"{name}@0.5")
+            raise ValueError(f"{key}: {spec} is no {what} of {name}, as in {like}")
     if not models.architecture(models.parse(widest)[0]).nests and len(states) > 1:
         raise ValueError(
             f"{key}: {name} cannot take part; the channels of a narrower network are not the first "

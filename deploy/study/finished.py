@@ -24,6 +24,7 @@ from common.models.classifier import Classifier, Pooled, Projected, Split
 from common.parse import parse
 from common.settings.config import Config
 from common.settings.section import Value
+from common.techniques.widths import check_widths
 from common.training import device
 from common.training.task import Task, global_spec
 from deploy.run.loopback import Loopback
@@ -83,8 +84,17 @@ class Finished:
         return dataset
 
     def task(self, dataset: Dataset) -> Task:
-        """Return the run's task, on the CPU."""
-        return Task.of(self.config, dataset, torch.device("cpu"))
+        """Return the run's task, on the CPU.
+
+        Raises ``ValueError``, one line, if the base of adapters is another one than in the run;
+        only a checkpoint tells.
+        """
+        task = Task.of(self.config, dataset, torch.device("cpu"))
+        if self.config.adapted and (self.folder / CHECKPOINT).exists():
+            then, now = self.saved.task, task.fingerprint
+            if then not in ("", now):
+                raise ValueError(f"{self.folder} is a run of the task {then}, which is now {now}")
+        return task
 
     def server_model(self, task: Task, *, trained: bool = True, file: str = MODEL) -> Classifier:
         """Return the server's model in a ``file`` of the run, or as initialised, in eval mode.
@@ -94,6 +104,8 @@ class Finished:
         networks or prototypes.
         """
         path, spec = self.folder / file, global_spec(task)
+        if self.config.average.across == "width":
+            spec = check_widths({own: task.expected(own) for own in self.config.brought})
         weights = model_file.load(path) if trained else None
         if weights is not None:
             tree.check_like(weights, task.expected(spec), f"{path}, as one network {spec},")

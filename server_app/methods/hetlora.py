@@ -39,8 +39,8 @@ class HetLoRA(Averaged[Options, Reply]):
         return Submodel(self.trains(client))
 
     def trains(self, client: Client) -> str:
-        spec = client.architecture
-        rank = self.ranks.get(client.k, models.rank(spec))
+        spec, own = client.architecture, models.rank(client.architecture)
+        rank = min(own, self.ranks.get(client.k, own))
         return models.with_rank(models.frozen(spec), rank)
 
     def request(self, t: int) -> Callable[[Client], Request]:

@@ -2,6 +2,7 @@
 
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ from common.models.adapters import (
 )
 from common.models.classifier import Classifier
 from common.techniques.low_rank import combined
-from server_app.methods.hetlora import padded
+from deploy.study.finished import finished
+from deploy.study.predictor import Predictor
+from server_app.methods.hetlora import HetLoRA, padded
 from server_app.stopped import Stopped
 from tests.support import battery
 from tests.support.tiny import Run, TinyRun, flat, play, under
@@ -208,6 +211,13 @@ def test_a_pruned_client_is_sent_its_smaller_rank(run: Run, monkeypatch: Any) ->
     assert [each["arrays_up"] for each in found] == sent[1:]
 
 
+def test_a_client_that_returns_with_a_smaller_rank_is_sent_that_rank() -> None:
+    half: Any = SimpleNamespace(ranks={1: 3})
+    for own, sent in ((4, 3), (3, 3), (2, 2)):
+        client: Any = SimpleNamespace(k=1, architecture=f"mlp-lora{own}@0.25")
+        assert HetLoRA.trains(half, client) == f"mlp-lora{sent}@0.25"
+
+
 # What travels.
 
 
@@ -368,6 +378,15 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
             "adapter.alpha = 8.0 is not allowed with networks of several ranks",
         ),
         (
+            {**ACROSS, "average__across": "layerwise", "fleet": "cnn2-lora2@0.5,cnn3-lora2@0.5"},
+            r"adapters of several networks \(cnn2@0.5, cnn3@0.5\), whose frozen layers differ",
+        ),
+        ({"fleet": "mlp-dense@0.25"}, "as in mlp-lora4@0.25"),
+        (
+            {**ACROSS, "fleet": "mlp-lora4@0.25,mlp-lora4@0.5"},
+            "mlp-lora4@0.25 is no rank of mlp@0.5, as in mlp-lora4@0.5",
+        ),
+        (
             {"method": "rolora", "average__server_optimizer": "adam"},
             "rounds train different entries",
         ),
@@ -401,3 +420,19 @@ def test_a_copy_of_the_base_elsewhere_is_the_same_base(tmp_path: Path, run: Run)
     write(copy, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=5)))
     settings = {**battery.RANK, "method": "fedit", "weights": str(file), "train__epochs": 1}
     assert run(**settings).weights == run(**settings, **{"node.1.weights": str(copy)}).weights
+
+
+@pytest.mark.parametrize("method", ["hetlora", "flora"])
+def test_a_result_is_loaded_above_its_own_base_only(method: str, tmp_path: Path) -> None:
+    file = tmp_path / "base.safetensors"
+    write(file, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=5)))
+    settings = {**battery.RANKS, "method": method, "weights": str(file), "train__epochs": 1}
+    played = play(flat(tmp_path / "run", **settings))
+    one = finished(played.folder)
+    net = one.server_model(one.task(one.dataset()))
+    assert net.spec == {"hetlora": "mlp-lora4@0.25", "flora": "mlp-dense@0.25"}[method]
+    assert_close(dict(net.state_dict()), played.model)
+    write(file, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=6)))
+    for client in (None, 1):
+        with pytest.raises(ValueError, match=r"is a run of the task .*, which is now"):
+            Predictor.of_run(played.folder, client)
