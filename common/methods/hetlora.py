@@ -25,6 +25,7 @@ Deviations:
 - The paper does not say whether the norm is of all layers together or of each (``norm``), nor are
   γ and λ known; the defaults are those of a re-implementation.
 - A client with r_k = ``rank-min`` has no penalty, as it cannot shrink.
+- s is the same for all ranks: a mean of factors under several s = α / r is refused.
 - The authors released no code.
 """
 

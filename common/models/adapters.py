@@ -19,7 +19,7 @@ base's.
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple, final
 
@@ -203,6 +203,15 @@ def begin_anew(net: nn.Module, w: Mapping[str, Tensor], seed: int, *name: str | 
             module.draw()
     rest = {n: value for n, value in w.items() if not n.endswith(f".{W}")}
     net.load_state_dict(rest, strict=False)
+
+
+def check_targets(nets: Iterable[nn.Module], targets: Iterable[str]) -> None:
+    """Raise ``ValueError``, one line, for a target that is a layer of none of the networks."""
+    kinds = Adapted | Dense
+    names = [f".{n}" for net in nets for n, m in net.named_modules() if isinstance(m, kinds)]
+    for target in targets:
+        if not any(name.endswith(f".{target}") for name in names):
+            raise ValueError(f"adapter.targets has {target!r}, which matches no layer of the fleet")
 
 
 def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: bool) -> Classifier:

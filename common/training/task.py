@@ -26,7 +26,7 @@ from common.exchange.records import StateDict
 from common.measures import ACCURACY, Values
 from common.models import hugging_face
 from common.models import weights as weights_
-from common.models.adapters import Adapter
+from common.models.adapters import Adapter, check_targets
 from common.models.batchnorm import batch_statistics
 from common.models.card import Card
 from common.models.classifier import Classifier
@@ -493,10 +493,11 @@ def check_fleet(task: Task) -> None:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-        if of_folder := network(spec) == hugging_face.NAME:
+        if network(spec) == hugging_face.NAME:
             hugging_face.check_tokenizer(config.adapter.base, task.tokenizer)
-        if of_folder or models.frozen(spec):
             task.without_values(spec)
+    with_adapters = [task.without_values(spec) for spec in config.brought if models.frozen(spec)]
+    check_targets(with_adapters, task.adapter.targets if with_adapters else ())
     config.method.check_fleet(task, config.brought)
     if config.run.global_model != "smallest":
         models.check(config.run.global_model, task.shape, task.num_classes, stem=task.stem)

@@ -198,6 +198,7 @@ RUN = {
     if (blocks := MARKED.findall(path.read_text(encoding="utf-8")))
 }
 TUTORIALS = ("compare", "hospitals", "sensors", "write-a-method", "bring-a-model")
+TUTORIALS += ("text-models", "adapters")
 FIRST = ("README.md", "docs/start.md", *(f"docs/{name}.md" for name in TUTORIALS))
 """Pages that ``make test-docs`` runs; the guides take minutes more (``make exhaustive``)."""
 

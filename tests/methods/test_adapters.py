@@ -369,6 +369,7 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
         ({"fleet": "mlp-lora0@0.25"}, "no architecture 'mlp-lora0'"),
         ({"fleet": "mlp-lora2-lora4@0.25"}, "mlp-lora2 has adapters already"),
         ({"adapter__targets": "qkv"}, "'qkv' matches no layer of mlp@0.25; it has layers.0"),
+        ({"adapter__targets": "layers.0,layers.9"}, "has 'layers.9', which matches no layer"),
         ({"global_model": "mlp@0.25"}, "mlp@0.25 has none"),
         ({"method": "flora", "global_model": "mlp-lora4@0.25"}, 'allowed: "smallest"'),
         ({"method": "hetlora", "adapter__alpha": 8.0}, "s = alpha / r would differ"),
