@@ -121,7 +121,7 @@ class Handler(ABC, Generic[O, D]):
             size=self.size,
             classes=[] if task.objective.every else [c for c, n in enumerate(p.counts) if n],
             counts=p.counts if shares else None,
-            task=task.fingerprint,
+            task=task.fingerprint_with(self.spec),
             public=self.public(),
             version=version_of(self.config),
             tags=listed(str(p.node.get("tags", ""))),

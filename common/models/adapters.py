@@ -224,6 +224,7 @@ def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: b
     """
     tensors = chain(base.parameters(), base.buffers())
     net = copy.deepcopy(base, {id(tensor): tensor for tensor in tensors})
+    net.entries = tuple(base.state_dict())
     whole = ("head", *base.fresh)
     own = {name: copy.deepcopy(base.get_submodule(name)) for name in whole if head}
     _freeze(net)
@@ -253,6 +254,22 @@ def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: b
         if isinstance(module, _BatchNorm):
             _replace(net, name, FrozenNorm(module))
     return net
+
+
+def without_adapters(net: nn.Module) -> dict[str, Tensor]:
+    """Return the entries of the base with what was learnt in its weights: W + s B A, or W + ΔW.
+
+    Raises ``ValueError``, one line, for a network without adapters.
+    """
+    found: dict[str, Tensor] = {}
+    if not isinstance(net, Classifier) or not net.entries:
+        raise ValueError("the model has no adapters to merge into a base")
+    for name in net.entries:
+        parent, _, last = name.rpartition(".")
+        value = getattr(net.get_submodule(parent), last, None)
+        if isinstance(value, Tensor):  # the counters of BatchNorm are not kept
+            found[name] = value.detach().cpu().clone()
+    return found
 
 
 def _can(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ class Classifier(nn.Module, ABC):
     tied: ClassVar[bool] = False  #: whether the head's weights are those of the input layer too
     targets: tuple[str, ...] = ()
     """Layers with adapters unless ``adapter.targets`` names others; empty: all but the head."""
+    entries: tuple[str, ...] = ()  #: names of the base's entries, of a network with adapters
     fresh: tuple[str, ...] = ()  #: further layers that adapters leave to be trained whole
 
     @abstractmethod

@@ -110,10 +110,21 @@ class Task:
         shape = f"{self.kind.name}:{'x'.join(map(str, self.shape))}"
         if vocab := kinds.vocab_of(self.shape):
             shape += f" of {vocab} ({self.tokenizer})"
-        base = models.frozen(global_spec(self))
-        below = f"base {base} {weights_.digest(self.base(base))}" if base else ""
-        further = (part for part in (self.objective.fingerprint, below) if part)
+        further = filter(None, [self.objective.fingerprint, self.base_of(global_spec(self))])
         return "/".join([shape, str(self.num_classes), digest, *further])
+
+    def fingerprint_with(self, spec: str) -> str:
+        """Return the fingerprint, with the base of ``spec`` if it is not the server's.
+
+        Raises ``ValueError``, one line, for a network that does not exist or suit the task.
+        """
+        same = models.frozen(spec) == models.frozen(global_spec(self))
+        return "/".join(filter(None, [self.fingerprint, "" if same else self.base_of(spec)]))
+
+    def base_of(self, spec: str) -> str:
+        """Return name and digest of the base of a network with adapters; empty if it has none."""
+        base = models.frozen(spec)
+        return f"base {base} {weights_.digest(self.base(base))}" if base else ""
 
     @property
     def adapter(self) -> Adapter:

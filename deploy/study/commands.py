@@ -202,7 +202,7 @@ def export(
         int | None, typer.Option(help="Number of a client, whose model is wanted.")
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="safetensors, torch-export or onnx.")
+        str, typer.Option("--format", help="safetensors, merged, peft, torch-export or onnx.")
     ] = "safetensors",
     best: Annotated[bool, typer.Option("--best", help="After the best round.")] = False,
     weights: Annotated[

@@ -6,7 +6,7 @@ by its own parts. The folder of a run has both; on real machines a node has its 
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import client_app.methods
 from client_app.participant import Participant
 from client_app.store import RUN
-from common import seeds
+from common import models, seeds
 from common.data import arrays
 from common.data.batches import standardise
 from common.data.dataset import fitted
@@ -31,6 +31,7 @@ from common.exchange import model_file
 from common.exchange.protocol import ScoreRequest
 from common.extras import check_installed
 from common.files import parse_json
+from common.models.adapters import without_adapters
 from common.models.batchnorm import norms
 from common.models.card import Card
 from common.parse import defaults, parse
@@ -42,10 +43,14 @@ from server_app.messaging.channel import PlainChannel
 from server_app.messaging.messenger import Messenger
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.scoring.score import score_requests
+from server_app.storage.peft_folders import write_one
 from server_app.storage.run_record import BEST
 
-SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
-"""Suffix of the files of each format."""
+SUFFIXES = {
+    **{"safetensors": ".safetensors", "merged": ".safetensors", "peft": ""},
+    **{"torch-export": ".pt2", "onnx": ".onnx"},
+}
+"""Suffix of the files of each format; ``peft`` is a folder."""
 BATCH = 256  #: samples of a pass
 HOTTEST = 100.0  #: temperature of a continued text
 
@@ -235,19 +240,27 @@ class Predictor:
         """Write the model and, beside it, its card as JSON; return both paths.
 
         ``to``: a format of ``SUFFIXES``.
-        ``safetensors`` has weights for normalised samples. The others have the network too, for raw
-        samples (n, ...) of the card's shape: a program of ``torch.export``, and an ONNX graph.
+        ``safetensors`` has weights for normalised samples, of adapters without their base.
+        ``merged`` has those of the base with what its adapters learnt, ``peft`` the adapter above a
+        Hugging Face folder. The others have the network too, for raw samples (n, ...) of the card's
+        shape: a program of ``torch.export``, and an ONNX graph.
 
         Raises ``ValueError``, one line, if the network cannot be exported or a package is missing.
         """
-        path, card = path.with_suffix(SUFFIXES[to]), path.with_suffix(".json")
+        path, file = path.with_suffix(SUFFIXES[to]), path.with_suffix(".json")
         path.parent.mkdir(parents=True, exist_ok=True)
+        card = self.card
         if to == "safetensors":
             model_file.write(path, dict(self.net.state_dict()))
+        elif to == "peft":
+            write_one(path, self.net)
+        elif to == "merged":
+            model_file.write(path, without_adapters(self.net))
+            card = replace(card, architecture=models.frozen(card.architecture))
         else:
             self._export(path, to)
-        self.card.write(card)
-        return [path, card]
+        card.write(file)
+        return [path, file]
 
     def _export(self, path: Path, to: str) -> None:
         if to == "onnx":

@@ -224,17 +224,18 @@ def why_not(
     """Return why this is no client of a roster of ``size`` clients; empty if it may be one."""
     if info.k >= size:
         return f"client {info.k} in a federation of {size}"
+    try:
+        check_brought(info.model, task.config)
+        of_task = task.fingerprint_with(info.model)
+    except ValueError as error:
+        return f"client {info.k}: {error}"
     for name, value, expected in (
         ("experiment", info.experiment, experiment),
         ("code version", info.version, version_of(task.config)),
-        ("task (kind:shape/classes/names/objective/base)", info.task, task.fingerprint),
+        ("task (kind:shape/classes/names/objective/base)", info.task, of_task),
     ):
         if value != expected:
             return f"client {info.k} has {name} {value!r}, the server {expected!r}"
-    try:
-        check_brought(info.model, task.config)
-    except ValueError as error:
-        return f"client {info.k}: {error}"
     longest = task.shape[0] if task.objective.every else 1
     limits = task.num_classes, max_samples, longest
     wrong = _wrong_numbers(info, *limits, one_each=task.objective.one_each)

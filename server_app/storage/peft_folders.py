@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.exchange import model_file
 from common.files import write_atomically
-from common.models.adapters import Adapted, AdaptedConvolution, adaptations
+from common.models.adapters import AdaptedConvolution, adaptations
 from common.models.classifier import Classifier
 from common.models.hugging_face import PREFIX, Base, NextTokens
 
@@ -28,12 +28,22 @@ def write(folder: Path, networks: Mapping[str, Classifier], main: str) -> None:
     The folder has the name of the network, or ``global`` for the only one and for ``main``.
     """
     for name, net in networks.items():
-        if isinstance(net, Base) and (layers := dict(adaptations(net))):
+        if isinstance(net, Base) and any(adaptations(net)):
             place = GLOBAL if name == main or len(networks) == 1 else name
-            _write(folder / FOLDER / place, net, layers)
+            write_one(folder / FOLDER / place, net)
 
 
-def _write(place: Path, net: Base, layers: Mapping[str, Adapted]) -> None:
+def write_one(place: Path, net: nn.Module) -> None:
+    """Write the adapter of a network to the folder ``place``.
+
+    Raises ``ValueError``, one line, for a network without adapters above a Hugging Face folder.
+    """
+    layers = dict(adaptations(net))
+    if not isinstance(net, Base) or not layers:
+        raise ValueError(
+            f"{getattr(net, 'spec', 'the model')} has no adapter that peft can load; networks such "
+            "as base-lora4 have"
+        )
     whole = {} if isinstance(net, NextTokens) else _whole(net)
     tensors = {f"{name}.{entry}": value for name in whole for entry, value in whole[name].items()}
     for name, layer in layers.items():

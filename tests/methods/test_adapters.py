@@ -1,5 +1,6 @@
 """Methods for low-rank adapters: hand numbers, what travels, mixed ranks and refusals."""
 
+import json
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -415,6 +416,20 @@ def test_a_client_with_another_base_is_refused_with_both_digests(tmp_path: Path)
         play(flat(tmp_path / "out", **settings, **{"node.1.weights": str(files[1])}))
 
 
+def test_a_base_that_the_server_does_not_have_is_compared_too(tmp_path: Path) -> None:
+    for seed, folder in enumerate((tmp_path, tmp_path / "other")):
+        folder.mkdir(exist_ok=True)
+        for name in ("mlp@0.25", "cnn2@0.5"):
+            net = models.build(name, (1, 8, 8), 3, seed=seed if name == "cnn2@0.5" else 0)
+            write(folder / f"{name}.safetensors", snapshot(net))
+    fleet = "mlp-lora2@0.25,cnn2-lora2@0.5"
+    settings = {"method": "local", "fleet": fleet, "weights": str(tmp_path / "{model}.safetensors")}
+    play(flat(tmp_path / "same", **settings))
+    other = {"node.1.weights": str(tmp_path / "other" / "{model}.safetensors")}
+    with pytest.raises(Stopped, match="client 1 has task .*base cnn2@0.5 .*, the server .*cnn2"):
+        play(flat(tmp_path / "out", **settings, **other))
+
+
 def test_a_copy_of_the_base_elsewhere_is_the_same_base(tmp_path: Path, run: Run) -> None:
     file, copy = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     write(file, snapshot(models.build("mlp@0.25", (1, 8, 8), 3, seed=5)))
@@ -437,3 +452,23 @@ def test_a_result_is_loaded_above_its_own_base_only(method: str, tmp_path: Path)
     for client in (None, 1):
         with pytest.raises(ValueError, match=r"is a run of the task .*, which is now"):
             Predictor.of_run(played.folder, client)
+
+
+@pytest.mark.parametrize("method", ["fedit", "flora"])
+def test_a_merged_export_is_the_base_with_what_was_learnt(
+    method: str, run: Run, tmp_path: Path
+) -> None:
+    fleet = {"fleet": "cnn2-lora2@0.5"} if method == "fedit" else {}
+    played = run(**{**battery.OVERRIDES[method], "method": method, **fleet, "train__lr": 0.02})
+    model = Predictor.of_run(played.folder, None)
+    file, card = model.export(tmp_path / "merged", "merged")
+    base = models.frozen(model.card.architecture)
+    assert json.loads(card.read_text())["architecture"] == base
+    net, x = models.build(base, (1, 8, 8), 3, seed=5), torch.rand(6, 1, 8, 8)
+    net.load_state_dict(weights.fitted(net, weights.read(file), file), strict=False)
+    assert_close(net.eval()(x), model.net.eval()(x), atol=1e-5, rtol=1e-5)
+    plain = run(method="fedavg", fleet="mlp@0.25")
+    with pytest.raises(ValueError, match="no adapters to merge"):
+        Predictor.of_run(plain.folder, None).export(tmp_path / "plain", "merged")
+    with pytest.raises(ValueError, match="has no adapter that peft can load"):
+        model.export(tmp_path / "peft", "peft")

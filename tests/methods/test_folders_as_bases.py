@@ -19,6 +19,7 @@ from common.parse import parse
 from deploy.api import load as load_run
 from deploy.run.fit import fitted
 from deploy.run.verify import verify
+from deploy.study.predictor import Predictor
 from server_app.storage.peft_folders import write
 from tests.support import battery, outputs
 from tests.support.folders import DECODERS, EVERY, WHOLE, V, folder, of, texts
@@ -183,6 +184,18 @@ def test_adapters_of_the_server_alone_are_written(
         assert str(path) in [
             str(one.path) for one in verify(folder.parent) if one.state == "damaged"
         ]
+
+
+def test_a_client_exports_its_own_adapter_on_its_machine(
+    encoder: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    played = run(**{**encoder, "method": "fedsa-lora"})
+    own = Predictor.of_run(played.folder, 1)
+    place, _ = own.export(tmp_path / "mine", "peft")
+    x = outputs.texts().x_test
+    net = in_peft("AutoModelForSequenceClassification", encoder["adapter__base"], place)
+    with torch.no_grad():
+        assert_close(theirs(net, x), own.net(x), atol=1e-5, rtol=1e-6)
 
 
 def test_dense_updates_and_whole_networks_of_a_folder_are_trained(
