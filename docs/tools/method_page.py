@@ -42,6 +42,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("fleet=cnn2,cnn2@0.5", "score.bn=recalibrated"),
     DEPTHS,
     ("fleet=cnn4-exits1,cnn4-exits2,cnn4-exits3",),
+    ("fleet=cnn2-lora4",),
 )
 """Settings that the default experiment needs for a method; the first that suit it are shown."""
 
