@@ -231,7 +231,8 @@ def adapted(base: Classifier, rank: int, adapter: Adapter, seed: int, *, head: b
     for name, module in own.items():
         _replace(net, name, module.requires_grad_(True))
     layers = {name: module for name, module in net.named_modules() if _can(module)}
-    layers = {name: module for name, module in layers.items() if name not in whole}
+    own_names = tuple(f"{name}." for name in whole)
+    layers = {n: module for n, module in layers.items() if not f"{n}.".startswith(own_names)}
     wanted = adapter.targets or base.targets
     chosen = [n for n in layers if not wanted or any(f".{n}".endswith(f".{t}") for t in wanted)]
     if not chosen:

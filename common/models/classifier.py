@@ -74,7 +74,8 @@ class Projected(Classifier):
         super().__init__()
         d, classes = base.head.in_features, base.head.out_features
         del base.head
-        self.base = base
+        self.base, self.targets = base, base.targets
+        self.fresh = ("projection", *(f"base.{name}" for name in base.fresh))
         self.projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, PROJECTED))
         self.head = nn.Linear(PROJECTED, classes)
 
@@ -100,7 +101,8 @@ class Pooled(Classifier):
         super().__init__()
         d, classes = base.head.in_features, base.head.out_features
         del base.head
-        self.base = base
+        self.base, self.targets = base, base.targets
+        self.fresh = tuple(f"base.{name}" for name in base.fresh)
         self.register_buffer("means", _means(d, width), persistent=False)
         self.head = nn.Linear(width, classes)
 

@@ -281,6 +281,15 @@ def test_a_client_without_a_reply_in_the_last_round_is_sent_both_halves(run: Run
 ACROSS = {"method": "fedavg", "average__across": "width"}
 
 
+def test_new_layers_before_the_head_are_trained_whole() -> None:
+    """MOON's projection is random in a new network, whatever its base has learnt."""
+    form = ((1, 8, 8), 3, "auto", True)
+    net = models.build("cnn2-lora2@0.5", *form, seed=1)
+    trained = {name for name, _ in net.named_parameters()}
+    assert {"projection.0.weight", "projection.2.bias", "head.weight"} <= trained
+    assert all("projection" in n or "head" in n or n.endswith((*A, *B)) for n in trained)
+
+
 def test_a_base_neither_travels_nor_changes_and_is_in_memory_once(run: Run) -> None:
     base = models.build("cnn2@0.5", (1, 8, 8), 3, seed=1)
     first, second = (models.build("cnn2-lora2@0.5", (1, 8, 8), 3, seed=1, base=base) for _ in "ab")
