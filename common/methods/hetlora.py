@@ -123,5 +123,7 @@ def tail(w: Mapping[str, Tensor], rank: int) -> Tensor:
 
 def truncated(w: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Return the first ``rank`` rows of A and columns of B of each layer, and all other entries."""
-    cuts = {A: (slice(rank),), B: (slice(None), slice(rank))}
-    return {name: value[cuts.get(name[-6:], ...)].clone() for name, value in w.items()}
+    result = dict(w)
+    for layer, a, b in pairs(w):
+        result |= {f"{layer}.{A}": a[:rank].clone(), f"{layer}.{B}": b[:, :rank].clone()}
+    return result
