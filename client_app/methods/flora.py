@@ -11,7 +11,7 @@ from common.models.adapters import begin_anew
 
 
 @final
-class ClientState(Records, kind="flora.State"):
+class ClientState(Records, kind="flora.Memory"):
     """State of client k after a round: the update ΔW that it started from."""
 
     w: StateDict

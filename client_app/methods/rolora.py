@@ -11,7 +11,7 @@ from common.methods.rolora import Halves, Request
 
 
 @final
-class ClientState(Records, kind="rolora.State"):
+class ClientState(Records, kind="rolora.Memory"):
     """State of client k after a round: the adapter that it started from."""
 
     w: StateDict

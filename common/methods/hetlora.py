@@ -60,7 +60,7 @@ class Options(Averaging):
         networks="parts",
     )
 
-    uses = ("average",)
+    uses = ("average", "finetune")
     objectives = EVERY
     schemes = ("width",)
     auto = {"average.across": "width"}
@@ -68,7 +68,7 @@ class Options(Averaging):
     requires = {
         "average.robust": Required("none", why=", whose clients have parts of the factors"),
         "average.server-optimizer": Required("none", why=", whose clients' ranks differ"),
-        "oca.aggregate": Required("off", why=", whose clients' ranks shrink"),
+        "oca.aggregate": Required("off", why=", which averages shrinking ranks"),
         "adapter.alpha": Required(0, why=", which averages factors: s = alpha / r would differ"),
     }
 

@@ -383,7 +383,7 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
         ({"global_model": "mlp@0.25"}, "mlp@0.25 has none"),
         ({"method": "flora", "global_model": "mlp-lora4@0.25"}, 'allowed: "smallest"'),
         ({"method": "hetlora", "adapter__alpha": 8.0}, "s = alpha / r would differ"),
-        ({"method": "hetlora", "oca__aggregate": "on"}, "whose clients' ranks shrink"),
+        ({"method": "hetlora", "oca__aggregate": "on"}, "which averages shrinking ranks"),
         (
             {**battery.RANKS, **ACROSS, "adapter__alpha": 8.0},
             "adapter.alpha = 8.0 is not allowed with networks of several ranks",

@@ -328,13 +328,14 @@ KINDS = """
     fedgh: State; fedgkd: Down State; fedgkt: Down Memory State Up; fedin: Down State Up;
     fedkd: Down Memory State Up; fedkf: Down Memory State; fedktl: Down State;
     fedmd: Answer Down Learnt Memory Started Up; fedorion: State Up; fedssa: State; fedtgp: State;
-    fiarse: Down Up; global_model: Weights; heterofl: Down State; hetfedfl: Up; i_dl_mh: Up;
+    fiarse: Down Up; flexlora: State; flora: Down Memory State; global_model: Weights;
+    heterofl: Down State; hetfedfl: Up; hetlora: Down State Up; i_dl_mh: Up;
     incentive: Gain Reward Rewarded; kt_pfl: Coefficients; lg_fedavg: State; local: State;
     moon: Memory; oca: State Upload; partly_shared: State; predictions: Predictions;
     private: Memory;
     protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics;
     protocol: ToClient ToServer Trained Up;
-    public_set: Local; qffl: Up; reuse: Learnt; scaffold: Down Memory State Up
+    public_set: Local; qffl: Up; reuse: Learnt; rolora: Memory State; scaffold: Down Memory State Up
 """
 """Kinds of messages, client states and server states: "first word: the words that follow it".
 

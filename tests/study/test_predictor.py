@@ -177,7 +177,7 @@ def test_a_mistake_with_an_export_is_one_line(trained: api.Run, tmp_path: Path) 
     folder = trained.folder
     for arguments, line in (
         (("--client", 9), "client = 9 is not allowed; it should be 0 to 3"),
-        (("--format", "pt"), "--format pt is not allowed; allowed: safetensors, torch-export, on"),
+        (("--format", "pt"), "--format pt is not allowed; allowed: safetensors, merged, peft, to"),
         (("--best",), "has no best.safetensors: the run had no score.keep-best = true"),
         (("--best", "--client", 0), "best is for the server's model"),
         (("--global", folder / "model.safetensors"), "--global is for the folder of a client's"),
