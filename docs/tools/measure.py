@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from common.files import write_atomically
-from common.methods import names
+from common.methods import facts, names
 from common.settings.section import Value
 from deploy.leaderboard import protocol as protocols
 from deploy.report.table import operations, size
@@ -44,6 +44,7 @@ SMALL: dict[str, object] = {
 shorten the server's work, which is not recorded."""
 ONE_SHOT: dict[str, object] = {"rounds": 2, "score.every": 2, "score.clients-every": 2}
 """A one-shot method has its training in the first round; its scores would be in it too."""
+ADAPTED = "cnn2-lora4@0.25"
 SETTING = f"{CLIENTS} clients that share {IMAGES} images of the digits (8×8), with 1 local epoch"
 
 
@@ -51,10 +52,12 @@ SETTING = f"{CLIENTS} clients that share {IMAGES} images of the digits (8×8), w
 def first_row(method: str) -> protocols.Row:
     """Return the first row of a method in the leaderboard's protocol.
 
-    A method without a row gets one on the mixed fleet, with the method's defaults.
+    A method without a row gets one on the mixed fleet, with the method's defaults; methods that
+    exchange adapters get a network with them.
     """
     rows = (row for row in protocols.read().row if row.set["method"] == method)
-    usual = protocols.Row(name=method, fleets=["mixed"], set={"method": method})
+    network = {"fleet": ADAPTED} if "adapter" in facts(method).sends else {}
+    usual = protocols.Row(name=method, fleets=["mixed"], set={"method": method, **network})
     return next(rows, usual)
 
 
