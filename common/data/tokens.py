@@ -263,7 +263,7 @@ class Samples(NamedTuple):
 
     x: np.ndarray  #: int32 (n, T), padded with 0 on the right
     y: np.ndarray | None
-    """Of next tokens the token behind each one in ``x``, int32 (n, T), 0 for none."""
+    """Next tokens, int32 (n, T): the token behind each one in ``x``, 0 where there is none."""
     row: np.ndarray  #: text that each sample came from, int64 (n,)
 
 

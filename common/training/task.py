@@ -116,10 +116,12 @@ class Task:
     def fingerprint_with(self, spec: str) -> str:
         """Return the fingerprint, with the base of ``spec`` if it is not the server's.
 
-        Raises ``ValueError``, one line, for a network that does not exist or suit the task.
+        Only networks that the run names have one here, so that no client makes the server build
+        another. Raises ``ValueError``, one line, for a network that does not suit the task.
         """
-        same = models.frozen(spec) == models.frozen(global_spec(self))
-        return "/".join(filter(None, [self.fingerprint, "" if same else self.base_of(spec)]))
+        other = models.frozen(spec) != models.frozen(global_spec(self))
+        base = self.base_of(spec) if other and spec in self.config.brought else ""
+        return "/".join(filter(None, [self.fingerprint, base]))
 
     def base_of(self, spec: str) -> str:
         """Return name and digest of the base of a network with adapters; empty if it has none."""

@@ -157,6 +157,11 @@ def folders(tmp_path: Path) -> Path:
         ({"weights": "{}/weights/{{model}}.pt", "fleet": "mlp-lora4@0.5"}, False),
         ({"weights": "{}/secret", "node.0.weights": "{}/weights/a.pt"}, True),
         ({"node.0.weights": "", "weights": "{}/secret"}, False),
+        ({"adapter.base": "{}/weights/net"}, True),
+        ({"adapter.base": "{}/secret"}, False),
+        ({"node.0.base": "{}/weights/net"}, True),
+        ({"node.0.base": "{}/secret"}, False),
+        ({"adapter.base": "{}/weights/net", "node.0.base": "{}/secret"}, False),
         ({"node.1.weights": "{}/secret"}, True),
     ],
 )
@@ -178,6 +183,14 @@ def test_folders_of_a_run_are_inside_those_of_the_owner(
     if said:
         key = [key for key in filled if key != "fleet"][-1].replace("_", "-")
         assert said.startswith(f"{key} = ") and "allows absolute paths inside /" in said
+
+
+def test_each_path_of_a_node_replaces_one_of_the_run() -> None:
+    paths = policy.settings()["paths"]
+    assert {key for key in paths if key.startswith("node.K.")} == {
+        f"node.K.{leaf}" for leaf in rules.PLACES
+    }
+    assert all(paths[key] == paths[f"node.K.{leaf}"] for leaf, key in rules.PLACES.items())
 
 
 def test_texts_of_a_method_that_is_not_installed_on_the_node_must_have_no_path(

@@ -22,6 +22,11 @@ Values = Mapping[str, bool | int | float | str]
 
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are libraries, as in ``common/settings/plugins.py``."""
+PLACES = {
+    **{"data-dir": "data.dir", "public-dir": "data.public-dir", "weights": "weights"},
+    **{"base": "adapter.base", "state-dir": "state-dir"},
+}
+"""Paths of a node, and the setting of the run that each replaces."""
 ADAPTED = re.compile(r"(-lora\d+|-dense)+(?=@|$)")
 """End of the name of a network with adapters, which has the weights and code of its base."""
 STRICTER = {
@@ -129,21 +134,18 @@ def _paths(
     run's other settings.
     """
     k, used = node.get("partition-id"), dict[str, bool | int | float | str]()
-    for leaf, key in (
-        ("data-dir", "data.dir"),
-        ("public-dir", "data.public-dir"),
-        ("weights", "weights"),
-    ):
+    for leaf, key in PLACES.items():
         own = f"node.{k}.{leaf}"
-        if not node.get(leaf):
-            used |= {own: settings[own]} if settings.get(own) else {key: settings.get(key, "")}
-    own = f"node.{k}.state-dir"
-    if not node.get("state-dir"):
-        run = {} if os.environ.get(STATE_DIR) else {"state-dir": settings.get("state-dir", "")}
-        used |= {own: settings[own]} if settings.get(own) else run
-    replaced = {"data.dir", "data.public-dir", "weights", "state-dir"}
-    others = [key for key in rule_by_key if key not in replaced and not key.startswith("node.K.")]
-    used |= {key: settings.get(key, "") for key in others}
+        if node.get(leaf):
+            continue
+        if settings.get(own):
+            used[own] = settings[own]
+        elif leaf != "state-dir" or not os.environ.get(STATE_DIR):
+            used[key] = settings.get(key, "")
+    replaced = {*PLACES.values(), *(f"node.K.{leaf}" for leaf in PLACES)}
+    for key in rule_by_key.keys() - replaced:
+        own = key.replace("node.K.", f"node.{k}.")
+        used[own] = settings.get(own, "")
     return {key: value for key, value in used.items() if value}
 
 
