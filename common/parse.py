@@ -18,13 +18,12 @@ from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
 from common.keys import NAMED, general_table
-from common.settings.buffer import Buffer
-from common.settings.clock import ALL, Clock
+from common.settings.clock import ALL
 from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, listed, not_allowed
 from common.settings.facts import WAITS
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import KRUM, Descent
-from common.settings.plugins import nearest, table_of
+from common.settings.plugins import OF_FOLDER, nearest, network, table_of
 from common.settings.profiles import device
 from common.settings.section import Section, kebab, keys_of, nested, value_kind
 
@@ -94,6 +93,7 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     for name, section in config.tables.items():
         if isinstance(section, Descent):
             optimise.check(name, section)
+    _check_adapters(config)
     _check_clock(config)
     _check_mode(config)
     if config.on_clock and not config.privacy.on:  # times follow from counted operations
@@ -103,15 +103,33 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     return config
 
 
+def _check_idle(table: str, section: Section, needs: str) -> None:
+    """Raise ``ValueError``, one line, for a setting of a table that the run does not read.
+
+    ``needs``: what it lacks, in words that follow the setting.
+    """
+    for name, value in section:
+        if value != type(section).model_fields[name].default:
+            raise ValueError(f"{table}.{kebab(name)} = {json.dumps(value)} {needs}")
+
+
+def _check_adapters(config: Config) -> None:
+    """Raise ``ValueError``, one line, for settings of adapters that no network of the run has."""
+    if not config.adapted:
+        _check_idle("adapter", config.adapter, 'needs adapters, as in fleet = "gpt-2-lora4"')
+    names = map(network, (*config.brought, config.run.global_model))
+    if config.adapter.base and OF_FOLDER not in names:
+        raise ValueError(
+            f"adapter.base = {json.dumps(config.adapter.base)} needs its network in the fleet: "
+            f"{OF_FOLDER}-lora4"
+        )
+
+
 def _check_clock(config: Config) -> None:
     """Raise ``ValueError``, one line, for a clock without a device, or an unknown profile."""
     clock, run, privacy = config.clock, config.run, config.privacy
     if not config.on_clock:
-        usual = Clock.model_construct()
-        for name, value in clock:
-            if value != getattr(usual, name):
-                key = f"clock.{kebab(name)} = {json.dumps(value)}"
-                raise ValueError(f"{key} needs profiles: without devices a run has no clock")
+        _check_idle("clock", clock, "needs profiles: without devices a run has no clock")
         return
     clock.check()
     if clock.over_selection > 1 and not run.per_round:
@@ -154,10 +172,7 @@ def _check_mode(config: Config) -> None:
     """Raise ``ValueError``, one line, for settings that do not go with the run's ``mode``."""
     run, facts = config.run, methods.facts(config.run.method)
     if not config.buffered:
-        for name, value in config.buffer:
-            if value != Buffer.model_fields[name].default:
-                key = f"buffer.{kebab(name)} = {json.dumps(value)}"
-                raise ValueError(f'{key} needs mode = "buffered"')
+        _check_idle("buffer", config.buffer, 'needs mode = "buffered"')
         return
     why = 'mode = "buffered"'
     if facts.asynchronous != "mean":

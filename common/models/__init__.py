@@ -69,7 +69,7 @@ from common.models.texts import (
 )
 from common.models.weights import load_published
 from common.settings import plugins
-from common.settings.plugins import ADAPTED
+from common.settings.plugins import ADAPTED, OF_FOLDER
 
 WIDEST = 16.0  #: the largest width factor
 MOST_NAMED = 6  #: networks that an error message names
@@ -368,12 +368,17 @@ def architecture(name: str) -> Architecture:
     """
     if name in MODELS:
         return MODELS[name]
-    if name == hugging_face.NAME:
+    if name == OF_FOLDER:
         return FOLDER
     if lora := ADAPTED.fullmatch(name):
         if ADAPTED.fullmatch(lora[1]):
             raise ValueError(f"model {name!r}: {lora[1]} has adapters already; one rank is allowed")
         return replace(architecture(lora[1]), rank=int(lora[2] or 0), nests=True)
+    if re.search(r"-lora\d*$", name):
+        raise ValueError(
+            f"model {name!r}: the rank behind -lora should be 1 to 99999, as in "
+            f"{re.sub('-lora.*', '', name)}-lora4"
+        )
     if (cut := _EXITS.fullmatch(name)) and cut[1] in MODELS:
         return _with_exits(name, cut[1], int(cut[3]))
     if _LAYERED.fullmatch(name):

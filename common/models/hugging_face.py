@@ -28,8 +28,8 @@ from common.extras import imported
 from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.models.texts import lengths
+from common.settings.plugins import OF_FOLDER
 
-NAME = "base"  #: of the architecture, as in ``base-lora4``
 CONFIG, WEIGHTS = "config.json", "*.safetensors"  #: files of a folder
 TARGETS = {
     "llama": ("q_proj", "v_proj"),
@@ -199,7 +199,7 @@ def _checked(folder: str) -> Path:
     """Return the path of a folder with the files of a network, as far as their names say."""
     if not folder:
         raise ValueError(
-            f"model {NAME!r} is the network in the folder adapter.base, which is empty"
+            f"model {OF_FOLDER!r} needs adapter.base, a folder with {CONFIG} and {WEIGHTS}"
         )
     path = Path(folder).expanduser()
     if not (path / CONFIG).is_file():

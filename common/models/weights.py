@@ -71,6 +71,8 @@ def read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return model_file.read(path)[0]
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"weights = {str(path)!r}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"weights = {str(path)!r}: {error.strerror or error}") from None
     except (RuntimeError, EOFError, ValueError, KeyError) as error:

@@ -33,7 +33,7 @@ from common.settings.options import (
     Privacy,
     PublicTraining,
 )
-from common.settings.plugins import ADAPTED, table_of
+from common.settings.plugins import ADAPTED, OF_FOLDER, table_of
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -822,9 +822,9 @@ class Config(BaseModel):
 
     @property
     def adapted(self) -> bool:
-        """Whether networks of the run have adapters."""
-        specs = (*self.brought, self.run.global_model)
-        return any(ADAPTED.fullmatch(spec.partition("@")[0]) for spec in specs)
+        """Whether networks of the run have adapters, or are of the folder ``adapter.base``."""
+        names = (spec.partition("@")[0] for spec in (*self.brought, self.run.global_model))
+        return any(ADAPTED.fullmatch(name) or name == OF_FOLDER for name in names)
 
     @property
     def buffered(self) -> bool:

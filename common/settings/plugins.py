@@ -39,6 +39,7 @@ ON_THE_SERVER = ("trackers", "selections", "callbacks")
 FAMILIES = ("torchvision", "timm")
 """Words before the colon of a model that are not modules but libraries of models."""
 OURS = frozenset({"common", "server_app", "client_app", "deploy", "fedmosaic", "__main__"})
+OF_FOLDER = "base"  #: the network in the Hugging Face folder ``adapter.base``
 ADAPTED = re.compile(r"(.+)-(?:lora([1-9]\d{0,4})|dense)")
 """Name of a network with adapters of a rank, or with dense updates, such as ``gpt-2-lora4``."""
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"

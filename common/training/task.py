@@ -33,7 +33,7 @@ from common.models.classifier import Classifier
 from common.models.layers import Shape
 from common.objectives import Classes, Objective
 from common.settings.config import Config, MemoryFormat, listed, not_allowed
-from common.settings.plugins import network
+from common.settings.plugins import OF_FOLDER, network
 from common.training import optimise
 from common.training.costs import counting
 from common.training.device import Net, arrange
@@ -506,7 +506,7 @@ def check_fleet(task: Task) -> None:
         noise.check(config.noise.kind, task.shape)
     for spec in config.brought:
         models.check(spec, task.shape, task.num_classes, stem=task.stem)
-        if network(spec) == hugging_face.NAME:
+        if network(spec) == OF_FOLDER:
             hugging_face.check_tokenizer(config.adapter.base, task.tokenizer)
             task.without_values(spec)
     with_adapters = [task.without_values(spec) for spec in config.brought if models.frozen(spec)]

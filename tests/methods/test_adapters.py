@@ -376,7 +376,16 @@ def test_alpha_gives_each_rank_its_own_factor() -> None:
             {"fleet": "mlp-lora33@0.25"},
             "rank 33 is not allowed for layers.0 of mlp@0.25, .* rank 32",
         ),
-        ({"fleet": "mlp-lora0@0.25"}, "no architecture 'mlp-lora0'"),
+        (
+            {"fleet": "mlp-lora0@0.25"},
+            "the rank behind -lora should be 1 to 99999, as in mlp-lora4",
+        ),
+        ({"fleet": "mlp-lora"}, "the rank behind -lora should be 1 to 99999, as in mlp-lora4"),
+        (
+            {"adapter__base": "net"},
+            'adapter.base = "net" needs its network in the fleet: base-lora4',
+        ),
+        ({"method": "fedavg", "fleet": "mlp", "adapter__scale": 3.0}, "adapter.scale = 3.0 needs"),
         ({"fleet": "mlp-lora2-lora4@0.25"}, "mlp-lora2 has adapters already"),
         ({"adapter__targets": "qkv"}, "'qkv' matches no layer of mlp@0.25; it has layers.0"),
         ({"adapter__targets": "layers.0,layers.9"}, "has 'layers.9', which matches no layer"),

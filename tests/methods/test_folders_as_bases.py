@@ -239,7 +239,9 @@ def test_another_tokenizer_than_the_folder_has_is_refused(
 def test_a_network_without_folder_package_or_order_is_refused(
     decoder: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused({**decoder, "adapter__base": ""}, tmp_path, "adapter.base, which is empty")
+    refused(
+        {**decoder, "adapter__base": ""}, tmp_path, "needs adapter.base, a folder with config.json"
+    )
     refused({**decoder, "adapter__base": "/nowhere"}, tmp_path, "there is no such folder")
     place = folder(tmp_path / "bert", "BertForMaskedLM", vocab=300)
     line = "its network, bert, is no decoder for next tokens"

@@ -114,7 +114,7 @@ def spoiled(folder: Path) -> dict[str, str]:
     put(folder / "less.pt", missing)
     first = next(iter(state()))
     return {
-        "nowhere.pt": "No such file or directory",
+        "nowhere.pt": "there is no such file",
         "cut.safetensors": "cannot be read: ",
         "pickle.pt": "",
         "hostile.pt": "",
