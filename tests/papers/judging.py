@@ -139,7 +139,9 @@ class Test(BaseModel):
     over: str = ""
     """Under ``size``: the row whose number is the denominator, if that is not ``below``."""
     better: Literal["higher", "lower"] = "higher"
-    """``higher``: accuracies in %; ``lower``: errors and costs."""
+    """``higher``: scores; ``lower``: errors and costs."""
+    best: float = 100.0
+    """The highest score in the table's unit: 100 for percent, 1 for an R² or AUC."""
     censored: float | None = None
     """Value for a target that was never reached: the first round after the run's last."""
     reached: str = ""
@@ -449,8 +451,8 @@ class _Compared:
         return [self.error(b) for _, b in self.pairs()]
 
     def error(self, value: float) -> float:
-        """Return the error in % of an accuracy, or the cost itself."""
-        return 100 - value if self.test.better == "higher" else value
+        """Return what a score lacks of the highest one, or the cost itself."""
+        return self.test.best - value if self.test.better == "higher" else value
 
     def percent(self) -> list[float]:
         """Return for each seed how many percent more ``above`` is."""

@@ -118,6 +118,12 @@ def test_an_effect_is_the_share_of_the_error_that_a_method_removes(scene: Scene)
     assert scene.judge().tests[0].effect == pytest.approx(-5.0)
 
 
+def test_the_error_of_another_score_than_percent_is_what_it_lacks_of_its_best(scene: Scene) -> None:
+    scene.record(A=[x / 100 + 0.6 for x in EVEN], B=[0.6] * 5)  # 0.03 of 0.4
+    scene.changed(column='column = ["C"]\nbest = 1.0')
+    assert scene.judge().tests[0].effect == pytest.approx(7.5)
+
+
 @pytest.mark.parametrize(
     ("printed", "verdict"),
     [  # the interval is 9.816 % wide in all; B errs 30 % in the paper
