@@ -105,7 +105,7 @@ class Encoder:
             (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
             for of, part in zip(made, parts, strict=True)
         ]
-        most, notes = self._length, []
+        most = self._length
         if self.next_token and not self._prompt:
             n, what = sum(t < 2 for t in lengths), "have no token to learn and are left out"
         else:
