@@ -340,16 +340,23 @@ class ClockTime(JsonObject):
         return self.model_dump(include={"end", "energy"}, exclude_none=True)
 
 
+JobEventKind = Literal["sent", "arrived", "lost"]
+"""Kind of an event of a job: ``lost`` without an update, or with the update of a client that left.
+"""
+JobEvent = tuple[JobEventKind, int, int]
+"""Kind of the event, client and version of its job."""
+
+
 @final
 class Arrivals(JsonObject):
-    """A step of asynchronous rounds: the jobs that were sent before it, and the updates in it.
+    """A step of asynchronous rounds: the events of jobs since the step before, and its updates.
 
     A version is the number of steps before a model, so round t makes version t from version t - 1.
     """
 
-    sent: list[tuple[int, int]] = []  #: client and version of each job sent since the step before
-    arrived: list[tuple[int, int]] = []  #: the same of each update of the step, in their order
-    times: list[float] = []  #: seconds on the clock at which these updates arrived
+    events: list[JobEvent] = []  #: of all jobs since the step before, in their order
+    arrived: list[tuple[int, int]] = []  #: client and version of each update, in their order
+    times: list[float] = []  #: when these updates arrived, in seconds on the clock or of the run
     staleness: list[int] = []  #: of these updates: steps since their version
     in_flight: int = 0  #: jobs that go on after the step
 

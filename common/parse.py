@@ -178,8 +178,9 @@ def _check_mode(config: Config) -> None:
     if facts.asynchronous != "mean":
         method = f'method = "{run.method}": {WAITS[facts.asynchronous]}'
         raise not_allowed("mode", run.mode, method, "synchronous")
-    if not config.on_clock:
-        raise ValueError(f"{why} needs profiles: without devices no reply comes before another")
+    if config.privacy.on and not config.on_clock:
+        reason = f"{why} without profiles: the order of arrival would tell of the clients' samples"
+        raise not_allowed("privacy.mode", config.privacy.mode, reason, "off")
     flat = config.flat
     for key, values in AT_ONCE.items():
         if flat[key] not in values:

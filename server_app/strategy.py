@@ -16,6 +16,7 @@ from common.exchange.protocol import FineTunedScoreReply, Reply, ScoreReply
 from common.journal import ON_CLOCK, Cost, Entry, Failure
 from common.training.task import Task
 from server_app import callbacks, costs
+from server_app.buffered import buffered_rounds
 from server_app.buffered.rounds import Buffered
 from server_app.callbacks import RunCallback
 from server_app.callbacks.collapse import Collapse
@@ -65,7 +66,7 @@ class MethodStrategy(Run, Strategy):
 
     def make(self) -> None:
         super().make()
-        self.buffered = Buffered(self, self._renew) if self.config.buffered else None
+        self.buffered = buffered_rounds(self, self._renew) if self.config.buffered else None
 
     def restore(self, saved: Checkpoint) -> None:
         if self.buffered is not None:
@@ -159,6 +160,7 @@ class MethodStrategy(Run, Strategy):
         """Update the members before round t; write the events and failures to its entry."""
         method, membership = self.method, self.membership
         self.status.enter(t, "exchange" if self.config.privacy.hides_times else "membership")
+        membership.busy = self.busy
         events, refused_nodes = membership.renew(t, method.admit)
         method.clients, method.roster = self.clients, membership.roster
         for event in events:

@@ -831,6 +831,11 @@ class Config(BaseModel):
         """Whether the run has asynchronous rounds (``mode``)."""
         return self.run.mode == "buffered"
 
+    @property
+    def replays_jobs(self) -> bool:
+        """Whether asynchronous rounds follow the order of another run's journal."""
+        return self.buffered and not self.on_clock and self.run.membership.endswith(".jsonl")
+
     def replies(self, clients: int) -> int:
         """Return how many replies a round waits for, of a roster of ``clients``: m, or K."""
         if self.buffered:

@@ -1,31 +1,28 @@
 """The clients' part of asynchronous rounds: send jobs, and take updates until a step has K.
 
 A client is idle only when its update has left the buffer. So no client is twice in a step, and the
-rounds of a client's requests grow. After the last event of an instant, free slots are filled with
-idle clients, which get the newest version.
-
-The order of arrival is that of the virtual clock. The time of a job follows from what the client's
-last job moved and computed, or from its own reply if it is the first. So all jobs in flight run at
-the same time, and neither their real order nor the number of workers changes a result.
+rounds of a client's requests grow. Free slots are filled with idle clients, which get the newest
+version. The order of events is that of the virtual clock (``by_clock.py``), that of real arrivals,
+or that of another run's journal (``by_arrival.py``).
 
 Deviation: FedBuff may select a client whose update is in the buffer; here it waits for the step.
 """
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import final
 
 from flwr.app import Message
 
 from common import seeds
 from common.exchange.protocol import Reply, Request
 from common.flower.rpc import over_grpc
-from common.journal import ON_CLOCK, Arrivals, Failure
+from common.journal import ON_CLOCK, Arrivals, Failure, JobEvent, JobEventKind
 from server_app import costs
 from server_app.aggregation.staleness import Discount
-from server_app.buffered.jobs import LOSS, REPLY, InFlight, Outcome, Requests
+from server_app.buffered.jobs import InFlight, Outcome, Requests
 from server_app.clock.job import SECOND, Job
 from server_app.memory import sending
 from server_app.messaging import sanity
@@ -36,14 +33,12 @@ from server_app.run import Run
 from server_app.stopped import Stopped
 
 JOB = "job"  #: name of a job's random streams on the clock, before its number
-LOST, _, UNNEEDED, STALE = ON_CLOCK
+_, _, UNNEEDED, STALE = ON_CLOCK
 MOST = 20  #: failures of a step, as a multiple of the roster, with which a run ends
-BACK = 3  #: kind of an event: a device is available again
 
 
-@final
-class Buffered:
-    """Jobs in flight and the buffer of updates of one run.
+class Buffered(ABC):
+    """Jobs in flight and the buffer of updates of one run. A subclass decides the order of events.
 
     ``renew(t)``: updates the members, and adds their events to the entry of round t.
     """
@@ -71,11 +66,29 @@ class Buffered:
         self._repeatable: list[dict[int, int]] = []
         """Rounds of the jobs in flight at the kept checkpoints, which may be sent again, by
         client."""
+        self._events: list[JobEvent] = []  #: since the last step
+        self._online: set[int] = set()  #: nodes when the members were last updated here
 
     @property
+    @abstractmethod
     def now(self) -> int:
-        """Time on the clock in µs."""
-        return self.run.clock.end
+        """Time in µs since the run began."""
+
+    @abstractmethod
+    def _next(self, t: int) -> None:
+        """Fill free slots, and take the next event, or wait for a client that can train."""
+
+    def _available(self, k: int) -> int | None:
+        """Return when client k's device is available, in µs; None: never again."""
+        return 0
+
+    def _starts(self, job: InFlight) -> bool:
+        """Set a new job's time if it is known; return whether the client gets the job."""
+        return True
+
+    def _loss(self, t: int, job: InFlight) -> Failure | None:
+        """Return why a job counts as lost in round t, whatever its client replied, or None."""
+        return None
 
     @cached_property
     def inbox(self) -> Inbox:
@@ -89,7 +102,6 @@ class Buffered:
         """
         run = self.run
         run.clock.restart((t,), run.clock.now)
-        self._sent = list[tuple[int, int]]()
         self._resting = set[int]()  #: clients that failed since the last step
         self._request: Callable[[Client], Request] | None = None
         per_round, roster = run.config.run.per_round, run.method.roster_size
@@ -104,23 +116,6 @@ class Buffered:
 
     # Events.
 
-    def _next(self, t: int) -> None:
-        """Fill free slots if no event is due, and take the next event."""
-        if all(job.due != self.now for job in self.jobs.values()):
-            self._fill(t)
-        for job in [job for job in self.jobs.values() if job.due is None]:
-            self._time(job, self._outcome(job).counts)
-        first = min(self.jobs.values(), key=lambda job: job.event, default=None)
-        idle = self._idle(t) if len(self.jobs) < self.concurrency else []
-        back = min((time for time, _ in idle if time > self.now), default=None)
-        if back is not None and (first is None or (back, BACK) < first.event[:2]):
-            self.run.clock.end = back
-        elif first is not None:
-            self.run.clock.end = first.event[0]
-            self._arrive(t, first)
-        else:
-            self._wait(t)
-
     def _idle(self, t: int) -> list[tuple[int, Client]]:
         """Return the idle clients, the longest idle first, each with the time of its availability.
 
@@ -131,26 +126,21 @@ class Buffered:
         clients = [c for c in run.trusted() if c.k not in not_idle]
         clients = [c for c in clients if run.method.selection.allows(c.info)]
         clients.sort(key=lambda c: (self.idle.get(c.k, 0), c.k))
-        traces = [(run.clock.devices.trace(c.k), c) for c in clients]
-        times = [(trace.next_on(self.now) if trace else self.now, c) for trace, c in traces]
+        times = [(self._available(client.k), client) for client in clients]
         return [(time, client) for time, client in times if time is not None]
 
     def _arrive(self, t: int, job: InFlight) -> None:
         """Take a job's reply into the buffer, or record its failure."""
         run, k, client = self.run, job.k, self.run.membership.known[job.k]
         outcome = self._outcome(job) if job.is_sent else Outcome(None, None, Job())
-        reply, failure = outcome.reply, outcome.failure
+        reply, failure = outcome.reply, self._loss(t, job) or outcome.failure
+        self._note("arrived" if failure is None else "lost", job)
         run.messenger.channel.receive(k)
         del self.jobs[k]
         self._outcomes.pop(k, None)
         if reply is not None or run.private:
             self._spend(client, job, outcome.counts)
-        if job.kind == LOSS:
-            lost = (self.now - job.start) / SECOND - run.config.clock.notice
-            failure = Failure(
-                k=k, round=t, kind=LOST, reason=f"its job was lost after {lost:.6g} s"
-            )
-        elif failure is None and 0 < self.settings.max_staleness < t - job.t:
+        if failure is None and 0 < self.settings.max_staleness < t - job.t:
             failure = Failure(k=k, round=t, kind=STALE, reason=f"stale: {t - job.t} versions")
         if failure is None or run.private:
             self.buffer[k] = job, reply if failure is None else None, self.now
@@ -197,7 +187,7 @@ class Buffered:
 
         Raises ``Stopped`` after ``buffer.wait`` seconds, or if all clients failed.
         """
-        run, start, nodes = self.run, time.monotonic(), {*self.run.grid.get_node_ids()}
+        run, start = self.run, time.monotonic()
         have = f"{len(self.buffer)} of buffer.size = {self.size} updates have arrived"
         ended = len(self.buffer) + len(run.entry.failures)
         sanity.check_before(run.entry, run.before, run.architectures, ended)
@@ -212,9 +202,16 @@ class Buffered:
                     f"within buffer.wait = {self.settings.wait:g} s"
                 )
             time.sleep(POLL)
-            if (online := {*run.grid.get_node_ids()}) != nodes:
-                nodes = online
-                self.renew(t)
+            self._renewed(t)
+
+    def _renewed(self, t: int) -> bool:
+        """Update the members if nodes have come or gone; return whether they have."""
+        if (online := {*self.run.grid.get_node_ids()}) == self._online:
+            return False
+        self._online = online
+        self.renew(t)
+        self.run.status.enter(t, "clients")
+        return True
 
     # Jobs.
 
@@ -222,31 +219,36 @@ class Buffered:
         """Send jobs with the newest version to idle clients, as long as slots are free."""
         run, jobs = self.run, list[InFlight]()
         while len(self.jobs) < self.concurrency:
-            ready = [client.info for time, client in self._idle(t) if time == self.now]
+            ready = [client.info for time, client in self._idle(t) if time <= self.now]
             rng = seeds.rng(run.task.seed, "select", self.number)
             chosen = run.method.selection.draw(ready, rng, t, 1)
             if not chosen:
                 break
-            job = InFlight(number=self.number, k=chosen.pop(), t=t, start=self.now)
-            self.jobs[job.k], self.number = job, self.number + 1
-            self._sent.append((job.k, job.version))
-            jobs.append(job)
+            jobs.append(self._job(t, chosen.pop()))
         self._send(t, jobs)
 
+    def _job(self, t: int, k: int) -> InFlight:
+        """Return a new job of client k in round t, in flight from now on."""
+        job = self.jobs[k] = InFlight(number=self.number, k=k, t=t, start=self.now)
+        self.number += 1
+        self._note("sent", job)
+        return job
+
+    def _note(self, kind: JobEventKind, job: InFlight) -> None:
+        self._events.append((kind, job.k, job.version))
+
     def _send(self, t: int, jobs: list[InFlight]) -> None:
-        """Send jobs, unless they are lost on the clock; set their times where these are known."""
-        run, clock, requests = self.run, self.run.clock, dict[int, Request]()
+        """Send jobs, but for those that are lost before a client has them."""
+        run, requests = self.run, dict[int, Request]()
         for job in jobs:
-            client = run.membership.known[job.k]
-            if (lost := clock.loss_of(client, JOB, job.number)) is not None:
-                job.due, job.kind, job.is_sent = self._noticed(job.start + lost), LOSS, False
+            job.is_sent = self._starts(job)
+            if not job.is_sent:
                 continue
+            client = run.membership.known[job.k]
             with costs.of_server(run.entry, run.config.run):
                 requests[job.k] = self._newest(t)(client).repeatable(self._oldest(t, job.k))
             experiment = run.messenger.experiment
             job.request = self.requests.keep(t, requests[job.k], experiment)
-            if run.private or job.k in clock.predictor.newest:
-                self._time(job, clock.predicted_job(client))
         self._post(t, requests)
 
     def _oldest(self, t: int, k: int) -> int:
@@ -272,18 +274,11 @@ class Buffered:
         if payloads:
             self._poll()  # sends them
 
-    def _time(self, job: InFlight, counts: Job) -> None:
-        """Set the time of a job's event, by what the job moves and computes."""
-        client = self.run.membership.known[job.k]
-        end, complete = self.run.clock.end_of(client, counts, job.start, JOB, job.number)
-        job.due, job.kind = (end, REPLY) if complete else (self._noticed(end), LOSS)
-
-    def _noticed(self, lost: int) -> int:
-        return lost + int(self.run.config.clock.notice * SECOND)
-
     def _spend(self, client: Client, job: InFlight, counts: Job) -> None:
         """Count a job's time and energy; the client's next one is predicted by it."""
         clock = self.run.clock
+        if not clock.on:
+            return
         clock.spend(client, counts, JOB, job.number)
         clock.jobs[client.k] = clock.predictor.newest[client.k] = counts
 
@@ -304,8 +299,8 @@ class Buffered:
             reply, failure = (good[0][1], None) if good else (None, refused[0])
         else:
             failure = arrived
-        counts = run.clock.predicted_job(client)
-        if reply is not None and not run.private:
+        counts = run.clock.predicted_job(client) if run.clock.on else Job()
+        if run.clock.on and reply is not None and not run.private:
             counts = run.clock.job_of(client, reply, run.messenger.moved)
         if failure is not None:
             failure = failure.model_copy(update={"round": run.entry.round})
@@ -343,18 +338,18 @@ class Buffered:
         run, entry = self.run, self.run.entry
         jobs = {k: job for k, (job, _, _) in self.buffer.items()}
         run.good = self._good()
-        entry.selected = sorted({k for k, _ in self._sent})
+        entry.selected = sorted({k for kind, k, _ in self._events if kind == "sent"})
         entry.failures = sorted(entry.failures, key=lambda failure: failure.k)
         self._stale = {k: entry.round - job.t for k, job in jobs.items()}
         entry.buffer = Arrivals(
-            sent=self._sent,
+            events=self._events,
             arrived=[(k, job.version) for k, job in jobs.items()],
             times=[time / SECOND for _, _, time in self.buffer.values()],
             staleness=list(self._stale.values()),
             in_flight=len(self.jobs),
         )
         self.idle.update(dict.fromkeys(self.buffer, self.now))
-        self.buffer = {}
+        self.buffer, self._events = {}, []
 
     def replies(self) -> Replies[Reply]:
         """Return the replies of the step as updates of the newest version, with their weights.
@@ -389,16 +384,21 @@ class Buffered:
             run.clock.late.append(job.k)
             failure = Failure(k=job.k, round=entry.round, kind=UNNEEDED, reason=why)
             entry.failures = [*entry.failures, outcome.failure or failure]
+            if outcome.failure is not None and entry.buffer is not None:
+                entry.buffer.events.append(("lost", job.k, job.version))
         self.jobs = {}
 
     # Membership, checkpoints and undone rounds.
 
     def drop(self, k: int) -> None:
         """Drop the job and the update of a client that has left."""
+        held = {n: job for n, (job, _, _) in self.buffer.items()} | self.jobs
+        if k in held:
+            self._note("lost", held[k])
         for known in (self.jobs, self.buffer, self._outcomes, self._arrived):
             known.pop(k, None)
         self.inbox.forget(k)
-        self.idle[k] = self.run.clock.now
+        self.idle[k] = self.now
 
     def settle(self) -> None:
         """Wait for all jobs in flight, so that no client is busy when they are sent again."""
@@ -426,7 +426,9 @@ class Buffered:
         past = saved["repeatable"]
         self._repeatable = [{int(k): t for k, t in jobs.items()} for jobs in past]
         jobs = [InFlight.model_validate(job) for job in saved["jobs"]]
-        self.jobs = {job.k: job for job in jobs if job.k not in excluded}
+        self.jobs = {job.k: job for job in jobs}
+        for k in excluded & self.jobs.keys():
+            self._note("lost", self.jobs.pop(k))
         self._again = [*self.jobs.values()]
 
     def _send_again(self, t: int) -> None:

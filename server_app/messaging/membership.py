@@ -52,6 +52,8 @@ class Membership:
         self.claims: dict[int, int] = {}  #: client that an ignored node may become later, by node
         self.missed: frozenset[int] = frozenset()  #: members without a reply, by the schedule
         self.events: list[Event] = []  #: of the next round
+        self.busy: Set[int] = frozenset()  #: clients that train in asynchronous rounds
+        self._counted: dict[int, int] = {}  #: round before which a client was last found absent
         self._late = Counter[int]()  #: census requests without a reply, by node
         self._doubtful: set[int] = set()  #: members whose stored state may be lost
         self._readmission = Readmission(messenger, grid)
@@ -89,7 +91,10 @@ class Membership:
         self.roster = {k: self._configured(k) for k in range(result.size)}
         self.roster |= {} if saved is None else saved.roster
         self.roster |= {k: client.architecture for k, client in self.known.items()}
-        self.schedule = Schedule(Path(run.membership), result.size) if run.membership else None
+        self.schedule = None
+        if run.membership:
+            replays = self.messenger.config.replays_jobs
+            self.schedule = Schedule(Path(run.membership), result.size, replays=replays)
         absent = self.schedule.absent if self.schedule else frozenset[int]()
         present = set(self.roster) - absent
         if saved is not None:
@@ -179,7 +184,7 @@ class Membership:
             online = set(self.grid.get_node_ids())
             self._look(t, online, admit, removed)
             if first:
-                self._count_absences(online)
+                self._count_absences(t, online)
             first, fewest = False, max(self.run.min_clients, 1)
             if len(self.members) >= fewest:
                 return
@@ -197,8 +202,8 @@ class Membership:
             if node not in online or (k is not None and self._is_free(k, online, removed)):
                 del self.strangers[node]
                 self.claims.pop(node, None)
-        nodes = {client.node: k for k, client in self.members.items()}
-        doubtful = self._doubtful & self.members.keys()
+        nodes, before = {client.node: k for k, client in self.members.items()}, self._doubtful
+        doubtful = self._doubtful & self.members.keys() - self.busy  # a busy one replies late
         asked = {self.members[k].node for k in doubtful} & online
         gone = {k for node, k in nodes.items() if node not in online}
         free = self.roster.keys() - self.members.keys() - removed | gone
@@ -206,6 +211,7 @@ class Membership:
             asked |= online - nodes.keys() - self.strangers.keys()
         replies, failed = self._ask(sorted(asked), t)
         self._doubtful = gone | {nodes[n] for n in failed.keys() & nodes.keys()}
+        self._doubtful |= before & self.busy
         for node, failure in failed.items():
             late = failure.kind == "late"
             self._late[node] += late
@@ -296,13 +302,14 @@ class Membership:
         """Return whether a client lacks state that the server relies on."""
         return info.kept < self.messenger.kept.get(info.k, 0)
 
-    def _count_absences(self, online: set[int]) -> None:
+    def _count_absences(self, t: int, online: set[int]) -> None:
         """Count the rounds before which a member is not connected; it leaves after too many."""
         for k, client in list(self.members.items()):
             if client.node in online:
                 self.absences.pop(k, None)
                 continue
-            self.absences[k] = self.absences.get(k, 0) + 1
+            self.absences[k] = self.absences.get(k, 0) + (self._counted.get(k) != t)
+            self._counted[k] = t
             if 0 < self.run.leave_after <= self.absences[k]:
                 rounds = "1 round" if self.absences[k] == 1 else f"{self.absences[k]} rounds"
                 self._leave(k, f"not connected before {rounds}")

@@ -29,7 +29,12 @@ def buffered(out: Path, **changes: Any) -> TinyRun:
 
 def steps(run: TinyRun) -> list[dict[str, Any]]:
     """Return what the journal says of each step's jobs and updates."""
-    return [entry["buffer"] for entry in run.journal[1:]]
+    return [_step(entry["buffer"]) for entry in run.journal[1:]]
+
+
+def _step(buffer: dict[str, Any]) -> dict[str, Any]:
+    sent = [job for kind, *job in buffer.get("events", []) if kind == "sent"]
+    return {"sent": sent, **buffer}
 
 
 def same(run: TinyRun, other: TinyRun) -> bool:
