@@ -33,7 +33,7 @@ faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.faults
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.bench.soak
+	$(BIN)/python -m tests.bench.soak $(if $(MODE),--mode $(MODE) --rounds 100)
 
 hostile: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench.hostile

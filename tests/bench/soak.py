@@ -1,10 +1,11 @@
 """Soak: a federation over gRPC whose clients join, leave, are killed, stopped and cut off.
 
 ``python -m tests.bench.soak`` (``make soak``) plays ``--rounds`` rounds of SCAFFOLD, whose clients
-keep state, with the faults of ``--seed``. It needs Linux. Where root may make network namespaces,
+keep state, with the faults of ``--seed``; with ``--mode buffered`` (``make soak MODE=buffered``) it
+plays asynchronous rounds of FedAvg in the order in which updates arrive. It needs Linux. Where root may make network namespaces,
 each machine has one; elsewhere all nodes are on this machine, and no network is cut. The run must
 complete, and a replay of its journal on loopback must give the same weights. The figures go to
-``soak.json`` beside this file and into docs/soak.md; ``--table`` only writes the page.
+``soak-MODE.json`` beside this file and into docs/soak.md; ``--table`` only writes the page.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, final
@@ -31,16 +33,21 @@ from tests.support.faults import Machines, name_of, processes, settings
 from tests.support.namespaces import Host
 from tests.support.tiny import TinyRun, play
 
-RECORDED = Path(__file__).with_name("soak.json")
+MODES = ("synchronous", "buffered")
+RECORDED = {mode: Path(__file__).with_name(f"soak-{mode}.json") for mode in MODES}
 PAGE = ROOT / "docs" / "soak.md"
 CLIENTS, LATER = 10, (8, 9)  #: clients, and those whose nodes start after the run
 AWAY = 3  #: most clients with a fault at one time
 CHANCE = 0.2  #: probability of a fault in a round
 LENGTH = (3, 8)  #: rounds of a fault
 KINDS = ("leave", "kill", "stop", "cut")
-RUN = {
-    **{"method": "scaffold", "fleet": "mlp@0.25", "global_model": "mlp@0.25"},
-    **{"per_round": 5, "min_replies": 0.25, "data__samples": 360},
+SMALL = {"fleet": "mlp@0.25", "global_model": "mlp@0.25", "data__samples": 360}
+RUN: dict[str, dict[str, Any]] = {
+    "synchronous": {**SMALL, "method": "scaffold", "per_round": 5, "min_replies": 0.25},
+    "buffered": {
+        **{**SMALL, "method": "fedavg", "mode": "buffered"},
+        **{"buffer__size": 3, "buffer__concurrency": 5},
+    },
 }
 ELASTIC = {"min_clients": 4, "leave_after": 1, "timeout": 60.0, "wait": 300.0}
 PARTS = {
@@ -148,7 +155,7 @@ def send(pids: set[int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def federation(folder: Path, rounds: int, *, hosts: bool) -> Iterator[Soak]:
+def federation(folder: Path, rounds: int, mode: str, *, hosts: bool) -> Iterator[Soak]:
     """A federation of ``CLIENTS`` clients; the run begins with some of them."""
     with contextlib.ExitStack() as stack:
         server, clients = None, list[Host]()
@@ -156,17 +163,17 @@ def federation(folder: Path, rounds: int, *, hosts: bool) -> Iterator[Soak]:
             network = stack.enter_context(namespaces.Network())
             server = network.host("server")
             clients = [network.host(f"client{k}") for k in range(CLIENTS)]
-        changes: dict[str, Any] = {**RUN, **ELASTIC, "rounds": rounds}
+        changes: dict[str, Any] = {**RUN[mode], **ELASTIC, "rounds": rounds}
         run = Machines(folder, server, clients, size=CLIENTS, later=LATER, warm=True, **changes)
         yield Soak(stack.enter_context(run), clients)
 
 
-def soak(folder: Path, rounds: int, seed: int) -> Recorded:
+def soak(folder: Path, rounds: int, seed: int, mode: str) -> Recorded:
     """Play and replay the run; raise ``AssertionError`` if it lost anything."""
     hosts = not namespaces.allowed()
     faults = schedule(rounds, seed, KINDS if hosts else KINDS[:-1])
     begun = time.monotonic()
-    with federation(folder, rounds, hosts=hosts) as running:
+    with federation(folder, rounds, mode, hosts=hosts) as running:
         for t in range(1, rounds):
             running.run.await_round(t)
             running.measure()
@@ -180,21 +187,30 @@ def soak(folder: Path, rounds: int, seed: int) -> Recorded:
         real = running.run.end()
         seconds, memory = time.monotonic() - begun, running.memory()
     replay = {"rounds": rounds, "membership": str(folder / "out" / "journal.jsonl")}
-    replayed = play(settings(folder / "replay", clients=CLIENTS, **RUN, **replay))
+    replayed = play(settings(folder / "replay", clients=CLIENTS, **RUN[mode], **replay))
     changes = Counter(event["kind"] for entry in real.journal for event in entry.get("events", []))
-    selected, replied = (
-        sum(len(entry.get(what, [])) for entry in real.journal) for what in ("selected", "replied")
-    )
+    asked, replied = requests(real)
     recorded = {
         **{"rounds": rounds, "seed": seed, "seconds": round(seconds), "namespaces": hosts},
         "faults": dict(Counter(fault.kind for fault in faults)),
         "events": dict(changes),
-        **{"selected": selected, "replied": replied, "memory": memory},
+        **{"selected": asked, "replied": replied, "memory": memory},
         "load": round(os.getloadavg()[0], 1),
     }
     print(json.dumps(recorded, indent=1), flush=True)
     check(real, replayed, rounds, memory)
     return recorded
+
+
+def requests(run: TinyRun) -> tuple[int, int]:
+    """Return how many clients were asked to train, and how many valid replies came."""
+    kinds = [job[0] for e in run.journal for job in e.get("buffer", {}).get("events", [])]
+    if kinds:
+        return kinds.count("sent"), kinds.count("arrived")
+    selected, replied = (
+        sum(len(entry.get(what, [])) for entry in run.journal) for what in ("selected", "replied")
+    )
+    return selected, replied
 
 
 def check(real: TinyRun, replayed: TinyRun, rounds: int, memory: dict[str, Any]) -> None:
@@ -203,7 +219,7 @@ def check(real: TinyRun, replayed: TinyRun, rounds: int, memory: dict[str, Any])
     kinds = {event["kind"] for entry in real.journal for event in entry.get("events", [])}
     assert "replaced" not in kinds, "a client has lost its state"
     for mine, other in zip(real.timeless, replayed.timeless, strict=True):
-        for key in ("round", "selected", "replied", "accuracy", "loss"):
+        for key in ("round", "replied", "accuracy", "loss"):
             assert mine.get(key) == other.get(key), (mine["round"], key)
     assert real.weights == replayed.weights
     times, more = FLAT
@@ -231,9 +247,14 @@ def table(recorded: Recorded) -> Table:
     return Table(head, rows, notes=[note])
 
 
+def _recorded(mode: str) -> Table:
+    return table(read(RECORDED[mode]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--mode", choices=MODES, default=MODES[0])
     parser.add_argument("--seed", type=int, default=1, help="seed of the faults")
     parser.add_argument("--out", type=Path, help="folder of the run; default: a temporary one")
     parser.add_argument("--table", action="store_true", help="only write the table again")
@@ -244,10 +265,10 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             folder = tempfile.TemporaryDirectory(prefix="soak-")
             place = given.out or Path(stack.enter_context(folder))
-            recorded = soak(place.resolve(), given.rounds, given.seed)
-        write(RECORDED, recorded)
+            recorded = soak(place.resolve(), given.rounds, given.seed, given.mode)
+        write(RECORDED[given.mode], recorded)
     page = PAGE.read_text(encoding="utf-8")
-    made = {"soak": lambda: table(read(RECORDED))}
+    made = {mode: partial(_recorded, mode) for mode in MODES}
     PAGE.write_text(filled(page, made), encoding="utf-8")
 
 

@@ -1,6 +1,5 @@
 """Asynchronous rounds over gRPC with faults, and their replay on loopback."""
 
-import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import pytest
 
 from server_app.storage.status_file import ServerStatus
-from tests.machines.test_adverse import Sealed
-from tests.support.commandline import fedmosaic
+from tests.machines.test_adverse import Sealed, resumed
 from tests.support.faults import CLIENT_APP, SERVER_APP, Machines, Run, processes, settings
 from tests.support.tiny import TinyRun, play
 from tests.support.waiting import PATIENCE, until
@@ -79,11 +77,7 @@ def test_a_sealed_run_whose_process_is_killed_is_replayed_whole(
         assert "Traceback" not in output + errors, output + errors
         assert run.process.returncode == (victim == "ServerApp"), errors
     if victim == "ServerApp":
-        words = shlex.split(errors.strip().splitlines()[-1].rpartition("go on with ")[2])
-        assert words[:1] == ["--resume"], errors
-        done = fedmosaic("local", str(tmp_path / "experiment.toml"), "--work", tmp_path / "local")
-        done = done if done.returncode == 0 else fedmosaic("run", *words, "--runtime", "loopback")
-        assert done.returncode == 0, done.stdout + done.stderr
+        resumed(run.out)
     real = TinyRun(run.out)
     assert len(real.journal) == 6
     replay(run, rounds=5, buffer__concurrency=3)
