@@ -59,11 +59,11 @@ def profile_of(run: Run, k: int) -> str:
 def section(groups: Groups) -> Section | None:
     """Return the times of the runs, and of a single run its course and its last round.
 
-    None if no run has a clock.
+    Without a clock: the staleness of asynchronous rounds; None if there are none.
     """
     runs = [(label, _cells(run)) for label, run in named(groups) if CLOCK.known(run)]
     if not runs:
-        return None
+        return _by_arrival(groups)
     columns = [name for name in COLUMNS if any(name in cells for _, cells in runs)]
     rows = [(label, *(cells.get(name, NONE) for name in columns)) for label, cells in runs]
     cards = [Card("", table=Table(("run", *columns), rows), span=12)]
@@ -71,6 +71,31 @@ def section(groups: Groups) -> Section | None:
         cards = [*_pictures(groups), *cards]
     lead = " ".join(filter(None, (COUNTED, *map(COLUMNS.get, columns))))
     return Section("Time on the virtual clock", cards, lead)
+
+
+def _by_arrival(groups: Groups) -> Section | None:
+    """Return the staleness of asynchronous rounds whose updates counted as they arrived."""
+    runs = [(label, run, arrivals) for label, run in named(groups) if (arrivals := run.arrivals())]
+    if not runs:
+        return None
+    rows = [(label, staleness(arrivals.as_dict()), _lost(run)) for label, run, arrivals in runs]
+    cards = [Card("", table=Table(("run", "staleness", "lost"), rows), span=12)]
+    if len(groups) == 1 and not groups[0].several:
+        cards = [_staleness(*runs[0][1:], "time"), *cards]
+    lead = f"Updates counted in the order in which they arrived. {COLUMNS['staleness']}"
+    return Section("Asynchronous rounds", cards, f"{lead} Lost: jobs without an update.")
+
+
+def _lost(run: Run) -> str:
+    """Return how many jobs of a run were lost, of all that were sent."""
+    kinds = [kind for e in run.entries if e.buffer for kind, *_ in e.buffer.events]
+    return f"{number(kinds.count('lost'))} of {number(kinds.count('sent'))}"
+
+
+def _staleness(run: Run, arrivals: Arrivals, time: str) -> Card:
+    title = f"Staleness by {time}"
+    alt = f"Line: mean of each round, band: up to its maximum; {staleness(arrivals.as_dict())}."
+    return Card(title, staleness_by_time(run), alt)
 
 
 def _cells(run: Run) -> Mapping[str, str]:
@@ -114,9 +139,7 @@ def _pictures(groups: Groups) -> list[Card]:
     alt = f"{title}: {run.done} rounds."
     cards = [Card(title, against(groups, CLOCK), alt, behind=_rounds(run))]
     if arrivals := run.arrivals():
-        title = f"Staleness by {CLOCK.name}"
-        alt = f"Line: mean of each round, band: up to its maximum; {staleness(arrivals.as_dict())}."
-        cards.append(Card(title, staleness_by_time(run), alt))
+        cards.append(_staleness(run, arrivals, CLOCK.name))
     last = next((e for e in reversed(run.entries) if e.clock and e.clock.clients), None)
     if last is not None and last.clock is not None:
         drawn = _ends(last.clock, last.buffer)
@@ -130,8 +153,12 @@ def _pictures(groups: Groups) -> list[Card]:
 
 @style()
 def staleness_by_time(run: Run) -> Figure:
-    """Plot the mean staleness of each asynchronous round by time; a band reaches to its maximum."""
-    rounds = [(e, e.clock.end, e.buffer.as_dict()) for e in run.entries if e.clock and e.buffer]
+    """Plot the mean staleness of each asynchronous round by time; a band reaches to its maximum.
+
+    The time is that of the clock, or without one that of the last update's arrival.
+    """
+    of_run = [(e, e.buffer) for e in run.entries if e.buffer and e.buffer.times]
+    rounds = [(e, e.clock.end if e.clock else b.times[-1], b.as_dict()) for e, b in of_run]
     points = [
         (x, of["staleness"], f"round {e.round}, {duration(x)}: staleness {staleness(of)}")
         for e, x, of in rounds
@@ -141,7 +168,8 @@ def staleness_by_time(run: Run) -> Figure:
     oldest = [of["oldest"] for *_, of in rounds]
     axes.fill_between(xs, means, oldest, color=series(0), alpha=0.18, linewidth=0)
     draw_line(axes, points, "", 0)
-    axes.set(xlabel=CLOCK.label, ylabel="steps of the server")
+    label = CLOCK.label if CLOCK.known(run) else "seconds since the run began"
+    axes.set(xlabel=label, ylabel="steps of the server")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     return figure
 

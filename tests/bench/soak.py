@@ -2,10 +2,11 @@
 
 ``python -m tests.bench.soak`` (``make soak``) plays ``--rounds`` rounds of SCAFFOLD, whose clients
 keep state, with the faults of ``--seed``; with ``--mode buffered`` (``make soak MODE=buffered``) it
-plays asynchronous rounds of FedAvg in the order in which updates arrive. It needs Linux. Where root may make network namespaces,
-each machine has one; elsewhere all nodes are on this machine, and no network is cut. The run must
-complete, and a replay of its journal on loopback must give the same weights. The figures go to
-``soak-MODE.json`` beside this file and into docs/soak.md; ``--table`` only writes the page.
+plays asynchronous rounds of FedAvg in the order in which updates arrive. It needs Linux.
+Where root may make network namespaces, each machine has one; elsewhere all nodes are on this
+machine, and no network is cut. The run must complete, and a replay of its journal on loopback must
+give the same weights. The figures go to ``soak-MODE.json`` beside this file and into docs/soak.md;
+``--table`` only writes the page.
 """
 
 import argparse

@@ -60,6 +60,23 @@ def test_a_run_has_its_times_its_course_and_the_jobs_of_its_last_round(tmp_path:
     ]
 
 
+def test_asynchronous_rounds_without_a_clock_show_staleness_and_lost_jobs(tmp_path: Path) -> None:
+    folder = buffered(tmp_path / "run")
+    entries = [e.model_copy(update={"clock": None}) for e in read(folder).entries]
+    assert entries[2].buffer is not None
+    entries[2].buffer.events.append(("lost", 2, 0))
+    section = section_of(write_run(tmp_path / "real", entries))
+    assert section.title == "Asynchronous rounds"
+    picture, table = section.cards
+    assert picture.figure is not None
+    (line, *_), (axes,) = picture.figure.axes[0].lines, picture.figure.axes
+    assert list(line.get_xdata()) == [6.0, 10.0, 15.0] and list(line.get_ydata()) == [0, 0.5, 1.5]
+    assert axes.get_xlabel() == "seconds since the run began"
+    assert table.table is not None and table.table.rows[0][2] == "1 of 8"
+    other = finished(tmp_path / "other")
+    assert clock.section(grouped([read(other)])) is None
+
+
 def test_many_jobs_are_the_slowest_and_quantiles(tmp_path: Path) -> None:
     count = clock.SINGLE + 1
     section = section_of(clocked(tmp_path / "run", clients=count))

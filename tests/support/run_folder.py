@@ -108,7 +108,9 @@ def buffered(where: Path, **settings: Any) -> Path:
         jobs = [*(k for k, _ in arrived[t - 1]), *dropped[t - 1]]
         clock = {"start": steps[t - 1], "end": steps[t], "late": dropped[t - 1]}
         clock |= {"clients": {k: took[k] for k in jobs}, "energy": 1500.0}
-        buffer = {"sent": sent[t - 1], "arrived": arrived[t - 1], "times": times[t - 1]}
+        events = [("sent", *job) for job in sent[t - 1]]
+        events += [("arrived", *job) for job in arrived[t - 1]]
+        buffer = {"events": events, "arrived": arrived[t - 1], "times": times[t - 1]}
         buffer |= {"staleness": [t - 1 - v for _, v in arrived[t - 1]], "in_flight": 2}
         unused = [{"k": k, "round": t, "reason": "the run has ended"} for k in dropped[t - 1]]
         more = {"selected": sorted({k for k, _ in sent[t - 1]}), "failures": unused}
