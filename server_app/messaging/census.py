@@ -22,6 +22,10 @@ from server_app.messaging.messenger import Messenger
 from server_app.method import Client, Method
 from server_app.stopped import Stopped
 
+UNORDERED = (
+    "without profiles updates count as they arrive: another run differs, unless its membership is "
+    "the journal of this one"
+)
 POLL = 0.25  #: seconds between two looks at the list of nodes
 SETTLED = 2.0  #: seconds without a change after which the list of nodes is complete
 FEWEST = 3  #: the fewest clients of which a median or a trimmed mean leaves one out
@@ -169,7 +173,9 @@ def describe(
     if not method.task.objective.every:  # a vocabulary is long, and ``model.json`` has it
         entry.classes = list(method.task.classes)
     released = privacy.warning(method.config, method.roster_size)
-    lines = [unprotected(method), released, method.warning()]
+    config = method.config
+    unordered = config.buffered and not config.on_clock and not config.replays_jobs
+    lines = [unprotected(method), released, method.warning(), UNORDERED if unordered else ""]
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
     lines += () if method.config.privacy.on else ignored
     if warnings := [*filter(None, lines)]:

@@ -60,7 +60,8 @@ PARTS = {
     "python": "warm process of a node",
 }
 LEAST = 12  #: least rounds of a soak: the late nodes and a fault have ended before the last
-LIVED = 12  #: least rounds of a process whose memory counts
+LIVED = {"synchronous": 12, "buffered": 40}
+"""Least rounds of a process whose memory counts: it has trained after a quarter of them."""
 FLAT = 1.1, 4.0  #: most memory at the end of a life: times that after a quarter, plus MB
 
 
@@ -132,11 +133,11 @@ class Soak:
             if name in PARTS and (size := anonymous(pid)):
                 self._lives.setdefault((PARTS[name], pid), []).append(size)
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self, least: int) -> dict[str, Any]:
         """Return by part the MB of its process that grew most, after a quarter and at the end."""
         found: dict[str, Any] = {}
         for (part, _), sizes in self._lives.items():
-            if len(sizes) < LIVED:
+            if len(sizes) < least:
                 continue
             few = len(sizes) // 4
             early, late = (round(median(s) / 1e6, 1) for s in (sizes[few : 2 * few], sizes[-few:]))
@@ -186,7 +187,7 @@ def soak(folder: Path, rounds: int, seed: int, mode: str) -> Recorded:
                     print(f"round {t}: client {fault.k}: {what}", flush=True)
                     running.begin(fault)
         real = running.run.end()
-        seconds, memory = time.monotonic() - begun, running.memory()
+        seconds, memory = time.monotonic() - begun, running.memory(LIVED[mode])
     replay = {"rounds": rounds, "membership": str(folder / "out" / "journal.jsonl")}
     replayed = play(settings(folder / "replay", clients=CLIENTS, **RUN[mode], **replay))
     changes = Counter(event["kind"] for entry in real.journal for event in entry.get("events", []))
