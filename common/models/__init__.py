@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, final
 
-import torch
 from torch import nn
 
 from common import seeds
@@ -47,6 +46,7 @@ from common.models.convolutional import (
 from common.models.exits import Exits
 from common.models.exits import Kind as ExitKind
 from common.models.layers import RoundedUp, Shape, single, sixteen
+from common.models.shapes import without_values
 from common.models.signals import (
     HARCNN,
     HEADS,
@@ -442,7 +442,7 @@ def _with_exits(name: str, base: str, depth: int) -> Architecture:
     row = MODELS[base]
     kind: ExitKind = "linear" if "-linear" in name else "bottleneck"
     options = {} if row.stem == "own" else {"stem": row.stem}
-    with torch.device("meta"), seeds.scope(0, "exits"):
+    with without_values(), seeds.scope(0, "exits"):
         most = len(_stages(row.build(row.input, 2, 1.0, **options)))
     if kind == "bottleneck" and row.kinds == (TABLE,):
         raise ValueError(f"model {name!r}: tables have no maps for exits; use {base}-linear{depth}")
@@ -614,7 +614,7 @@ def parameters(
     adapter: Adapter = USUAL,
 ) -> int:
     """Return the number of parameters of ``spec``, without frozen ones, not building it; cached."""
-    with torch.device("meta"):
+    with without_values():
         form = (shape, classes, stem, projection, feature_dim, adapter)
         return count(build(spec, *form, seed=0))
 

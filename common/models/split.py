@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from common import models, seeds
 from common.models.classifier import Classifier, Split, pooled
 from common.models.layers import Shape
+from common.models.shapes import without_values
 
 
 def splittable(net: Classifier) -> Split:
@@ -86,7 +87,7 @@ def shapes(spec: str, shape: Shape, classes: int, *, stem: str = "auto") -> Shap
     Runs on the meta device. Raises ``ValueError``, one line, for an architecture without
     intermediate layers.
     """
-    with torch.device("meta"):
+    with without_values():
         net = splittable(models.build(spec, shape, classes, stem, seed=0)).eval()
         with torch.no_grad():
             s_in = net.extractor(torch.empty(1, *shape))

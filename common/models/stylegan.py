@@ -17,6 +17,7 @@ from common.data.noise import FIRST, LATENT, SLOPE, WIDTH, modulated
 from common.exchange import model_file, tree
 from common.exchange.records import StateDict
 from common.files import Damaged
+from common.models.shapes import without_values
 
 LEVELS = 9  #: largest number of sizes, of images of 1024×1024 pixels
 
@@ -99,7 +100,7 @@ def load(path: str, channels: int, what: str) -> StyleGAN:
     except Damaged as error:
         raise ValueError(f"{name}: {error}") from None
     try:
-        with torch.device("meta"):
+        with without_values():
             net = _like(state, channels)
         tree.check_like(state, net.state_dict(), "it")
     except (KeyError, ValueError) as error:

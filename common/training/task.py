@@ -31,6 +31,7 @@ from common.models.batchnorm import batch_statistics
 from common.models.card import Card
 from common.models.classifier import Classifier
 from common.models.layers import Shape
+from common.models.shapes import without_values
 from common.objectives import Classes, Objective
 from common.settings.config import Config, MemoryFormat, listed, not_allowed
 from common.settings.plugins import OF_FOLDER, network
@@ -393,7 +394,7 @@ _BASES: dict[tuple[object, ...], Classifier] = {}
 
 @lru_cache(maxsize=64)
 def _without_values(spec: str, form: Form) -> Classifier:
-    with torch.device("meta"):
+    with without_values():
         return models.build(spec, *form, seed=0)
 
 

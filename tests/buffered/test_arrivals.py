@@ -12,9 +12,8 @@ from flwr.app import Message
 from common.parse import parse
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
-from tests.buffered.test_runs import Failing, Mortal, Worse
-from tests.messaging.test_membership import Coming, changes, played_by
-from tests.support.asynchronous import Killed, config, steps
+from tests.support.asynchronous import Failing, Killed, Mortal, Worse, config, steps
+from tests.support.coming import Coming, changes, played_by
 from tests.support.scaled import LIAR, SIX
 from tests.support.tiny import TinyRun, flat, listed, play
 

@@ -20,43 +20,21 @@ from tests.support.asynchronous import (
     METHOD,
     PROFILES,
     SMALL,
+    Failing,
     Killed,
+    Mortal,
+    Worse,
     buffered,
     config,
     same,
     steps,
 )
-from tests.support.scaled import LIAR, SIX, Scaled
+from tests.support.scaled import LIAR, SIX
 from tests.support.tiny import flat, listed, play
 
 EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
 UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
 DUE = [name for name in methods.names() if methods.facts(name).asynchronous == "mean"]
-
-
-class Mortal(Loopback):  # type: ignore[misc]
-    """Loopback whose process ends with the message for training number ``last``."""
-
-    last = 0
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        type(self).last -= sum(message.metadata.message_type == "train" for message in sent)
-        if self.last <= 0 and sent[0].metadata.message_type == "train":
-            raise Killed
-        return super().push_messages(sent)
-
-
-class Worse(Scaled):
-    """Loopback on which a client ruins the model with one update."""
-
-    factor = -400.0
-
-
-class Failing(battery.Tampering):  # type: ignore[misc]
-    """Loopback on which the replies of client 1 are empty."""
-
-    tamper = staticmethod(battery.lost)
 
 
 class AllFailing(Loopback):  # type: ignore[misc]

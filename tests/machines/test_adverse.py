@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,13 +26,13 @@ from tests.support.adversary import note
 from tests.support.commandline import command_line, completed
 from tests.support.faults import (
     CLIENT_APP,
-    COLD,
     NODE,
     SERVER_APP,
     Launched,
     Machines,
-    Run,
+    Sealed,
     processes,
+    resumed,
     settings,
 )
 from tests.support.tiny import TinyRun, flat, play
@@ -45,11 +44,6 @@ SUPPORT = Path(__file__).parents[1] / "support"
 TIMEOUT = 60.0
 SMALL = {"method": "fedavg", "fleet": "lenet5", "min_replies": 0.5}  #: a model of 250 kB
 WEIGHTS = "resumed: the weights of an undisturbed run"
-
-
-def resumed(out: Path) -> TinyRun:
-    completed("run", "--resume", out, "--runtime", "loopback", "--workers", 0)
-    return TinyRun(out)
 
 
 def undisturbed(folder: Path, **changes: object) -> str:
@@ -214,16 +208,6 @@ VICTIMS = {
     "ClientApp": (CLIENT, CLIENT_APP),
 }
 PHASES = ("census", "clients", "step", "score")
-
-
-class Sealed(Launched):
-    """``fedmosaic local`` with TLS, keys and sealed messages."""
-
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        Run.__init__(self, folder / "out", folder / "local" / "home")
-        file = folder / "experiment.toml"
-        file.write_text(to_toml(settings(self.out, **changes)))
-        self._start("local", str(file), "--work", str(folder / "local"), COLD)
 
 
 @pytest.mark.parametrize("phase", PHASES)

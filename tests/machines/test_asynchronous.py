@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from server_app.storage.status_file import ServerStatus
-from tests.machines.test_adverse import Sealed, resumed
-from tests.support.faults import CLIENT_APP, SERVER_APP, Machines, Run, processes, settings
+from tests.support.faults import (
+    CLIENT_APP,
+    SERVER_APP,
+    Machines,
+    Run,
+    Sealed,
+    processes,
+    resumed,
+    settings,
+)
 from tests.support.tiny import TinyRun, play
 from tests.support.waiting import PATIENCE, until
 

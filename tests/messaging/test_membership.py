@@ -1,7 +1,7 @@
 """Clients join, leave and return during a run, by a list of events or as nodes come and go."""
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,16 @@ from flwr.app import Message
 
 from common.journal import members
 from common.parse import to_toml
-from deploy.run.loopback import Loopback
 from server_app.messaging.channel import CENSUS
 from server_app.messaging.exchange import UNAVAILABLE
-from server_app.messaging.membership import Membership
 from server_app.messaging.schedule import Schedule
 from server_app.stopped import Stopped
 from server_app.storage import removals
 from server_app.storage.journal import Journal
 from tests.support.battery import EXAMPLE, METHODS, config, failed, of_families
+from tests.support.coming import Coming, changes, played_by
 from tests.support.commandline import error_of
-from tests.support.tiny import TinyRun, flat, listed, play
+from tests.support.tiny import flat, listed, play
 
 EVENTS = """
 event = [
@@ -32,11 +31,6 @@ event = [
 """
 LEFT = '{round = 2, client = 1, kind = "left"}'
 ELASTIC = {"method": "scaffold", "rounds": 5, "min_clients": 2, "leave_after": 2}
-
-
-def changes(run: TinyRun) -> list[tuple[int, int, str]]:
-    """Return round, client and kind of the journal's events."""
-    return [(e["round"], c["k"], c["kind"]) for e in run.journal for c in e.get("events", [])]
 
 
 # A list of events.
@@ -110,43 +104,6 @@ def test_a_mistake_is_one_line_of_the_command(setting: str, line: str, tmp_path:
 
 
 # Nodes that come and go.
-class Coming(Loopback):  # type: ignore[misc]
-    """Loopback whose nodes are ``away`` in some rounds, by client: they answer nothing then."""
-
-    away: dict[int, Iterable[int]] = {}
-    t = 1  #: round that is played, or that begins
-
-    @classmethod
-    def of(cls, away: dict[int, Iterable[int]], t: int = 1) -> type["Coming"]:
-        return type("Grid", (cls,), {"away": away, "t": t})
-
-    def get_node_ids(self) -> Iterable[int]:
-        away = {k + 1 for k, rounds in self.away.items() if self.t in rounds}
-        return [node for node in super().get_node_ids() if node not in away]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        here = set(self.get_node_ids())
-        for reply in super().pull_messages(list(message_ids)):
-            about = reply.metadata
-            gone = failed(reply, 5, "Error: Node Unavailable")
-            yield reply if about.src_node_id in here else gone
-
-
-def played_by(settings: dict[str, Any], grid: type[Coming]) -> TinyRun:
-    """Play a run whose grid is told each round's number when the round begins."""
-    config = dict(settings)
-    with grid(int(config["clients"]), config, workers=0) as own:
-        honest = Membership.renew
-
-        def renew(self: Membership, t: int, admit: Callable[..., None]) -> Any:
-            own.t = t
-            return honest(self, t, admit)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Membership, "renew", renew)
-            return play(config, own)
-
-
 def test_a_run_starts_with_some_clients_and_the_others_join(tmp_path: Path) -> None:
     settings = flat(tmp_path / "run", **{**ELASTIC, "wait": 5.0})
     run = played_by(settings, Coming.of({0: [1, 2], 3: [1]}))

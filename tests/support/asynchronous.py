@@ -1,9 +1,15 @@
 """Tiny runs with asynchronous rounds, on devices of three speeds."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message
+
 from common.settings.config import Value
+from deploy.run.loopback import Loopback
+from tests.support import battery
+from tests.support.scaled import Scaled
 from tests.support.tiny import TinyRun, flat, play
 
 SPEEDS = {"fast": 1e9, "middle": 1e8, "slow": 2e7}
@@ -16,6 +22,31 @@ SMALL: dict[str, Any] = {"buffer__size": 2, "buffer__concurrency": 3}
 
 class Killed(BaseException):
     """End of a process."""
+
+
+class Mortal(Loopback):  # type: ignore[misc]
+    """Loopback whose process ends with the message for training number ``last``."""
+
+    last = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        type(self).last -= sum(message.metadata.message_type == "train" for message in sent)
+        if self.last <= 0 and sent[0].metadata.message_type == "train":
+            raise Killed
+        return super().push_messages(sent)
+
+
+class Worse(Scaled):
+    """Loopback on which a client ruins the model with one update."""
+
+    factor = -400.0
+
+
+class Failing(battery.Tampering):  # type: ignore[misc]
+    """Loopback on which the replies of client 1 are empty."""
+
+    tamper = staticmethod(battery.lost)
 
 
 def config(out: Path, **changes: Any) -> dict[str, Value]:

@@ -219,6 +219,21 @@ class Launched(Run):
         return self.completed()
 
 
+class Sealed(Launched):
+    """``fedmosaic local`` with TLS, keys and sealed messages."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        Run.__init__(self, folder / "out", folder / "local" / "home")
+        file = folder / "experiment.toml"
+        file.write_text(to_toml(settings(self.out, **changes)))
+        self._start("local", str(file), "--work", str(folder / "local"), COLD)
+
+
+def resumed(out: Path) -> TinyRun:
+    completed("run", "--resume", out, "--runtime", "loopback", "--workers", 0)
+    return TinyRun(out)
+
+
 class Machines(Run):
     """A run by the commands for separate machines, on hosts, or on this machine for None."""
 
