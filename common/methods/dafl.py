@@ -35,7 +35,7 @@ class Options(Averaging):
     classes_only = "its server generates samples of a class"
 
     facts = Averaging.facts.but(
-        asynchronous="training",
+        asynchronous="mean",
         whole="the student, and w (`teacher`)",
         infers="the same as with `fedavg`; the server also draws images from the average",
     )

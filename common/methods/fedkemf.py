@@ -62,7 +62,7 @@ class Options(OnPublicSet):
     """Options of FedKEMF. Request: the knowledge network w; reply: the trained copy w_k."""
 
     facts = Facts(
-        asynchronous="training",
+        asynchronous="models",
         down="the knowledge network w",
         up="the knowledge network w",
         kept="θ_k, whole",

@@ -56,7 +56,7 @@ class Options(Averaging):
     classes_only = "its server generates samples of a class"
 
     facts = Averaging.facts.but(
-        asynchronous="training",
+        asynchronous="mean",
         down="w and ŵ",
         up="w_k",
         kept="its generator of images",

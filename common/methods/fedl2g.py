@@ -56,7 +56,7 @@ class Options(RowOptions):
     """Options of FedL2G. Request: the vectors v; reply: the rows of g."""
 
     facts = RowOptions.facts.but(
-        asynchronous="tables",
+        asynchronous="mean",
         down="a vector for each class",
         up="its gradient",
         sends="gradients for its classes",

@@ -58,7 +58,7 @@ from pydantic import Field
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging, Request
-from common.settings.config import NO_NOISE
+from common.settings.config import NO_NOISE, Config, not_allowed
 
 
 @final
@@ -97,6 +97,12 @@ class Options(Averaging):
     """Teachers' weights in equation 3: n_i over participants, n_i over all clients, or equal."""
     stale_broadcast: bool = False
     """Whether only selected clients receive the new θ_g; others continue from their last copy."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.buffered and self.stale_broadcast:
+            why = 'mode = "buffered", in which only clients that train receive a model'
+            raise not_allowed("fedorion.stale-broadcast", True, why, False)
 
     @property
     def averages_nothing(self) -> str:

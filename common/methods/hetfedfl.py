@@ -38,7 +38,7 @@ from common.settings.config import NO_NOISE, MethodOptions, OwnModels
 @final
 class Options(MethodOptions):
     facts = OwnModels.facts.but(
-        asynchronous="training",
+        asynchronous="models",
         down="w",
         up="θ_k",
         sends="a network",

@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 
 from common import methods
 from common.parse import parse
+from common.settings.facts import ASYNCHRONOUS, AS_SENT
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
 from server_app.global_weights import GlobalModels
@@ -31,7 +32,11 @@ from tests.support.tiny import flat, listed, play
 
 EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
 UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
-DUE = [name for name in methods.names() if methods.facts(name).asynchronous == "mean"]
+GROUPS = {
+    group: [name for name in methods.names() if methods.facts(name).asynchronous == group]
+    for group in ASYNCHRONOUS
+}
+DUE = [name for names in GROUPS.values() for name in names]
 
 
 class Mortal(Loopback):  # type: ignore[misc]
@@ -183,8 +188,11 @@ def test_busy_clients_do_not_score_and_their_scores_have_an_age(tmp_path: Path) 
     assert [score.get("age") for score in run.journal[-1]["scores"]] == [None] * 4
 
 
-@pytest.mark.parametrize("method", battery.tiers(DUE, ("fedavg", "scaffold", "fedper")))
-def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
+QUICK = ("fedavg", "scaffold", "fedper", "fedorion", "fedkemf", "fedproto")
+
+
+@pytest.mark.parametrize("method", battery.tiers(DUE, QUICK))
+def test_every_method_of_the_groups_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
     own = {"score__bn": "batch"} if method in ("heterofl", "fiarse") else {}
     more = {**PROFILES, **SMALL, **own, "rounds": 4, "clock__jitter": 0.3}
     whole = play(battery.config(method, tmp_path / "whole", **more))
@@ -195,7 +203,12 @@ def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Pa
     resumed = play(battery.config(method, tmp_path / "part", **more, resume=True))
     assert same(resumed, whole)
     mixed = {**more, "buffer__size": 1, "buffer__mixing": 0.6}
-    play(battery.config(method, tmp_path / "mixed", **mixed))
+    settings = battery.config(method, tmp_path / "mixed", **mixed)
+    if methods.facts(method).asynchronous in AS_SENT or method == "lwn":
+        with pytest.raises(ValueError, match="replies of all ages count the same"):
+            parse(settings)
+    else:
+        play(settings)
 
 
 def test_the_group_of_every_method_is_declared() -> None:
