@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from common import methods
 from common.parse import parse
-from common.settings.facts import ASYNCHRONOUS, AS_SENT
+from common.settings.facts import AS_SENT, ASYNCHRONOUS
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
 from server_app.global_weights import GlobalModels
@@ -188,12 +188,13 @@ def test_busy_clients_do_not_score_and_their_scores_have_an_age(tmp_path: Path) 
     assert [score.get("age") for score in run.journal[-1]["scores"]] == [None] * 4
 
 
+RECALIBRATED = ("heterofl", "fiarse", "lwn", "hetfedfl")
 QUICK = ("fedavg", "scaffold", "fedper", "fedorion", "fedkemf", "fedproto")
 
 
 @pytest.mark.parametrize("method", battery.tiers(DUE, QUICK))
 def test_every_method_of_the_groups_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
-    own = {"score__bn": "batch"} if method in ("heterofl", "fiarse") else {}
+    own = {"score__bn": "batch"} if method in RECALIBRATED else {}
     more = {**PROFILES, **SMALL, **own, "rounds": 4, "clock__jitter": 0.3}
     whole = play(battery.config(method, tmp_path / "whole", **more))
     assert any(age for step in steps(whole) for age in step["staleness"])
