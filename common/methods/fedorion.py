@@ -49,6 +49,8 @@ Deviations, with their switches:
   reproduced.
 - In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation
   mode.
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import Annotated, Literal, final
