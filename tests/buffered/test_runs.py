@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from common import methods
 from common.parse import parse
-from common.settings.facts import AS_SENT, ASYNCHRONOUS
+from common.settings.facts import AS_SENT
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
 from server_app.global_weights import GlobalModels
@@ -18,44 +18,25 @@ from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support import battery
 from tests.support.asynchronous import (
+    EQUAL,
+    GROUPS,
     METHOD,
     PROFILES,
+    RECALIBRATED,
     SMALL,
     Killed,
+    Mortal,
+    Worse,
     buffered,
     config,
     same,
     steps,
 )
-from tests.support.scaled import LIAR, SIX, Scaled
+from tests.support.scaled import LIAR, SIX
 from tests.support.tiny import flat, listed, play
 
-EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
 UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
-GROUPS = {
-    group: [name for name in methods.names() if methods.facts(name).asynchronous == group]
-    for group in ASYNCHRONOUS
-}
 DUE = [name for names in GROUPS.values() for name in names]
-
-
-class Mortal(Loopback):  # type: ignore[misc]
-    """Loopback whose process ends with the message for training number ``last``."""
-
-    last = 0
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        type(self).last -= sum(message.metadata.message_type == "train" for message in sent)
-        if self.last <= 0 and sent[0].metadata.message_type == "train":
-            raise Killed
-        return super().push_messages(sent)
-
-
-class Worse(Scaled):
-    """Loopback on which a client ruins the model with one update."""
-
-    factor = -400.0
 
 
 class Failing(battery.Tampering):  # type: ignore[misc]
@@ -188,7 +169,6 @@ def test_busy_clients_do_not_score_and_their_scores_have_an_age(tmp_path: Path) 
     assert [score.get("age") for score in run.journal[-1]["scores"]] == [None] * 4
 
 
-RECALIBRATED = ("heterofl", "fiarse", "lwn", "hetfedfl")
 QUICK = ("fedavg", "scaffold", "fedper", "fedorion", "fedkemf", "fedproto")
 
 
@@ -214,10 +194,13 @@ def test_every_method_of_the_groups_has_asynchronous_rounds(method: str, tmp_pat
 
 def test_the_group_of_every_method_is_declared() -> None:
     page = (Path(__file__).parents[2] / "docs" / "asynchronous.md").read_text()
-    listed_there = page.partition("a mean of updates: ")[2].partition("The others")[0]
-    assert sorted(re.findall("`([^`]+)`", listed_there)) == DUE and len(DUE) == 26
+    rows = re.findall(
+        r"^\| `(mean|training|models|tables)` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE
+    )
+    assert {group: sorted(re.findall("`([^`]+)`", names)) for group, names in rows} == GROUPS
+    assert [len(names) for names in GROUPS.values()] == [30, 6, 2, 6]
     assert {methods.facts(name).asynchronous for name in methods.names()} == {
-        *("mean", "training", "tables", "turns", "products", "together", "nothing")
+        *(*GROUPS, "turns", "products", "together", "nothing")
     }
 
 
@@ -302,8 +285,8 @@ def test_under_privacy_a_missing_update_is_zero_and_changes_no_time(
 
 
 LINES = {
-    "fedproto": "the server combines the tables of all clients",
-    "feddf": "the server trains its model after every mean",
+    "flora": "the server computes one update from the factors of a round",
+    "rolora": "the clients of a round train the same half of their adapters",
     "fedmd": "all clients of a round work on the same samples, or there is one round",
     "local": "the clients send nothing that is combined",
     battery.EXAMPLE: "its author does not say that updates of different versions can be combined",
