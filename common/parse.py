@@ -198,16 +198,22 @@ def _check_mode(config: Config) -> None:
     for key, values in AT_ONCE.items():
         if flat[key] not in values and key not in config.method.requires:
             raise not_allowed(key, flat[key], f"{why}: its updates are of several rounds", *values)
+    _check_weights(config)
+    if run.clients:
+        config.buffer.sizes(run.per_round, run.clients)
+
+
+def _check_weights(config: Config) -> None:
+    """Raise ``ValueError``, one line, for weights of updates that a step has not."""
+    facts, flat = methods.facts(config.run.method), config.flat
     if facts.asynchronous in AS_SENT or config.method.averages_nothing:
-        for key in ("staleness", "mixing"):
-            if getattr(config.buffer, key) != Buffer.model_fields[key].default:
-                method = f'method = "{run.method}": replies of all ages count the same'
-                raise not_allowed(f"buffer.{key}", getattr(config.buffer, key), method)
+        for name in ("cache", "staleness", "mixing"):
+            if (value := flat[f"buffer.{name}"]) != Buffer.model_fields[name].default:
+                why = f'method = "{config.run.method}": replies of all ages count the same'
+                raise not_allowed(f"buffer.{name}", value, why)
     for key, values in CACHED.items() if config.buffer.cache else ():
         if flat[key] not in values:
             raise not_allowed(key, flat[key], "buffer.cache = true", *values)
-    if run.clients:
-        config.buffer.sizes(run.per_round, run.clients)
 
 
 def data_of(flat: Mapping[str, Value]) -> Data:

@@ -281,10 +281,8 @@ def test_an_undone_step_takes_its_updates_out_of_the_cache(
         ({"method": "fednova"}, 'buffer.cache = true is not allowed with method = "fednova"'),
         ({"method": "fedkd"}, 'buffer.cache = true is not allowed with method = "fedkd"'),
         ({"method": "lg-fedavg"}, 'buffer.cache = true is not allowed with method = "lg-fedavg"'),
-        (
-            {"method": "fedproto", "buffer__staleness": "sqrt"},
-            'buffer.cache = true is not allowed with method = "fedproto"',
-        ),
+        ({"method": "fedproto"}, 'buffer.cache = true is not allowed with method = "fedproto"'),
+        ({"method": "fedl2g"}, 'buffer.cache = true is not allowed with method = "fedl2g"'),
         ({"method": "fedkf", "oca__aggregate": "on"}, 'oca.aggregate = "on" is not allowed with'),
         ({"mode": "synchronous", "profiles": ""}, 'needs mode = "buffered"'),
     ],
