@@ -18,9 +18,10 @@ from common import keys, methods
 from common.errors import refusal
 from common.files import in_order
 from common.keys import NAMED, general_table
+from common.settings.buffer import Buffer
 from common.settings.clock import ALL
 from common.settings.config import ALWAYS, SECTIONS, Config, Data, Run, listed, not_allowed
-from common.settings.facts import WAITS
+from common.settings.facts import AS_SENT, ASYNCHRONOUS, WAITS
 from common.settings.marks import Auto, Form, Value
 from common.settings.options import KRUM, Descent
 from common.settings.plugins import OF_FOLDER, nearest, network, table_of
@@ -165,7 +166,20 @@ AT_ONCE: Mapping[str, tuple[Value, ...]] = {
     "oca.aggregate": ("off",),
     "score.bn": ("running", "batch"),
 }
-"""Settings that asynchronous rounds restrict, with the values that are allowed."""
+"""Settings that asynchronous rounds restrict, with the values that are allowed, unless a method
+requires another one."""
+
+
+CACHED: Mapping[str, tuple[Value, ...]] = {
+    "average.across": ("none",),
+    "average.robust": ("none",),
+    "buffer.mixing": (0.0,),
+    "buffer.staleness": ("constant",),
+    "oca.aggregate": ("off",),
+    "privacy.mode": ("off",),
+}
+"""Settings that ``buffer.cache`` restricts, with the values that are allowed: it corrects a plain
+mean of one architecture, has no weight by age, and keeps each client's update."""
 
 
 def _check_mode(config: Config) -> None:
@@ -175,7 +189,7 @@ def _check_mode(config: Config) -> None:
         _check_idle("buffer", config.buffer, 'needs mode = "buffered"')
         return
     why = 'mode = "buffered"'
-    if facts.asynchronous != "mean":
+    if facts.asynchronous not in ASYNCHRONOUS:
         method = f'method = "{run.method}": {WAITS[facts.asynchronous]}'
         raise not_allowed("mode", run.mode, method, "synchronous")
     if config.privacy.on and not config.on_clock:
@@ -183,10 +197,24 @@ def _check_mode(config: Config) -> None:
         raise not_allowed("privacy.mode", config.privacy.mode, reason, "off")
     flat = config.flat
     for key, values in AT_ONCE.items():
-        if flat[key] not in values:
+        if flat[key] not in values and key not in config.method.requires:
             raise not_allowed(key, flat[key], f"{why}: its updates are of several rounds", *values)
+    _check_weights(config)
     if run.clients:
         config.buffer.sizes(run.per_round, run.clients)
+
+
+def _check_weights(config: Config) -> None:
+    """Raise ``ValueError``, one line, for weights of updates that a step has not."""
+    facts, flat = methods.facts(config.run.method), config.flat
+    if facts.asynchronous in AS_SENT or config.method.averages_nothing:
+        for name in ("cache", "staleness", "mixing"):
+            if (value := flat[f"buffer.{name}"]) != Buffer.model_fields[name].default:
+                why = f'method = "{config.run.method}": replies of all ages count the same'
+                raise not_allowed(f"buffer.{name}", value, why)
+    for key, values in CACHED.items() if config.buffer.cache else ():
+        if flat[key] not in values:
+            raise not_allowed(key, flat[key], "buffer.cache = true", *values)
 
 
 def data_of(flat: Mapping[str, Value]) -> Data:

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -28,7 +28,14 @@ T = TypeVar("T", bound=RowOptions)
 P = TypeVar("P", bound=PrototypeOptions)
 
 
-class State(Records, kind="class_table.State"):
+class Newest(Records, kind="class_table.Newest"):
+    """State of a server in asynchronous rounds, which combines the newest table of every client."""
+
+    tables: dict[int, StateDict] = {}
+    """``table`` and ``counts`` of the newest reply, by client; empty in synchronous rounds."""
+
+
+class State(Newest, kind="class_table.State"):
     """State of a server with one table."""
 
     rows: Tensor | None
@@ -36,7 +43,10 @@ class State(Records, kind="class_table.State"):
 
 
 class TableMean(Method[T, TableReply], ABC):
-    """Server with the class table of the last round's replies, which clients receive next."""
+    """Server with the class table of the last round's replies, which clients receive next.
+
+    In asynchronous rounds the table is that of the newest replies of all members.
+    """
 
     state_type: ClassVar[type[Records]] = State
 
@@ -44,6 +54,7 @@ class TableMean(Method[T, TableReply], ABC):
         super().prepare()
         self.rows: Tensor | None = None
         self.present: Tensor | None = None
+        self.tables: dict[int, StateDict] = {}  #: as in the state; never modified in place
         self.width = self.options.width(self.task, self.config.brought)
 
     def begin(self, clients: Sequence[Client]) -> None:
@@ -66,9 +77,27 @@ class TableMean(Method[T, TableReply], ABC):
         check_table(reply, self.task.num_classes, self.width, client.info.classes, most)
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
-        """Average the tables; a class that no client sent in this round has no row."""
-        self.rows, self.present = self.mean(replies)
+        """Average the tables; a class that none of the replies has is without a row."""
+        self.rows, self.present = self.mean(self.newest(replies))
         return {"present": float(self.present.sum())}
+
+    @final
+    def newest(self, replies: Replies[TableReply]) -> Replies[TableReply]:
+        """Return the replies that a step combines: those of the round.
+
+        In asynchronous rounds return the newest reply of every member, with those of this step.
+        """
+        if not self.config.buffered:
+            return replies
+        new = {c.k: {"table": reply.table, "counts": reply.counts} for c, reply in replies}
+        self.tables = tables = self.tables | new
+        members = [client for client in self.clients if client.k in tables]
+
+        def load(client: Client) -> TableReply:
+            kept = tables[client.k]
+            return TableReply.model_construct(table=kept["table"], counts=kept["counts"])
+
+        return Replies(members, load, in_memory=True)
 
     @staticmethod
     def mean(replies: Replies[TableReply]) -> ClassTable:
@@ -94,9 +123,11 @@ class TableMean(Method[T, TableReply], ABC):
 
         ``loss``: scalar function of rows [n, m] and their classes [n]. A batch has ``size`` rows,
         by default ``train.batch-size``, and every row occurs once in each of ``epochs`` ≥ 1, except
-        in batches of fewer than ``least`` rows. ``clip``: as for ``fit``.
+        in batches of fewer than ``least`` rows. ``clip``: as for ``fit``. In
+        asynchronous rounds there are fewer epochs (``server_steps``).
         """
         (x, y), size = self.pairs(replies), size or self.config.train.batch_size
+        epochs = self.server_steps(epochs)
         draw = seeds.stream(self.task.seed, "batches", "rows", t)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:

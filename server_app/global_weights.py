@@ -21,6 +21,7 @@ from common.settings.config import not_allowed
 from common.settings.options import KRUM
 from common.techniques.widths import Submodel
 from server_app.aggregation.cached import Uploads
+from server_app.aggregation.calibration import Cache
 from server_app.aggregation.depth import Depth
 from server_app.aggregation.matching import Matching, Same, T
 from server_app.aggregation.matching import State as MatchedState
@@ -120,6 +121,8 @@ class GlobalModels(GlobalModel[O, T], ABC):
             self.student_name, self.name, self.overall = self.name, "oca", self.models
         if config.privacy.on:
             self.private = NoisyMean(config)
+        if config.buffer.cache:
+            self.cache = Cache(Path(run.out), run.keep)
         optimizer = config.average.server_optimizer
         if optimizer != "none" and "moments" not in self.state_type.model_fields:
             why = "a state that is not derived from server_app.global_model.Weights"
@@ -228,12 +231,16 @@ class GlobalModels(GlobalModel[O, T], ABC):
     def refine(self, t: int, replies: Replies[T], models: Models) -> tuple[Models, Metrics]:
         """Return the final models and metrics from the combination of ``replies``.
 
-        A method may distil the models here.
+        A method may distil the models here. ``replies``: as the clients sent them
+        (``Replies.as_sent``).
         """
         return models, {}
 
     def after(self, t: int, replies: Replies[T]) -> Metrics:
-        """Do further work after the combination of round t's uploads, and return its metrics."""
+        """Do further work after the combination of round t's uploads, and return its metrics.
+
+        ``replies``: as the clients sent them.
+        """
         return {}
 
     def cached(self, reply: T) -> T:
@@ -363,11 +370,15 @@ class GlobalModels(GlobalModel[O, T], ABC):
         if self.matching is not None:
             own = {name: value for name, value in state if name != "w"}
             state = MatchedState(models=self.models, inner=own)
+        if self.cache is not None:
+            state = self.cache.state(dict(state))
         return state if self.uploads is None else self.uploads.state(dict(state), self.overall)
 
     def restore(self, state: Mapping[str, object]) -> None:
         if self.uploads is not None:
             state, self.overall = self.uploads.restore(state)
+        if self.cache is not None:
+            state = self.cache.restore(state)
         if self.matching is not None:
             kept = MatchedState.model_validate(state)
             self.models = dict(kept.models)

@@ -28,6 +28,7 @@ from common.journal import Entry
 from common.models.classifier import Classifier
 from common.settings.config import MethodOptions
 from common.training.task import Task
+from server_app.aggregation.calibration import Cache
 from server_app.aggregation.staleness import Discount
 from server_app.selection import Selection
 from server_app.stopped import Stopped
@@ -71,19 +72,39 @@ class Replies(Generic[U]):
     """Clients with their replies, in order of k: ``for client, reply in replies``.
 
     ``load`` returns a client's reply on each access, so that replies in files need not be in memory
-    together. ``in_memory``: all replies are in memory or in memory-mapped files.
+    together. ``in_memory``: all replies are in memory or in memory-mapped files. ``sent``: the
+    replies as the clients sent them, if these ones were changed.
     """
 
     def __init__(
-        self, clients: Sequence[Client], load: Callable[[Client], U], *, in_memory: bool = False
+        self,
+        clients: Sequence[Client],
+        load: Callable[[Client], U],
+        *,
+        in_memory: bool = False,
+        sent: Replies[U] | None = None,
     ) -> None:
         self.clients, self._load, self.in_memory = clients, load, in_memory
+        self._sent = sent
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Client, U]]) -> Replies[U]:
-        """Return the valid replies of a round."""
-        by_k = {client.k: reply for client, reply in pairs}
-        return cls([client for client, _ in pairs], lambda client: by_k[client.k], in_memory=True)
+    def of(
+        cls, pairs: Sequence[tuple[Client, U]], sent: Sequence[tuple[Client, U]] | None = None
+    ) -> Replies[U]:
+        """Return the valid replies of a round; ``sent``: as the clients sent them."""
+        by_k, own = {client.k: reply for client, reply in pairs}, None
+        if sent is not None:
+            own = cls.of(sent)
+        clients = [client for client, _ in pairs]
+        return cls(clients, lambda client: by_k[client.k], in_memory=True, sent=own)
+
+    @property
+    def as_sent(self) -> Replies[U]:
+        """The replies with the models as they were trained, not as updates of the newest version.
+
+        Both are the same except in asynchronous rounds.
+        """
+        return self if self._sent is None else self._sent
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -130,6 +151,7 @@ class Method(ABC, Generic[O, U]):
         self.attempts: Mapping[int, int] = {}  #: number of undone attempts by round
         self.sent: Mapping[int, Request] = {}  #: requests of this round or step, by client
         self.discounts: Mapping[int, float] = {}  #: weights of the updates, in asynchronous rounds
+        self.cache: Cache | None = None  #: the clients' newest updates, under ``buffer.cache``
         self.selection = Selection(self.config)
         self.prepare()
 
@@ -151,6 +173,18 @@ class Method(ABC, Generic[O, U]):
     def roster_size(self) -> int:
         """Number N of clients in the roster; ``clients`` may be fewer."""
         return len(self.roster)
+
+    def server_steps(self, of_a_round: int) -> int:
+        """Return how many of the server's training steps of a round a step of this run has.
+
+        In asynchronous rounds it is the share K over the clients of a round, and at least one step,
+        so that the server trains as much for an update of a client.
+        """
+        if not self.config.buffered or of_a_round == 0:
+            return of_a_round
+        per_round, roster = self.config.run.per_round, self.roster_size
+        size, _ = self.config.buffer.sizes(per_round, roster)
+        return max(1, round(of_a_round * size / (per_round or roster)))
 
     def architectures(self) -> list[str]:
         """Return all architectures of the roster, sorted.
@@ -231,7 +265,7 @@ class Method(ABC, Generic[O, U]):
         """Return the newest weights of what a client was sent in round t, in asynchronous rounds.
 
         It may have further entries. By default there are none. A method whose
-        ``Facts.asynchronous`` is ``mean`` overrides this method or ``rebased``.
+        ``Facts.asynchronous`` is ``mean`` or ``training`` overrides this method or ``rebased``.
         """
         return {}
 

@@ -15,6 +15,8 @@ The run's model is the student; the server also scores the teacher.
 Deviations: teacher and student have the same architecture, as in Table IV. The teacher trains in
 every round, and the server distils the student after each round from ``start`` on. The adversarial
 term of FedKF's clients is off (``generator.adversarial``), because equation 5 has no such term.
+In asynchronous rounds the server trains for the share of the n steps that a step has of a round's
+clients.
 FedKF's Table IV uses β = 0.2 and λ = {0.2, 0.02} on EMNIST, β = 0.02 and λ = {0.01, 0.002} on
 CIFAR.
 """
@@ -35,7 +37,7 @@ class Options(Averaging):
     classes_only = "its server generates samples of a class"
 
     facts = Averaging.facts.but(
-        asynchronous="training",
+        asynchronous="mean",
         whole="the student, and w (`teacher`)",
         infers="the same as with `fedavg`; the server also draws images from the average",
     )

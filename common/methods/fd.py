@@ -22,6 +22,8 @@ Deviations, with their switches:
   without row (``distance = "raw"``). ``"mse"`` is the mean square difference.
 - ``collect = "final"`` takes the means from the trained model in evaluation mode.
 - The paper's augmentation by a generative model (FAug) is omitted.
+- In asynchronous rounds, which the paper does not have, the server combines the newest reply of
+  every member, whatever its age.
 """
 
 from typing import ClassVar, Literal, final

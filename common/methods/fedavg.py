@@ -116,6 +116,7 @@ class PartAveraging(Averaging):
     uses = ("average",)
     requires = {
         "average.robust": Required(*FOR_PARTS, why=NO_WHOLE),
+        "buffer.cache": Required(False, why=NO_WHOLE),
         "oca.aggregate": Required("off", why=NO_WHOLE),
     }
 

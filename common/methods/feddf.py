@@ -45,6 +45,8 @@ Deviations, with their switches:
 - The running statistics of a prototype's BatchNorm move to those of the public images, in the
   released code too. ``public.protect-running-stats = true`` keeps the statistics of the mean.
 - FedORION's comparison uses SGD with learning rate 0.001 and momentum 0.9 (``public.optimizer``).
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import Literal, final

@@ -41,6 +41,8 @@ Deviations:
 - The student's loss in the released code is also a mean over classes, which equals a ``server-lr``
   that is C times smaller here. Its SGD has no momentum. In its generator step w normalises with its
   running statistics.
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import Annotated, Literal, final

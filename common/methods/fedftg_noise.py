@@ -16,6 +16,8 @@ Deviations, with their switches:
   ``average.weights = "samples"`` clients are weighted by their samples instead.
 - The paper writes CE(σ(C), y); this implementation computes CE on logits.
 - The paper gives no settings; batches, epochs and rates of the distillation are FedORION's.
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import final

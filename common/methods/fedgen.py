@@ -30,6 +30,8 @@ Deviations:
   active in the last round, and the authors' code draws the server's ŷ uniformly from the classes.
 - ``average.weights = "uniform"`` makes p_k uniform in the ensemble too.
 - The authors' generator has further terms, which are off in their runs; they are omitted here.
+- In asynchronous rounds, which the paper does not have, the heads in G's loss are those that
+  clients trained, of whatever version, and their weights do not depend on their age.
 """
 
 from typing import Annotated, Literal, final

@@ -24,6 +24,8 @@ Deviations:
   train one network after each other. Here every round begins with the server's head.
 - The paper's code takes one pair in a step, HtFLlib ``train.batch-size`` pairs, as here.
 - Clients send 1 for each class that they have, no counts; the paper's server does not use them.
+- In asynchronous rounds, which the paper does not have, the server combines the newest reply of
+  every member, whatever its age.
 """
 
 from typing import Annotated, Literal, final

@@ -75,7 +75,7 @@ from common.training.task import Task
 @final
 class Options(Averaging):
     facts = Averaging.facts.but(
-        asynchronous="training",
+        asynchronous="mean",
         down="θ_k, layer by layer, and features of one batch",
         up="θ_k, layer by layer, and features of one batch",
         sends="a network and features of one batch",

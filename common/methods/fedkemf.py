@@ -46,6 +46,8 @@ Deviations, with their switches:
   ``labels = true``) and sets T = 20 (``temperature``). FedORION's comparison uses unlabelled
   images and KL, as we do by default, at T = 1.
 - The released code has the mean alone; the paper describes "max" and "vote" without formulas.
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import Literal, final
@@ -62,7 +64,7 @@ class Options(OnPublicSet):
     """Options of FedKEMF. Request: the knowledge network w; reply: the trained copy w_k."""
 
     facts = Facts(
-        asynchronous="training",
+        asynchronous="models",
         down="the knowledge network w",
         up="the knowledge network w",
         kept="θ_k, whole",

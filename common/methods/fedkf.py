@@ -40,6 +40,8 @@ code:
   ``train.epochs`` epochs, as in the paper).
 - The paper avoids BatchNorm. A student with BatchNorm normalises x̂ with the statistics of that
   batch, and only real images update its running ones. So γ = 0 is FedAvg for every architecture.
+- In asynchronous rounds, which the paper does not have, ŵ is the mean of the models that clients
+  trained, of whatever version.
 """
 
 from typing import Literal, final
@@ -56,7 +58,7 @@ class Options(Averaging):
     classes_only = "its server generates samples of a class"
 
     facts = Averaging.facts.but(
-        asynchronous="training",
+        asynchronous="mean",
         down="w and ŵ",
         up="w_k",
         kept="its generator of images",

@@ -42,6 +42,8 @@ Deviations:
 - ArcFace has no arc cosine here, which has no gradient at ±1.
 - The released code clips the gradient norms of θ_k and W_k at 100 (``train.clip = 100``); the
   server does so for F and v.
+- In asynchronous rounds, which the paper does not have, the server combines the newest reply of
+  every member, whatever its age.
 """
 
 from typing import Annotated, ClassVar, final

@@ -35,6 +35,8 @@ Deviations:
   averages their losses, which differs through BatchNorm only. As there, BatchNorm normalises by
   batches; the statistics of θ_k stay.
 - The released code clips the gradient norm of θ_k at 100 (``train.clip = 100``).
+- In asynchronous rounds, which the paper does not have, a gradient counts in one step, times its
+  weight by age. A table of the newest ones would apply each of them several times.
 """
 
 from collections.abc import Iterable
@@ -56,7 +58,7 @@ class Options(RowOptions):
     """Options of FedL2G. Request: the vectors v; reply: the rows of g."""
 
     facts = RowOptions.facts.but(
-        asynchronous="tables",
+        asynchronous="mean",
         down="a vector for each class",
         up="its gradient",
         sends="gradients for its classes",

@@ -29,7 +29,7 @@ as if they had started from the last ŵ.
 from typing import final
 
 from common.methods.fedavg import Averaging, Reply, Request
-from common.settings.config import EVERY
+from common.settings.config import EVERY, Required
 
 CLIENT = "fedavg"
 
@@ -50,3 +50,4 @@ class Options(Averaging):
 
     leaks = "steps whose weights follow from sample counts"
     schemes = ("none", "layerwise", "same")
+    requires = {"buffer.cache": Required(False, why=", which divides an update by its steps")}

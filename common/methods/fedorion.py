@@ -49,6 +49,8 @@ Deviations, with their switches:
   reproduced.
 - In their distillation dropout is active in the teachers; here only BatchNorm leaves evaluation
   mode.
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import Annotated, Literal, final
@@ -58,7 +60,7 @@ from pydantic import Field
 from common.exchange import protocol
 from common.exchange.records import StateDict
 from common.methods.fedavg import Averaging, Request
-from common.settings.config import NO_NOISE
+from common.settings.config import NO_NOISE, Config, not_allowed
 
 
 @final
@@ -97,6 +99,12 @@ class Options(Averaging):
     """Teachers' weights in equation 3: n_i over participants, n_i over all clients, or equal."""
     stale_broadcast: bool = False
     """Whether only selected clients receive the new θ_g; others continue from their last copy."""
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.buffered and self.stale_broadcast:
+            why = 'mode = "buffered", in which only clients that train receive a model'
+            raise not_allowed("fedorion.stale-broadcast", True, why, False)
 
     @property
     def averages_nothing(self) -> str:

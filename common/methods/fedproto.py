@@ -30,6 +30,8 @@ Deviations, with their switches:
   released code scores both. The default here is the head.
 - The released code compares with prototypes of the client's own classes only, HtFLlib and this
   method with all.
+- In asynchronous rounds, which the paper does not have, the server combines the newest reply of
+  every member, whatever its age.
 """
 
 from typing import Literal, final

@@ -28,7 +28,7 @@ server's rows until it replies.
 Deviations, with their switches:
 - The released code averages the last rows of all clients, also of those not selected in the round,
   and the first rows of those that were never selected (``stale = true``). Here the mean is over the
-  clients of the round.
+  clients of the round, in asynchronous rounds over the last rows of all members (as ``stale``).
 - Its clients share tensors in the first round, so that some start from the trained models of
   others, and rows of several holders are fused more than once. Here every client has its own model.
 - Clients have equal weights, as in the released code, which counts samples but does not use the

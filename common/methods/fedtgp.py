@@ -22,6 +22,8 @@ Deviations:
 - Distances are √(squares + 10⁻¹²), because the root has no gradient at 0.
 - The server's batches have ``train.batch-size`` pairs, as the clients', in HtFLlib and here.
 - HtFLlib's tuned values are the defaults: λ = 10, 100 server epochs, rate 0.01, τ = 100.
+- In asynchronous rounds, which the paper does not have, the server combines the newest reply of
+  every member, whatever its age.
 """
 
 from typing import Annotated, Literal, final

@@ -26,6 +26,8 @@ Deviations, with their switches:
 - The paper gives no settings; batches, epochs and rates of the distillation are FedORION's. The
   running statistics of w do not match any data. With BatchNorm set ``score.bn = "recalibrated"``,
   which also makes the saved w usable, or ``"batch"`` (transductive, as in our experiments).
+- In asynchronous rounds, which the paper does not have, a teacher is the model that a client
+  trained, of whatever version, and its weight does not depend on its age.
 """
 
 from typing import ClassVar, Literal, final

@@ -42,6 +42,7 @@ class Options(Averaging):
 
     requires = {
         "average.robust": Required("none", why=", which weights clients by their losses"),
+        "buffer.cache": Required(False, why=", which weights clients by their losses"),
         "oca.init": Required("uploaded", why=": a client without an upload has no loss"),
     }
 

@@ -2,6 +2,8 @@
 
 FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 FedAsync: Xie, Koyejo, Gupta, "Asynchronous Federated Optimization", 2019.
+CA2FL: Wang et al., "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached
+Update Calibration", ICLR 2024.
 """
 
 from typing import Annotated, final
@@ -36,6 +38,9 @@ class Buffer(Section):
     mixing: Annotated[float, Field(ge=0, le=1)] = 0.0
     """α of FedAsync: the step goes the share α · s(τ) of the way to a client's model. 0: it adds
     s(τ) of the client's change of the older model, as in FedBuff."""
+    cache: bool = False
+    """Whether a step adds the mean of the newest updates of all clients, and of each update in the
+    buffer only its difference from the client's one before, as in CA2FL."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Maximum τ; an older update is a failure, and another client takes its place. 0: none."""
     wait: Annotated[Positive, Mark.FREE] = 120.0

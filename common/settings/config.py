@@ -665,6 +665,8 @@ class MethodOptions(Section):
         if config.public.robust != "none" and not self.mean_predictions:
             why = f'method = "{config.run.method}" and these settings: no mean of predictions'
             raise not_allowed("public.robust", config.public.robust, why, "none")
+        if unused and config.buffer.cache:
+            raise not_allowed("buffer.cache", True, f"{unused}: nothing is averaged")
         if unused and config.oca.aggregate == "on":
             raise not_allowed("oca.aggregate", "on", f"{unused}: nothing is averaged")
         flat, base_classes = config.flat, type(self).__mro__

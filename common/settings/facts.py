@@ -8,9 +8,13 @@ from typing import Any, Final, Literal, final
 
 NOT_STATED: Final = "not stated"
 
+ASYNCHRONOUS = ("mean", "training", "models", "tables")
+"""Values of ``Facts.asynchronous`` of methods that have asynchronous rounds."""
+
+AS_SENT = ("models", "tables")
+"""Those of methods without a mean of updates: a reply counts as it was sent, whatever its age."""
+
 WAITS = {
-    "training": "the server trains its model after every mean",
-    "tables": "the server combines the tables of all clients",
     "turns": "the clients of a round train the same half of their adapters",
     "products": "the server computes one update from the factors of a round",
     "together": "all clients of a round work on the same samples, or there is one round",
@@ -46,10 +50,20 @@ class Facts:
     networks: Literal["own", "parts", "equal", "not stated"] = NOT_STATED
     """Which networks clients train: of their own choice, parts or sizes of one, or one for all."""
     asynchronous: Literal[
-        "mean", "training", "tables", "turns", "products", "together", "nothing", "not stated"
+        "mean",
+        "training",
+        "models",
+        "tables",
+        "turns",
+        "products",
+        "together",
+        "nothing",
+        "not stated",
     ] = NOT_STATED
-    """What a step combines: a mean of updates, which may be of several versions (``buffered``);
-    the same and then trains on the server; the tables of all clients; answers of one round."""
+    """What a step of asynchronous rounds takes. ``mean``: a mean of updates of several versions.
+    ``training``: the same, and the server's model then learns from the clients' models.
+    ``models``: it learns from them without a mean. ``tables``: the newest table of every client.
+    For the others see ``WAITS``."""
 
     @property
     def answers(self) -> dict[str, list[str]]:

@@ -3,7 +3,10 @@
 The images themselves come from ``common/data`` (``divide``).
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import islice
+from math import ceil
 from typing import ClassVar
 
 import torch
@@ -64,13 +67,14 @@ def digest(
     loss: Loss,
     *name: str | int,
     moments: Moments | None = None,
+    steps: Callable[[int], int] = int,
 ) -> float:
     """Train ``net`` on ``targets`` [n, ...] for public images x [n, C, H, W]; return the mean loss.
 
     The settings are those of [public]; with ``public.learn = false`` the loss is 0. ``loss`` takes
     the network's logits and the targets of a batch. ``name`` and t name the random streams.
-    ``moments``: as for ``Task.fit``. Images are not augmented, because the targets hold for the
-    original images.
+    ``moments``: as for ``Task.fit``. ``steps``: number of training steps, of those that [public]
+    sets. Images are not augmented, because the targets hold for the original images.
     """
     o = task.config.public
     if not o.learn:
@@ -79,15 +83,16 @@ def digest(
     optimizer = optimise.of(net.parameters(), o, t, task.config.run.rounds)
     if moments is not None:
         optimise.restore_moments(optimizer, moments.state)
+    count = steps(o.epochs * len(batches))
     if o.anneal:
-        schedule = CosineAnnealingLR(optimizer, o.epochs * len(batches))
+        schedule = CosineAnnealingLR(optimizer, count)
         optimizer.register_step_post_hook(lambda *_: schedule.step())
     net.train()
     protected = batch_statistics(net) if o.protect_running_stats else nullcontext()
     with seeds.scope(task.seed, *name, t), protected:
         metrics = fit(
             optimizer,
-            epochs(batches, o.epochs),
+            islice(epochs(batches, ceil(count / len(batches))), count),
             lambda images, y: loss(net(images), y),
             precision=task.config.run.precision,
         )

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from common import methods
 from common.files import write_atomically
 from common.measures import MEASURES
 from deploy.report import clock, plots, sections
@@ -103,6 +104,13 @@ def _subtitle(run: Run) -> str:
     return " · ".join(text for text in texts if text)
 
 
+def _has_teachers(run: Run) -> bool:
+    """Return whether the server's model learns from the clients' models, by a built-in contract."""
+    name = run.config.get("method")
+    groups = ("training", "models")
+    return name in methods.names() and methods.facts(str(name)).asynchronous in groups
+
+
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
     headline, title = run.headline(), run.measure.title
     best_at = f"round {run.best()[0]}" if run.accuracies() else ""
@@ -116,6 +124,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     if buffer := run.over("buffer"):
         of = buffer.as_dict()
         hint = f"at most {number(of['oldest'])}; {number(of['in_flight'])} jobs in flight"
+        if of["oldest"] and _has_teachers(run):
+            hint += "; the server's teachers are of several versions"
         staleness = [("Staleness", f"{of['staleness']:.1f}", hint)]
     return [
         (f"Final {title}", run.text(headline["final"]), f"round {run.done}"),

@@ -16,10 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
-from common.exchange.protocol import Reply
 from common.exchange.records import Records, StateDict
 from common.files import write_atomically
-from server_app.method import Models
 
 
 @final
@@ -30,7 +28,7 @@ class State(Records, kind="oca.State"):
     rounds: dict[int, int]  #: the round of each client's upload
 
 
-P = TypeVar("P", bound=Reply)
+P = TypeVar("P", bound=Records)
 
 
 @final
@@ -72,12 +70,14 @@ class Uploads(Generic[P]):
             return self.in_memory[k]
         return self.kind.model_validate(Upload.load(self._path(k)).up)
 
-    def state(self, inner: dict[str, object], overall: Models) -> State:
+    def state(self, inner: dict[str, object], overall: dict[str, StateDict]) -> State:
         """Return the state of a method (``inner``) with ŵ and the cache."""
         uploads = {k: dict(reply) for k, reply in self.in_memory.items()}
         return State(inner=inner, overall=overall, uploads=uploads, rounds=self.rounds)
 
-    def restore(self, state: Mapping[str, object]) -> tuple[dict[str, object], Models]:
+    def restore(
+        self, state: Mapping[str, object]
+    ) -> tuple[dict[str, object], dict[str, StateDict]]:
         """Restore the cache from a checkpoint; return the method's own state, and ŵ.
 
         Raises ``ValueError`` if a file is missing.

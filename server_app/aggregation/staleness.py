@@ -5,6 +5,7 @@ counts as the model
 
     w + s (w_k − w_v)        FedBuff (Nguyen et al., AISTATS 2022)
     (1 − s) w + s w_k        FedAsync (Xie et al., 2019), with s = α · s(τ): ``buffer.mixing``
+    w + H + Δ_k − h_k        CA2FL, with Δ_k = w_k − w_v: ``server_app/aggregation/calibration.py``
 
 entry by entry, so that every mean of models adds the mean of the weighted changes to w. An update
 of the newest version with weight 1 is w_k itself, so that it has the bits of a synchronous round.
@@ -14,7 +15,7 @@ variance plus a change of an older one can be negative. Integer counters are the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from torch import Tensor
@@ -26,10 +27,14 @@ from common.exchange.records import StateDict
 @final
 @dataclass(frozen=True)
 class Discount:
-    """Weight ``s`` of an update, and whether its model is mixed or its change is added."""
+    """Weight ``s`` of an update, and whether its model is mixed or its change is added.
+
+    ``plus``: what is added besides, by entry, float64.
+    """
 
     s: float
     mixes: bool
+    plus: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(
         self, newest: Mapping[str, Tensor], sent: Mapping[str, Tensor], trained: StateDict
@@ -45,5 +50,8 @@ class Discount:
                 continue
             mixes = self.mixes or name.endswith(tree.STATISTICS)
             start, base = newest[name].double(), newest[name] if mixes else sent[name]
-            moved[name] = (start + self.s * (value.double() - base.double())).to(value.dtype)
+            change = self.s * (value.double() - base.double())
+            if name in self.plus:
+                change = change + self.plus[name]
+            moved[name] = (start + change).to(value.dtype)
         return moved

@@ -16,10 +16,12 @@ from functools import cached_property
 
 from flwr.app import Message
 
-from common import seeds
-from common.exchange.protocol import Reply, Request
+from common import methods, seeds
+from common.exchange.protocol import ModelReply, ModelRequest, Reply, Request
+from common.exchange.records import StateDict
 from common.flower.rpc import over_grpc
 from common.journal import ON_CLOCK, Arrivals, Failure, JobEvent, JobEventKind
+from common.settings.facts import AS_SENT
 from server_app import costs
 from server_app.aggregation.staleness import Discount
 from server_app.buffered.jobs import InFlight, Outcome, Requests
@@ -45,10 +47,12 @@ class Buffered(ABC):
 
     def __init__(self, run: Run, renew: Callable[[int], None]) -> None:
         """Raise ``ValueError`` if the method cannot say what the newest weights of a client are."""
-        half = type(run.method)
-        if half.current is Method.current and half.rebased is Method.rebased:
+        half, group = type(run.method), methods.facts(run.config.run.method).asynchronous
+        self.as_sent = group in AS_SENT
+        overrides = half.current is not Method.current or half.rebased is not Method.rebased
+        if not (self.as_sent or overrides):
             raise ValueError(
-                f'method = "{run.config.run.method}": asynchronous = "mean" needs the method '
+                f'method = "{run.config.run.method}": asynchronous = "{group}" needs the method '
                 f"`current` or `rebased` in {half.__name__}"
             )
         self.run, self.renew, self.settings = run, renew, run.config.buffer
@@ -359,14 +363,22 @@ class Buffered(ABC):
         run, method, settings = self.run, self.run.method, self.settings
         stale = self._stale.items()
         method.discounts = {k: settings.discount(age) for k, age in stale}
-        return Replies.of([(client, self._rebased(client, reply)) for client, reply in run.good])
+        if (cache := method.cache) is not None:
+            cache.retain({client.k for client in method.clients})
+        rebased = [(client, self._rebased(client, reply)) for client, reply in run.good]
+        if cache is not None:
+            pairs = [(method.sent[client.k], reply) for client, reply in run.good]
+            cache.put(run.entry.round, {reply.k: _weights(sent, reply) for sent, reply in pairs})
+        return Replies.of(rebased, run.good)
 
     def _rebased(self, client: Client, reply: Reply) -> Reply:
         method, mixes = self.run.method, self.settings.mixing > 0
         s = 1.0 if self.run.private else method.discounts[client.k]
-        if s == 1 and (mixes or self._stale[client.k] == 0):
+        fresh = s == 1 and (mixes or self._stale[client.k] == 0)
+        if self.as_sent or (fresh and method.cache is None):
             return reply
-        return method.rebased(client, reply, Discount(s, mixes=mixes))
+        plus = method.cache.correction(client.k, method.roster_size) if method.cache else {}
+        return method.rebased(client, reply, Discount(s, mixes=mixes, plus=plus))
 
     def finish(self) -> None:
         """Drop the jobs in flight at the end of the run; their costs count."""
@@ -444,3 +456,9 @@ class Buffered(ABC):
                 self._post(job.t, {job.k: self.requests.load(job.request)})
         traffic.clear()
         traffic.update(counted)
+
+
+def _weights(sent: Request, reply: Reply) -> tuple[StateDict, StateDict]:
+    """Return the weights that a client was sent and those that it trained."""
+    assert isinstance(sent, ModelRequest) and isinstance(reply, ModelReply)
+    return sent.w, reply.w

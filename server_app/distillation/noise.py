@@ -48,14 +48,15 @@ def distil(
         return transfer(targets, student(z))
 
     draw = seeds.stream(task.seed, "noise", t, device=task.device)
-    zs = noise.batches(o.kind, o.epochs * o.batches, o.batch_size, task.shape, draw)
+    steps = method.server_steps(o.epochs * o.batches)
+    zs = noise.batches(o.kind, steps, o.batch_size, task.shape, draw)
     with ExitStack() as stack:
         stack.enter_context(seeds.scope(task.seed, "distil", t))
         stack.enter_context(batch_statistics(student, protect=o.protect_running_stats))
         if o.teacher_bn == "batch":
             for teacher in nets.values():
                 stack.enter_context(batch_statistics(teacher))
-        counted = progress.steps(zs, "noise batch", o.epochs * o.batches)
+        counted = progress.steps(zs, "noise batch", steps)
         metrics = fit(optimizer, counted, loss, precision=task.config.run.precision)
     method.w = tree.snapshot(student)
     return metrics["loss"]

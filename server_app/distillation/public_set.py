@@ -115,7 +115,8 @@ class ServerPublicSet(Method[O, U], ABC):
         ``loss`` takes logits and targets of a batch. Return the new weights and the mean loss.
         """
         student = self.build(spec, w)
-        mean = digest(self.task, t, student, self.images(t), targets, loss, "distil", spec)
+        images, name, steps = self.images(t), ("distil", spec), self.server_steps
+        mean = digest(self.task, t, student, images, targets, loss, *name, steps=steps)
         return tree.snapshot(student), mean
 
 

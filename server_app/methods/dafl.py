@@ -55,7 +55,7 @@ class DAFL(Averaged[Options, Reply]):
             size=o.server_batch_size,
             protect=False,
         )
-        batches = datafree.batches([()] * o.server_steps)
+        batches = datafree.batches([()] * self.server_steps(o.server_steps))
         distilled = fit(sgd, batches, datafree.distance, precision=self.config.run.precision)
         self.v, self.generator = tree.snapshot(student), tree.snapshot(generator)
         self.adam, self.sgd = optimise.moments(adam), optimise.moments(sgd)

@@ -5,15 +5,15 @@ from typing import final
 
 from torch import Tensor
 
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.fd import Options
 from common.techniques.class_table import TableReply, TableRequest, leave_one_out
-from server_app.class_table import TableMean
+from server_app.class_table import Newest, TableMean
 from server_app.method import Client, Metrics, Replies
 
 
 @final
-class State(Records, kind="fd.State"):
+class State(Newest, kind="fd.State"):
     rows: Tensor | None
     present: Tensor | None
     others: dict[int, StateDict]
@@ -37,10 +37,11 @@ class FD(TableMean[Options]):
         return lambda client: own.get(client.k, common)
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
-        metrics = super().step(t, replies)
+        replies = self.newest(replies)
+        self.rows, self.present = self.mean(replies)
         if self.options.weights == "leave-one-out":
             pairs = [(reply.table, reply.counts) for _, reply in replies]
             means = leave_one_out([table for table, _ in pairs], [counts for _, counts in pairs])
             by_client = zip(replies.clients, means, strict=True)
             self.others = {client.k: mean._asdict() for client, mean in by_client}
-        return metrics
+        return {"present": float(self.present.sum())}

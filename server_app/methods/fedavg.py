@@ -41,10 +41,11 @@ class Averaged(GlobalModels[O, T], ABC):
         """
         self.t, previous = t, self.models
         moved = self.optimized(previous, self.aggregate(replies, previous))
-        self.models, metrics = self.refine(t, replies, moved)
-        metrics = {**metrics, **self.after(t, replies)}
+        sent = replies.as_sent
+        self.models, metrics = self.refine(t, sent, moved)
+        metrics = {**metrics, **self.after(t, sent)}
         if self.uploads is not None:
-            latest = self.latest(t, replies, self.uploads)
+            latest = self.latest(t, sent, self.uploads)
             self.overall, _ = self.refine(t, latest, self.aggregate(latest, self.overall))
         return metrics
 

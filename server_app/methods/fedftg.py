@@ -54,6 +54,7 @@ class FedFTG(Averaged[Options, Reply]):
     def after(self, t: int, replies: Replies[Reply]) -> Metrics:
         """Fine-tune w (the server's iterations of Algorithm 1); return scalars for the journal."""
         o, task = self.options, self.task
+        o = o.model_copy(update={"iterations": self.server_steps(o.iterations)})
         if not o.iterations:
             return {}
         teachers = [self.build(self.global_spec, reply.w).eval() for _, reply in replies]

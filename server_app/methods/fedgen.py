@@ -102,7 +102,7 @@ class FedGen(Averaged[Options, Reply]):
         o, device = self.options, self.task.device
         draw = seeds.stream(self.task.seed, "noise", t, device=device)
         p = self._histogram().to(device)
-        for _ in progress.steps(range(o.server_steps), "generator step"):
+        for _ in progress.steps(range(self.server_steps(o.server_steps)), "generator step"):
             z = generator.latents(o.server_batch_size, o.noise, draw)
             yield z, torch.multinomial(p, o.server_batch_size, replacement=True, generator=draw)
 

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from common import seeds
 from common.exchange import tree
 from common.exchange.protocol import ModelRequest
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.fedgh import Options
 from common.techniques.class_table import TableReply
-from server_app.class_table import TableMean
+from server_app.class_table import Newest, TableMean
 from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records, kind="fedgh.State"):
+class State(Newest, kind="fedgh.State"):
     head: StateDict
 
 
@@ -35,6 +35,7 @@ class FedGH(TableMean[Options]):
         return ModelRequest(w=self.head)
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
+        replies = self.newest(replies)
         epochs, lr = self.options.server_epochs, self.options.server_lr
         if not epochs:
             return {}

@@ -55,7 +55,8 @@ class FedKF(Averaged[Options, Reply]):
             gamma=self.options.gamma,
             size=self.config.train.batch_size,
         )
-        for _ in datafree.batches([()] * self.options.generator_steps):
+        steps = self.server_steps(self.options.generator_steps)
+        for _ in datafree.batches([()] * steps):
             pass
         self.theta, self.adam = tree.snapshot(generator), optimise.moments(optimizer)
         self.generator_metrics = {"generator_loss": datafree.mean_loss}

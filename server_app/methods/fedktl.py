@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from common import seeds
 from common.exchange import tree
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.losses.transfer import mmd
 from common.methods.fedktl import Options, Request
 from common.models import stylegan
 from common.models.simplex import new_transformer
 from common.techniques.class_table import ClassSums, TableReply
-from server_app.class_table import TableMean
+from server_app.class_table import Newest, TableMean
 from server_app.method import Client, Metrics, Replies
 
 CLIP = 100.0  #: largest gradient norm of F and of v, as in the released code
@@ -22,7 +22,7 @@ NEAR = 1e-3  #: largest deviation of a row's length from 1
 
 
 @final
-class State(Records, kind="fedktl.State"):
+class State(Newest, kind="fedktl.State"):
     transformer: StateDict
     vectors: Tensor
     images: Tensor | None
@@ -61,6 +61,7 @@ class FedKTL(TableMean[Options]):
                 raise ValueError(f"its row of class {c} has the length {length:g}, not 1")
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
+        replies = self.newest(replies)
         o, task, metrics = self.options, self.task, dict[str, float]()
         transformer = new_transformer(task.num_classes, self.generator.vector)
         transformer.load_state_dict(self.transformer)

@@ -7,6 +7,7 @@ import torch
 
 from common import seeds
 from common.methods.fedl2g import Options, TableReply
+from server_app.aggregation.staleness import Discount
 from server_app.class_table import TableMean
 from server_app.method import Client, Metrics, Replies
 
@@ -21,6 +22,9 @@ class FedL2G(TableMean[Options]):
             draw = seeds.stream(self.task.seed, "init", "guidance")
             self.rows = torch.randn(self.task.num_classes, self.width, generator=draw)
             self.present = torch.ones(self.task.num_classes, dtype=torch.bool)
+
+    def rebased(self, client: Client, reply: TableReply, discount: Discount) -> TableReply:
+        return reply.model_copy(update={"table": discount.s * reply.table})
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
         assert self.rows is not None, "begin has drawn the vectors"

@@ -25,7 +25,7 @@ class FedSSA(HeadMean[Options]):
 
     def prepare(self) -> None:
         super().prepare()
-        self.last: dict[int, StateDict] = {}  #: each client's newest rows, only with ``stale``
+        self.last: dict[int, StateDict] = {}  #: each client's newest rows, if they are combined
 
     def parts(self, net: Classifier) -> StateDict:
         return rows(net.head, range(self.task.num_classes))
@@ -34,7 +34,7 @@ class FedSSA(HeadMean[Options]):
         return map(row, client.info.classes)
 
     def step(self, t: int, replies: Replies[Reply]) -> Metrics:
-        if not self.options.stale:
+        if not (self.options.stale or self.config.buffered):
             return super().step(t, replies)
         first = {c.k: tree.cut(self.head, self.held(c)) for c in self.clients}
         self.last = first | self.last  # a client that has not replied counts with the present rows

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from common import seeds
 from common.exchange import tree
-from common.exchange.records import Records, StateDict
+from common.exchange.records import StateDict
 from common.methods.fedtgp import Options
 from common.models.prototypes import PrototypeGenerator, distances, largest_gap
 from common.techniques.class_table import TableReply
-from server_app.class_table import Prototypes
+from server_app.class_table import Newest, Prototypes
 from server_app.method import Metrics, Replies
 
 
 @final
-class State(Records, kind="fedtgp.State"):
+class State(Newest, kind="fedtgp.State"):
     rows: Tensor | None
     present: Tensor | None
     generator: StateDict | None
@@ -34,6 +34,7 @@ class FedTGP(Prototypes[Options]):
         self.generator: StateDict | None = None  #: None before round 1
 
     def step(self, t: int, replies: Replies[TableReply]) -> Metrics:
+        replies = self.newest(replies)
         o, metrics = self.options, dict[str, float]()
         generator = self._generator()
         if o.server_epochs:

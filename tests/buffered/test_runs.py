@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 
 from common import methods
 from common.parse import parse
+from common.settings.facts import AS_SENT
 from common.techniques import privacy
 from deploy.run.loopback import Loopback
 from server_app.global_weights import GlobalModels
@@ -17,8 +18,11 @@ from server_app.method import Method
 from server_app.stopped import Stopped
 from tests.support import battery
 from tests.support.asynchronous import (
+    EQUAL,
+    GROUPS,
     METHOD,
     PROFILES,
+    RECALIBRATED,
     SMALL,
     Failing,
     Killed,
@@ -32,9 +36,8 @@ from tests.support.asynchronous import (
 from tests.support.scaled import LIAR, SIX
 from tests.support.tiny import flat, listed, play
 
-EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
 UNSTEADY = {"clock__jitter": 0.3, "clock__loss": 0.2, "clock__notice": 0.05}
-DUE = [name for name in methods.names() if methods.facts(name).asynchronous == "mean"]
+DUE = [name for names in GROUPS.values() for name in names]
 
 
 class AllFailing(Loopback):  # type: ignore[misc]
@@ -161,9 +164,12 @@ def test_busy_clients_do_not_score_and_their_scores_have_an_age(tmp_path: Path) 
     assert [score.get("age") for score in run.journal[-1]["scores"]] == [None] * 4
 
 
-@pytest.mark.parametrize("method", battery.tiers(DUE, ("fedavg", "scaffold", "fedper")))
-def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
-    own = {"score__bn": "batch"} if method in ("heterofl", "fiarse") else {}
+QUICK = ("fedavg", "scaffold", "fedper", "fedorion", "fedkemf", "fedproto")
+
+
+@pytest.mark.parametrize("method", battery.tiers(DUE, QUICK))
+def test_every_method_of_the_groups_has_asynchronous_rounds(method: str, tmp_path: Path) -> None:
+    own = {"score__bn": "batch"} if method in RECALIBRATED else {}
     more = {**PROFILES, **SMALL, **own, "rounds": 4, "clock__jitter": 0.3}
     whole = play(battery.config(method, tmp_path / "whole", **more))
     assert any(age for step in steps(whole) for age in step["staleness"])
@@ -173,15 +179,23 @@ def test_every_method_of_means_has_asynchronous_rounds(method: str, tmp_path: Pa
     resumed = play(battery.config(method, tmp_path / "part", **more, resume=True))
     assert same(resumed, whole)
     mixed = {**more, "buffer__size": 1, "buffer__mixing": 0.6}
-    play(battery.config(method, tmp_path / "mixed", **mixed))
+    settings = battery.config(method, tmp_path / "mixed", **mixed)
+    if methods.facts(method).asynchronous in AS_SENT or method == "lwn":
+        with pytest.raises(ValueError, match="replies of all ages count the same"):
+            parse(settings)
+    else:
+        play(settings)
 
 
 def test_the_group_of_every_method_is_declared() -> None:
     page = (Path(__file__).parents[2] / "docs" / "asynchronous.md").read_text()
-    listed_there = page.partition("a mean of updates: ")[2].partition("The others")[0]
-    assert sorted(re.findall("`([^`]+)`", listed_there)) == DUE and len(DUE) == 26
+    rows = re.findall(
+        r"^\| `(mean|training|models|tables)` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE
+    )
+    assert {group: sorted(re.findall("`([^`]+)`", names)) for group, names in rows} == GROUPS
+    assert [len(names) for names in GROUPS.values()] == [30, 6, 2, 6]
     assert {methods.facts(name).asynchronous for name in methods.names()} == {
-        *("mean", "training", "tables", "turns", "products", "together", "nothing")
+        *(*GROUPS, "turns", "products", "together", "nothing")
     }
 
 
@@ -266,8 +280,8 @@ def test_under_privacy_a_missing_update_is_zero_and_changes_no_time(
 
 
 LINES = {
-    "fedproto": "the server combines the tables of all clients",
-    "feddf": "the server trains its model after every mean",
+    "flora": "the server computes one update from the factors of a round",
+    "rolora": "the clients of a round train the same half of their adapters",
     "fedmd": "all clients of a round work on the same samples, or there is one round",
     "local": "the clients send nothing that is combined",
     battery.EXAMPLE: "its author does not say that updates of different versions can be combined",

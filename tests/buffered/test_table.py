@@ -18,6 +18,7 @@ from common.exchange.protocol import ClientInfo, ModelReply, ModelRequest
 from common.journal import Arrivals, Entry
 from common.settings.buffer import Buffer
 from common.settings.options import Average
+from server_app.aggregation.calibration import Cache
 from server_app.buffered import rounds
 from server_app.buffered.jobs import InFlight
 from server_app.buffered.rounds import Buffered
@@ -48,6 +49,9 @@ class Quadratic:
         )
         private, limit = SimpleNamespace(on=False), SimpleNamespace(sanity=0.0)
         self.config = SimpleNamespace(privacy=private, run=limit)
+
+        self.cache: Cache | None = None
+        self.clients = [Client(info(k), k + 1) for k in range(len(A))]
 
     def requests(self, t: int) -> ModelRequest:
         return ModelRequest(w=self.w)
@@ -134,14 +138,18 @@ def info(k: int) -> ClientInfo:
 
 def play(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, buffer: Buffer, steps: int, lost: Any = None
-) -> tuple[list[float], list[Arrivals]]:
+) -> tuple[list[float], list[Arrivals], list[float]]:
+    """Return w and the journal's arrivals after each step, and H under ``buffer.cache``."""
     monkeypatch.setattr(rounds, "over_grpc", lambda grid: False)
     clients = {k: Client(info(k), k + 1) for k in range(len(A))}
     method, clock = Quadratic(), Clock(lost)
+    method.cache = Cache(tmp_path, 1) if buffer.cache else None
     run = SimpleNamespace(
         config=SimpleNamespace(
             buffer=buffer,
-            run=SimpleNamespace(per_round=0, flops=False, memory=False, sanity=0.0, keep=1),
+            run=SimpleNamespace(
+                method="fedavg", per_round=0, flops=False, memory=False, sanity=0.0, keep=1
+            ),
             clock=SimpleNamespace(notice=6.0),
             average=Average(weights="uniform"),
         ),
@@ -158,7 +166,7 @@ def play(
         grid=None,
     )
     buffered = Buffered(cast("Run", run), lambda t: None)
-    course, entries = [], []
+    course, entries, totals = [], [], []
     for t in range(1, steps + 1):
         run.entry, clock.t = Entry(round=t), t
         buffered.collect(t)
@@ -168,12 +176,15 @@ def play(
         course.append(float(method.w["w"]))
         assert run.entry.buffer is not None
         entries.append(run.entry.buffer)
-    return course, entries
+        if method.cache is not None:
+            h: Any = method.cache.state({}).overall["sum"]
+            totals.append(float(h["w"]) / len(A))
+    return course, entries, totals
 
 
 def test_fedbuff_has_the_steps_of_the_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = Buffer(size=2, concurrency=3)
-    course, entries = play(tmp_path, monkeypatch, buffer, 5, lost=(2, 3))
+    course, entries, _ = play(tmp_path, monkeypatch, buffer, 5, lost=(2, 3))
     assert course == pytest.approx([9.2, 8.66928932, 8.49355988, 7.84420389, 7.62199370], abs=1e-8)
     assert [e.times for e in entries] == [[2, 3], [4, 6], [9, 9], [11, 14], [14, 16]]
     assert [e.arrived for e in entries] == [
@@ -197,16 +208,24 @@ def test_fedasync_has_the_steps_of_the_table(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = Buffer(size=1, concurrency=3, mixing=0.6, staleness="poly:0.5")
-    course, entries = play(tmp_path, monkeypatch, buffer, 6)
+    course, entries, _ = play(tmp_path, monkeypatch, buffer, 6)
     wanted = [9.4, 9.4, 9.53856406, 8.96625022, 8.66827521, 8.93438289]
     assert course == pytest.approx(wanted, abs=1e-8)
     assert [e.times for e in entries] == [[2], [3], [4], [6], [9], [9]]
     assert [e.staleness for e in entries] == [[0], [1], [2], [0], [0], [4]]
 
 
+def test_ca2fl_has_the_steps_of_the_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same events: each step adds H, and of an update its difference from the one before."""
+    buffer = Buffer(size=2, concurrency=3, staleness="constant", cache=True)
+    course, _, totals = play(tmp_path, monkeypatch, buffer, 5, lost=(2, 3))
+    assert course == pytest.approx([9.2, 8.82, 8.635, 8.3921, 8.478845], abs=1e-9)
+    assert totals == pytest.approx([-0.32, -0.344, -0.2804, -0.2654, -0.124542], abs=1e-9)
+
+
 def test_a_restored_run_drops_the_jobs_of_suspects(tmp_path: Any) -> None:
     run = SimpleNamespace(
-        config=SimpleNamespace(buffer=Buffer(), run=SimpleNamespace(keep=1)),
+        config=SimpleNamespace(buffer=Buffer(), run=SimpleNamespace(method="fedavg", keep=1)),
         record=SimpleNamespace(folder=tmp_path),
         method=Quadratic(),
     )

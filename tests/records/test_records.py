@@ -322,7 +322,8 @@ def test_numbers_that_are_not_aligned_are_read_as_they_are(path: Path) -> None:
 
 
 KINDS = """
-    across: State; agreement: State; checkpoint: Checkpoint; class_table: Down State Up;
+    across: State; agreement: State; ca2fl: Update; checkpoint: Checkpoint;
+    class_table: Down Newest State Up;
     composite: Memory; dafl: State; depthfl: Down Memory State; ditto: State; dl_mh: Schemed Up;
     dl_sh: Down Up; ds_fl: Down State Up; fd: State; fedftg: State; fedgen: Down State Up;
     fedgh: State; fedgkd: Down State; fedgkt: Down Memory State Up; fedin: Down State Up;

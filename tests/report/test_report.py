@@ -343,6 +343,9 @@ def test_asynchronous_rounds_have_their_settings_and_the_staleness_of_the_last(
 ) -> None:
     text = Tags(page_of(buffered(tmp_path / "a"))).text
     assert re.search(r"Staleness\s*1\.5\s*at most 2; 2 jobs in flight", text)
+    assert "teachers" not in text
+    with_teachers = Tags(page_of(buffered(tmp_path / "c", method="fedorion"))).text
+    assert "in flight; the server's teachers are of several versions" in with_teachers
     shown = re.findall(r"\d / \d", text)
     assert shown == ["2 / 2", "2 / 2", "2 / 4"], "clients of which the update is in the round"
     assert "max-staleness" in text and "modebuffered" in "".join(text.split())

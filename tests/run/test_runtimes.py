@@ -114,10 +114,13 @@ def test_loopback_ray_and_grpc_give_the_same_bits_and_end_alike(tmp_path: Path) 
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("method", ["ditto", "fedorion", "fedproto"])
 def test_asynchronous_rounds_have_the_same_bits_on_three_runtimes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "FEDERATION", STEPS)
+    cache = {"buffer__cache": True, "buffer__staleness": "constant"} if method == "ditto" else {}
+    settings = {**STEPS, **cache, "method": method}
+    monkeypatch.setattr(sys.modules[__name__], "FEDERATION", settings)
     runs = [launch(tmp_path, name, 5) for name in ("loopback", "ray", "grpc")]
     assert all(r.timeless == runs[0].timeless and r.weights == runs[0].weights for r in runs)
     assert any(age for entry in runs[0].journal[1:] for age in entry["buffer"]["staleness"])

@@ -6,7 +6,9 @@ from typing import Any
 
 from flwr.app import Message
 
+from common import methods
 from common.settings.config import Value
+from common.settings.facts import ASYNCHRONOUS
 from deploy.run.loopback import Loopback
 from tests.support import battery
 from tests.support.scaled import Scaled
@@ -18,6 +20,15 @@ PROFILES |= {f"profile__{name}__flops": flops for name, flops in SPEEDS.items()}
 PROFILES |= {f"profile__{name}__network": "lan" for name in SPEEDS}
 METHOD: dict[str, Any] = {"method": "fedavg", "fleet": "mlp@0.25", "rounds": 5}
 SMALL: dict[str, Any] = {"buffer__size": 2, "buffer__concurrency": 3}
+
+
+EQUAL = {"profiles": "fast", "profile__fast__flops": 1e9, "profile__fast__network": "lan"}
+RECALIBRATED = ("heterofl", "fiarse", "lwn", "hetfedfl")
+GROUPS = {
+    group: [name for name in methods.names() if methods.facts(name).asynchronous == group]
+    for group in ASYNCHRONOUS
+}
+"""Methods with asynchronous rounds, by what a step takes."""
 
 
 class Killed(BaseException):
