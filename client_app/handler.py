@@ -1,5 +1,6 @@
 """Base class of a method's client half: the work of participant k for each type of message."""
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,9 +26,12 @@ from common.exchange.protocol import (
     parameter,
 )
 from common.exchange.records import StateDict, tensors
+from common.models.adapters import adaptations
 from common.models.classifier import Classifier
+from common.models.peft_folders import write_one
 from common.names import version_of
 from common.settings.config import Config, MethodOptions, listed
+from common.settings.plugins import OF_FOLDER, network
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs
 from common.training.task import Result
@@ -266,7 +270,17 @@ class Handler(ABC, Generic[O, D]):
         """
         self._refuse("scores")
         reply = self.score(request)
+        if request.t == self.config.run.rounds:
+            self._write_adapter(request.t)
         return self._with_fine_tuning(request, reply) if self.config.fine_tunes else reply
+
+    def _write_adapter(self, t: int) -> None:
+        """Write the adapter of the client's own network beside its state, if peft can load it."""
+        if network(self.spec) != OF_FOLDER or (net := self.own_model(t)) is None:
+            return
+        if any(adaptations(net)):
+            with contextlib.suppress(OSError):  # a full disk: the state has the adapter too
+                write_one(self.participant.folder / "adapter", net)
 
     def _with_fine_tuning(self, request: ScoreRequest, reply: ScoreReply) -> FineTunedScoreReply:
         """Return ``reply`` with the score and the costs of a fine-tuned copy.

@@ -75,7 +75,7 @@ def test_the_tables_of_a_node() -> None:
         *("data.target-mean", "data.target-std"),
         *("experiment", "device", "node.K.device"),
         *("data.label-column", "data.owner-column", "data.ignore-columns", "data.digest"),
-        *("data.text-column", "data.prompt", "adapter.targets"),
+        *("data.text-column", "data.prompt", "data.owners", "adapter.targets"),
         *(f"{table}.{leaf}" for table in trained for leaf in ("optimizer", "optimizer-options")),
         *(f"{table}.milestones" for table in trained),
         *("fiarse.sizes", "inclusivefl.lr-factors"),

@@ -126,6 +126,7 @@ OF_COLUMNS = ("csv", "jsonl", "client-csv", "hub")  #: data sets of texts with `
 _KEYS = {
     *("name", "dir", "digest", "download", "image_size", "samples", "test_samples", "seed"),
     *("label_column", "owner_column", "ignore_columns", "images", "kind", "window", "stride"),
+    "owners",
     *("objective", "target_mean", "target_std"),
     *("text_column", "prompt", "tokenizer", "vocabulary", "max_length"),
 }
@@ -198,22 +199,57 @@ def _of_large_owners(
     large[small] = False
     if not large.any():
         raise ValueError(f"no owner of {dataset.name!r} has {LEAST} training samples")
-    new = large.cumsum(0) - 1
-    rows = large[dataset.owner].nonzero()[:, 0]
+    gone = ", ".join(_names(dataset)[k] for k in small)
+    return _of_owners(
+        dataset, large, f"owners with fewer than {LEAST} training samples are left out: {gone}"
+    )
+
+
+def _names(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the owners; numbers where they have none."""
+    return dataset.account.owners or tuple(map(str, range(dataset.owners)))
+
+
+def _of_owners(dataset: Dataset, wanted: Tensor, note: str) -> Dataset:
+    """Return the data set of the owners that are true in ``wanted`` (owners,), numbered anew.
+
+    Test samples without owners remain. ``note``: line for the account.
+    """
+    assert dataset.owner is not None
+    new = wanted.cumsum(0) - 1
+    rows = wanted[dataset.owner].nonzero()[:, 0]
     kept = dataset.trained_on(rows)
     owners: dict[str, Any] = {"owner": new[dataset.owner[rows]]}
     if dataset.owner_test is not None:
-        rows = large[dataset.owner_test].nonzero()[:, 0]
+        rows = wanted[dataset.owner_test].nonzero()[:, 0]
         kept, owners["owner_test"] = kept.tested_on(rows), new[dataset.owner_test[rows]]
-    names = dataset.account.owners or tuple(map(str, range(dataset.owners)))
-    gone = ", ".join(names[k] for k in small)
-    note = f"owners with fewer than {LEAST} training samples are left out: {gone}"
+    names = _names(dataset)
     account = replace(
         dataset.account,
         notes=(*dataset.account.notes, note[:400]),
-        owners=tuple(names[k] for k in large.nonzero()[:, 0].tolist()),
+        owners=tuple(names[k] for k in wanted.nonzero()[:, 0].tolist()),
     )
     return replace(kept, account=account, **owners)
+
+
+def _chosen(dataset: Dataset, listed: str) -> Dataset:
+    """Return the data set of the owners in ``data.owners``.
+
+    Raises ``ValueError``, one line, without owners, for an unknown one, and if a part is empty.
+    """
+    names, chosen = _names(dataset), [name.strip() for name in listed.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in names]
+    if unknown or dataset.owner is None or not chosen:
+        what = f"unknown owner {unknown[0]!r} in " if unknown and names else ""
+        some = ", ".join(names[:20]) + ", …" * (len(names) > 20)
+        why = f"its owners are {some}" if names else "its samples have no owners"
+        raise ValueError(f"{what}data.owners = {listed!r}: data set {dataset.name!r}: {why}")
+    wanted = torch.tensor([name in chosen for name in names])
+    kept = _of_owners(dataset, wanted, f"only samples of data.owners = {listed}")
+    for part, y in (("training", kept.y), ("testing", kept.y_test)):
+        if not len(y):
+            raise ValueError(f"data.owners = {listed!r}: no samples for {part}")
+    return kept
 
 
 def _trained(samples: int, fractions: Sequence[float]) -> int:
@@ -250,6 +286,8 @@ def _load(data: Data, stamp: int) -> Dataset:
             f"data.kind = {data.kind!r} is not allowed: data set {data.name!r} has "
             f"{describe(dataset.shape)}"
         )
+    if data.owners:
+        dataset = _chosen(dataset, data.owners)
     if dataset.objective == "number" and (data.target_mean or not dataset.scale[0]):
         dataset = replace(dataset, scale=_scale(data, dataset))
     if data.samples:
@@ -367,6 +405,7 @@ def _elsewhere(data: Data, dataset: Dataset, seed: int) -> tuple[Tensor, Tensor 
         "digest": "",
         "samples": 0,
         "test_samples": 0,
+        "owners": "",
         "small_owners": "refuse",
         "image_size": 0 if data.public_name else data.image_size,
     }

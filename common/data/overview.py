@@ -23,6 +23,7 @@ from common.data.dataset import Dataset
 from common.data.kinds import TOKENS, describe
 from common.data.shares import Share
 from common.files import write_atomically
+from common.measures import ObjectiveName
 from common.objectives import OBJECTIVES
 
 FILE = "data.json"  #: file in the folder of a run
@@ -59,7 +60,7 @@ class Overview:
     copies: int | None  #: training samples that equal an earlier one; None: not counted
     leaked: int | None  #: test samples that equal a training sample; None: not counted
     account: Account
-    objective: str = "classes"  #: what is learnt
+    objective: ObjectiveName = "classes"  #: what is learnt
     targets: tuple[tuple[str, float, float], ...] = ()
     """Name, least and largest value of each number to learn, over the training samples."""
     alike: tuple[str, ...] = ()  #: labels and numbers that all test samples have in common

@@ -105,12 +105,13 @@ class Encoder:
             (of.x, part.label[of.row] if of.y is None else of.y, part.owner[of.row])
             for of, part in zip(made, parts, strict=True)
         ]
-        most = self._length
+        most = self._length  # a window has one token more for next tokens, the last one learnt
         if self.next_token and not self._prompt:
             n, what = sum(t < 2 for t in lengths), "have no token to learn and are left out"
         else:
-            n = sum(t > most + self.next_token for t in lengths)
-            what = f"have more than {most} tokens; data.max-length = {most} cuts them"
+            whole = most + self.next_token
+            n = sum(t > whole for t in lengths)
+            what = f"have more than {whole} tokens; data.max-length = {most} cuts them"
         notes = [f"{n:,} of {len(lengths):,} texts {what}"] if n else []
         if self._prompt and (out := len(lengths) - sum(len(of.row) for of in made)):
             notes.append(

@@ -11,6 +11,7 @@ Tokens are those of a tokenizer plus 1, because 0 is padding here; ``Base`` subt
 
 import importlib
 import os
+import shutil
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -161,6 +162,31 @@ def build(shape: Shape, classes: int, factor: float, *, folder: str) -> Base:
     except Exception as error:  # transformers and safetensors have no common class of errors
         raise _unfit(folder, first_line(error)) from error
     return net
+
+
+def write_folder(place: Path, net: Base, entries: Mapping[str, Tensor]) -> None:
+    """Write the folder of the network ``net`` with other weights, which transformers can load.
+
+    ``entries``: the weights by the names of a network without adapters. The configuration is that
+    of the network's own folder, with the number of classes, and the tokenizer's files are copied.
+    """
+    auto, source = imported("transformers"), Path(net.net.name_or_path)
+    config = auto.AutoConfig.from_pretrained(source, local_files_only=True)
+    kind = auto.AutoModelForCausalLM
+    if isinstance(net, WholeText):
+        kind, config.num_labels = auto.AutoModelForSequenceClassification, net.head.out_features
+    with torch.device("meta"):
+        own = kind.from_config(config, dtype=torch.float32)
+    turned = {name for name, layer in own.named_modules() if type(layer).__name__ == "Conv1D"}
+    state = {}
+    for name, value in entries.items():
+        layer, _, last = name.removeprefix(PREFIX).rpartition(".")
+        layer = net.last if layer == "head" else layer
+        wanted = value.t().contiguous() if layer in turned and last == "weight" else value
+        state[f"{layer}.{last}" if layer else last] = wanted
+    own.save_pretrained(place, state_dict=state)
+    for file in source.glob("*token*.json"):
+        shutil.copy(file, place)
 
 
 def check_tokenizer(folder: str, tokenizer: str) -> None:

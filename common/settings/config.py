@@ -324,6 +324,9 @@ class Data(Section):
     """Number of tokens of the tokenizer ``hash``, padding included."""
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Tokens of a sample: a longer text is cut after them, or into windows for next tokens."""
+    owners: Annotated[str, Field(max_length=10_000), Mark.TEXT] = ""
+    """Owners of samples, by name or number with commas between them: samples of all others are left
+    out, and these owners numbered anew; empty: all."""
     small_owners: Literal["refuse", "leave-out"] = "refuse"
     """Owners with fewer than two training samples: end the run before it starts, or are left out
     and the other owners numbered anew (partition ``natural``)."""

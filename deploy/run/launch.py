@@ -15,6 +15,7 @@ from common.data.overview import write
 from common.errors import LOG
 from common.extras import check_installed
 from common.journal import Entry
+from common.objectives import OBJECTIVES
 from common.parse import parse
 from common.progress import MARK, Reporter, reporting
 from common.settings.config import Config, Value
@@ -101,7 +102,8 @@ def launch(
         data.show(found, console)
         data.warn(found, console)
     started = time.time()
-    display = Progress(config.run.rounds, console, past=past, start=start)
+    measure = OBJECTIVES[found.objective].primary
+    display = Progress(config.run.rounds, console, past=past, start=start, measure=measure)
     with with_remedy(folder, started), _watched(display, folder):
         display.on_phase(f"starting {config.run.clients} clients on {runtime}")
         failure, logs = "", folder / "flower" / "logs"

@@ -23,7 +23,7 @@ from rich.text import Text
 from common.extras import missing
 from common.files import read_json
 from common.journal import ByClass, Entry, Personal, measure_of, over, primary_course
-from common.measures import MEASURES, Measure
+from common.measures import ACCURACY, MEASURES, Measure
 from common.progress import LOG_PAUSE
 from common.settings.section import Value
 from deploy.report.read import Run, of_clients, over_classes, read
@@ -67,8 +67,8 @@ class Progress:
 
     ``rounds``: the number of rounds of the run. ``past``: the journal's entries before this process
     of a resumed run, ``start``: the round of its checkpoint; rounds up to ``start`` are not shown
-    again. A round that comes twice counts once. Without a terminal, the display prints one plain
-    line per round, phase and failure.
+    again. ``measure``: that of the scores to come. A round that comes twice counts once. Without a
+    terminal, the display prints one plain line per round, phase and failure.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class Progress:
         clock: Callable[[], float] = monotonic,
         past: Sequence[Entry] = (),
         start: int = -1,
+        measure: Measure = ACCURACY,
     ) -> None:
         assert rounds >= 0, rounds
-        self._rounds, self._start = rounds, start
+        self._rounds, self._start, self._usual = rounds, start, measure
         self._dropped = {entry.round: entry for entry in past if entry.round > start}
         self._console = console or Console()
         self._clock = clock
@@ -114,7 +115,8 @@ class Progress:
 
     @property
     def _measure(self) -> Measure:
-        return measure_of(self._entries)
+        known = measure_of(self._entries)
+        return self._usual if known is ACCURACY else known
 
     @property
     def _newest(self) -> Entry:

@@ -15,9 +15,10 @@ from common.exchange import model_file
 from common.exchange.records.arrays import prove
 from common.files import parse_json, parse_toml
 from common.journal import Entry
+from common.models import peft_folders
 from deploy.report.read import beside
 from deploy.settings import load_run
-from server_app.storage import checkpoint, peft_folders
+from server_app.storage import checkpoint
 from server_app.storage.journal import read_lines
 
 

@@ -34,6 +34,8 @@ from common.files import parse_json
 from common.models.adapters import without_adapters
 from common.models.batchnorm import norms
 from common.models.card import Card
+from common.models.hugging_face import Base, write_folder
+from common.models.peft_folders import write_one
 from common.parse import defaults, parse
 from common.settings.section import Value
 from common.techniques.completion import completed
@@ -43,14 +45,13 @@ from server_app.messaging.channel import PlainChannel
 from server_app.messaging.messenger import Messenger
 from server_app.scoring.recalibrate import ScoredModels
 from server_app.scoring.score import score_requests
-from server_app.storage.peft_folders import write_one
 from server_app.storage.run_record import BEST
 
 SUFFIXES = {
     **{"safetensors": ".safetensors", "merged": ".safetensors", "peft": ""},
     **{"torch-export": ".pt2", "onnx": ".onnx"},
 }
-"""Suffix of the files of each format; ``peft`` is a folder."""
+"""Suffix of the files of each format; ``peft`` is a folder, and so can ``merged`` be."""
 BATCH = 256  #: samples of a pass
 HOTTEST = 100.0  #: temperature of a continued text
 
@@ -241,9 +242,10 @@ class Predictor:
 
         ``to``: a format of ``SUFFIXES``.
         ``safetensors`` has weights for normalised samples, of adapters without their base.
-        ``merged`` has those of the base with what its adapters learnt, ``peft`` the adapter above a
-        Hugging Face folder. The others have the network too, for raw samples (n, ...) of the card's
-        shape: a program of ``torch.export``, and an ONNX graph.
+        ``merged`` has those of the base with what its adapters learnt, above a Hugging Face folder
+        as another such folder, and ``peft`` the adapter above it. The others have the network too,
+        for raw samples (n, ...) of the card's shape: a program of ``torch.export``, and an ONNX
+        graph.
 
         Raises ``ValueError``, one line, if the network cannot be exported or a package is missing.
         """
@@ -255,7 +257,12 @@ class Predictor:
         elif to == "peft":
             write_one(path, self.net)
         elif to == "merged":
-            model_file.write(path, without_adapters(self.net))
+            entries = without_adapters(self.net)
+            if isinstance(self.net, Base):
+                path = path.with_suffix("")
+                write_folder(path, self.net, entries)
+            else:
+                model_file.write(path, entries)
             card = replace(card, architecture=models.frozen(card.architecture))
         else:
             self._export(path, to)

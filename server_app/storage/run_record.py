@@ -13,6 +13,7 @@ from common.exchange.records import Records, StateDict
 from common.files import write_atomically
 from common.journal import Entry, Undone
 from common.metrics import Confusion
+from common.models import peft_folders
 from common.models.card import FILE as CARD
 from common.models.card import Card
 from common.models.classifier import Classifier
@@ -22,7 +23,7 @@ from common.settings.section import Value
 from server_app.aggregation.privacy import NoisySums, spent
 from server_app.release import RELEASED, released_logs, stop_line
 from server_app.stopped import Stopped
-from server_app.storage import checkpoint, peft_folders, summary
+from server_app.storage import checkpoint, summary
 from server_app.storage.journal import Journal, clock
 from server_app.storage.relative_paths import to_relative
 from server_app.tracking.sink import Sink

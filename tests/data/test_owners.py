@@ -173,3 +173,32 @@ def test_owners_with_too_few_samples_are_left_out_if_asked(owned: Owned, test, v
     whole = owned(**settings, small_owners="leave-out", partition="iid")
     assert load(whole).owners == 5
     assert not {0} & {i for one in train for i in one}
+
+
+def test_chosen_owners_are_numbered_anew_and_their_samples_alone_are_used(owned: Owned) -> None:
+    """Also for a partition that does not follow owners, and for the server."""
+    whole, (train, test, server) = rows(owned()), rows(owned(owners="4, 1", test="own"), 2)
+    assert train == [[i for i, k in enumerate(OWNERS) if k == owner] for owner in (1, 4)]
+    tested = [360 + i for i, k in enumerate(TESTERS) if k == 1]
+    assert test == [tested, []] and server == tested
+    data = owned(owners="1,4", partition="iid")
+    train, test, _ = rows(data, 3)
+    used = {i for part in (*train, *test) for i in part}
+    assert used == {i for k in (1, 4) for part in (whole[0][k], whole[1][k]) for i in part}
+    assert load(data).owners == 2 and load(data).account.owners == ("1", "4")
+    assert load(data).account.notes[-1] == "only samples of data.owners = 1,4"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"owners": "1,9"}, r"unknown owner '9' in data.owners = '1,9': .* are 0, 1, 2, 3, 4$"),
+        ({"owners": " , "}, "data.owners = ' , ': .* its owners are 0, 1"),
+        ({"owners": "3"}, "data.owners = '3': no samples for testing"),
+        ({"owners": "1", "owner": None, "owner_test": None}, "its samples have no owners"),
+    ],
+)
+def test_owners_that_cannot_be_chosen_are_one_line(owned: Owned, changes, line) -> None:
+    with pytest.raises(ValueError, match=line) as refused:
+        load(owned(**changes))
+    assert "\n" not in str(refused.value)

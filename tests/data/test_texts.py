@@ -547,14 +547,16 @@ def test_a_prompt_is_read_and_not_learnt(name: str, read: Read, tmp_path: Path) 
 
 def test_answers_behind_long_prompts_are_cut_or_left_out(read: Read, tmp_path: Path) -> None:
     rows = [{"q": "1234567", "a": "ab"}, {"q": "123456789", "a": "ab"}, {"q": "1", "a": "ab"}]
+    rows += [{"q": "123456", "a": "cd"}]  # of eight tokens, all in one window
     lines(tmp_path / "train.jsonl", *rows)
     lines(tmp_path / "test.jsonl", *rows)
     settings = {"objective": "next-token", "text_column": "a", "prompt": "{q}"}
     data = read("jsonl", **settings, max_length=7)
-    assert texts(data.x) == ["1234567", "1a"] and texts(data.y) == ["a", "ab"]
+    assert texts(data.x) == ["1234567", "1a", "123456c"]
+    assert texts(data.y) == ["a", "ab", "cd"]
     notes = data.account.notes
-    assert "4 of 6 texts have more than 7 tokens; data.max-length = 7 cuts them" in notes
-    assert "2 of 6 texts have a prompt of more than 7 tokens; they are left out" in notes
+    assert "4 of 8 texts have more than 8 tokens; data.max-length = 7 cuts them" in notes
+    assert "2 of 8 texts have a prompt of more than 7 tokens; they are left out" in notes
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from torch.testing import assert_close
 from common.data import DATASETS, Source, kinds
 from common.data.kinds import TOKENS, OfKind
 from common.data.tokens import Folder
+from common.models.adapters import adaptations
+from common.models.peft_folders import write
 from common.parse import parse
 from deploy.api import load as load_run
 from deploy.run.fit import fitted
 from deploy.run.verify import verify
 from deploy.study.predictor import Predictor
-from server_app.storage.peft_folders import write
 from tests.support import battery, outputs
 from tests.support.folders import DECODERS, EVERY, WHOLE, V, folder, of, texts
 from tests.support.texts import bpe
@@ -192,10 +193,27 @@ def test_a_client_exports_its_own_adapter_on_its_machine(
     played = run(**{**encoder, "method": "fedsa-lora"})
     own = Predictor.of_run(played.folder, 1)
     place, _ = own.export(tmp_path / "mine", "peft")
+    (left,) = tmp_path.rglob("1/adapter")  # after the last round's scores, beside the state
+    for name in (CONFIG, "adapter_model.safetensors"):
+        assert (left / name).read_bytes() == (place / name).read_bytes()
     x = outputs.texts().x_test
     net = in_peft("AutoModelForSequenceClassification", encoder["adapter__base"], place)
     with torch.no_grad():
         assert_close(theirs(net, x), own.net(x), atol=1e-5, rtol=1e-6)
+
+
+def test_what_was_learnt_is_a_further_base(
+    decoder: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    """Also for the tokenizer, whose file is copied."""
+    one = Predictor.of_run(run(**decoder).folder, None)
+    place, _ = one.export(tmp_path / "merged", "merged")
+    again = Predictor.of_run(run(**{**decoder, "adapter__base": str(place)}).folder, None)
+    x = kinds.random(3, OfKind((16,), TOKENS, one.card.vocab, every=True))
+    for layer in (layer for _, layer in adaptations(again.net)):
+        layer.lora_B.data.zero_()
+    with torch.no_grad():
+        assert_close(one.net(x), again.net(x), atol=2e-5, rtol=1e-5)
 
 
 def test_dense_updates_and_whole_networks_of_a_folder_are_trained(

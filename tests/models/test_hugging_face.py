@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from common import models
 from common.data.kinds import OfKind
-from common.models.adapters import Adapted, Adapter, adaptations
+from common.models.adapters import Adapted, Adapter, adaptations, without_adapters
+from common.models.hugging_face import write_folder
 from tests.support.folders import DECODERS, EVERY, WHOLE, T, V, folder, of, texts
 
 Made = Callable[..., str]
@@ -109,6 +110,31 @@ def test_layers_of_gpt2_have_the_sides_of_linear_ones(made: Made) -> None:
             atol=2e-5,
             rtol=1e-5,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, EVERY) for name in DECODERS),
+        *((name, WHOLE) for name in ("GPT2LMHeadModel", "BertForMaskedLM", "RobertaForMaskedLM")),
+    ],
+)
+def test_a_folder_with_what_was_learnt_has_the_logits(
+    name: str, shape: OfKind, made: Made, tmp_path: Path
+) -> None:
+    """Also of weights [i, o] and of a head that is tied or of several layers."""
+    net = of(made(name), "base-lora4", shape).eval()
+    for layer in (layer for _, layer in adaptations(net)):
+        layer.lora_B.data.normal_(generator=torch.Generator().manual_seed(1))
+    write_folder(tmp_path, net, without_adapters(net))
+    kind = "AutoModelForCausalLM" if shape.every else "AutoModelForSequenceClassification"
+    own, x = theirs(str(tmp_path), kind), texts(T, T)
+    own.config.pad_token_id = 259
+    with torch.no_grad():
+        logits, found = net(x), own(input_ids=x.long() - 1).logits
+    if shape.every:
+        logits, found = logits[..., 1:], found[..., : V - 1]
+    assert_close(logits, found, atol=2e-5, rtol=1e-5)
 
 
 def test_layers_that_a_folder_lacks_are_trained_whole(made: Made) -> None:

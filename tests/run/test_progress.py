@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.journal import Entry
+from common.measures import BITS_PER_BYTE
 from common.progress import without_colours
 from deploy.report.read import Run, read
 from deploy.run.progress import Left, Progress, show_summary
@@ -44,6 +45,13 @@ def test_a_log_gets_one_plain_line_per_round() -> None:
     assert lines[2].startswith("round 1/2, accuracy 50.0 %, best 50.0 %, ")
     assert lines[3] == "round 2/2, accuracy 40.0 %, best 50.0 %"
     assert len(lines) == 4
+
+
+def test_a_round_before_the_first_score_names_the_measure_to_come() -> None:
+    console, file = log()
+    with Progress(3, console, measure=BITS_PER_BYTE) as progress:
+        progress.on_round(entry(1, None, primary="personal"))
+    assert "personal bits per byte –, best –" in file.getvalue()
 
 
 def test_a_run_with_device_profiles_shows_the_end_of_the_round_on_the_clock(tmp_path: Path) -> None:

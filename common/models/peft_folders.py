@@ -1,6 +1,7 @@
-"""adapters/: the adapters of a run above a Hugging Face folder, in the format of peft.
+"""Adapters above a Hugging Face folder, in the format of peft: of a run in its folder ``adapters``,
+of a client beside its state.
 
-Each folder in it loads with ``PeftModel.from_pretrained(network, folder)``, where the network is
+Each folder loads with ``PeftModel.from_pretrained(network, folder)``, where the network is
 that of ``adapter.base``. Adapters of our own networks stay in model.safetensors alone, because peft
 cannot build these networks. So do dense updates, which are no adapters.
 """
