@@ -138,7 +138,7 @@ class Buffered(ABC):
         run, k, client = self.run, job.k, self.run.membership.known[job.k]
         outcome = self._outcome(job) if job.is_sent else Outcome(None, None, Job())
         reply, failure = outcome.reply, self._loss(t, job) or outcome.failure
-        self._note("arrived" if failure is None else "lost", job)
+        self._note("arrived" if failure is None or run.private else "lost", job)
         run.messenger.channel.receive(k)
         del self.jobs[k]
         self._outcomes.pop(k, None)

@@ -176,7 +176,7 @@ def test_a_journal_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
 def test_privacy_needs_the_clock(tmp_path: Path) -> None:
     noise = {"privacy__mode": "central", "privacy__sampling": "public", "train__steps": 2}
     line = (
-        'privacy.mode = "central" is not allowed with mode = "buffered" needs profiles: the order '
+        'privacy.mode = "central" is not allowed with mode = "buffered" without profiles: the '
         "order of arrival would tell of the clients' samples"
     )
     with pytest.raises(ValueError, match=re.escape(line)):

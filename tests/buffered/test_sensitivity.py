@@ -17,7 +17,7 @@ from torch import Tensor
 from common.exchange.protocol import ModelRequest
 from common.journal import Entry
 from server_app.aggregation import privacy
-from server_app.buffered.rounds import Buffered
+from server_app.buffered.by_clock import ByClock
 from server_app.method import Client
 from tests.support.asynchronous import PROFILES
 from tests.support.neighbours import C, Federation, Replying, Update, case
@@ -45,7 +45,7 @@ class Steps(Federation):
         """
         strategy, found, events = self.strategy, list[Tensor](), list[Any]()
         # the same server in its initial state: to build it anew takes ten times as long
-        strategy.buffered, strategy.entry = Buffered(strategy, lambda t: None), Entry(round=0)
+        strategy.buffered, strategy.entry = ByClock(strategy, lambda t: None), Entry(round=0)
         strategy.clock.now, strategy.clock.predictor.newest = 0, {}
         members = strategy.membership.members
         for k, client in members.items():

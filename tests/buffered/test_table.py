@@ -20,8 +20,8 @@ from common.settings.buffer import Buffer
 from common.settings.options import Average
 from server_app.aggregation.calibration import Cache
 from server_app.buffered import rounds
+from server_app.buffered.by_clock import ByClock
 from server_app.buffered.jobs import InFlight
-from server_app.buffered.rounds import Buffered
 from server_app.clock.job import SECOND, Job
 from server_app.messaging.exchange import Inbox
 from server_app.method import Client, Method
@@ -107,6 +107,8 @@ class Wire:
 class Clock:
     """Clock with the times of the table, and the loss of one job."""
 
+    on = True
+
     def __init__(self, lost: tuple[int, int] | None) -> None:
         self.now = self.end = 0
         self.lost, self.late, self.jobs = lost, list[int](), dict[int, Job]()
@@ -165,7 +167,7 @@ def play(
         private=False,
         grid=None,
     )
-    buffered = Buffered(cast("Run", run), lambda t: None)
+    buffered = ByClock(cast("Run", run), lambda t: None)
     course, entries, totals = [], [], []
     for t in range(1, steps + 1):
         run.entry, clock.t = Entry(round=t), t
@@ -195,7 +197,8 @@ def test_fedbuff_has_the_steps_of_the_table(tmp_path: Any, monkeypatch: pytest.M
         [(4, 1), (0, 4)],
     ]
     assert [e.staleness for e in entries] == [[0, 0], [1, 0], [0, 2], [0, 0], [3, 0]]
-    assert [e.sent for e in entries] == [
+    sent = [[(k, v) for kind, k, v in e.events if kind == "sent"] for e in entries]
+    assert sent == [
         [(0, 0), (1, 0), (2, 0), (3, 0)],
         [(4, 1), (0, 1)],
         [(1, 2)],
@@ -229,11 +232,11 @@ def test_a_restored_run_drops_the_jobs_of_suspects(tmp_path: Any) -> None:
         record=SimpleNamespace(folder=tmp_path),
         method=Quadratic(),
     )
-    buffered = Buffered(cast("Run", run), lambda t: None)
+    buffered = ByClock(cast("Run", run), lambda t: None)
     jobs = [InFlight(number=i, k=i, t=4, start=0, due=9) for i in range(3)]
     buffered.jobs, buffered.number = {job.k: job for job in jobs}, 3
     buffered.idle = {3: 7}
-    other = Buffered(cast("Run", run), lambda t: None)
+    other = ByClock(cast("Run", run), lambda t: None)
     other.restore(buffered.state(), frozenset({1}))
     assert other.jobs == {0: jobs[0], 2: jobs[2]}
     assert (other.number, other.idle) == (3, {3: 7})
