@@ -12,6 +12,7 @@ they are int32 numbers of a vocabulary, and 0 is the padding behind a shorter te
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self, final
 
 import torch
@@ -154,5 +155,10 @@ def per_channel(values: Sequence[float], like: Tensor) -> Tensor:
 
     The result is (C, 1, ...) on the device of ``like``.
     """
-    numbers = torch.tensor(values, dtype=torch.float32, device=like.device)
-    return numbers.view(-1, *[1] * (like.ndim - 2))
+    return _numbers(tuple(values), like.device).view(-1, *[1] * (like.ndim - 2))
+
+
+@lru_cache(maxsize=64)
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return float32 numbers on a device, moved there once: each move would wait for it."""
+    return torch.tensor(values, dtype=torch.float32, device=device)

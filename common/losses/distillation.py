@@ -73,9 +73,9 @@ def not_true(teacher: Tensor, student: Tensor, y: Tensor, T: float = 1.0) -> Ten
     ``teacher``, ``student``: logits [n, C], C ≥ 2; ``y``: labels [n]. Lee et al. 2022 (FedNTD),
     eq. 3: both softmaxes omit entry y, so the loss does not depend on the logit of the label.
     """
-    others = torch.ones_like(student, dtype=torch.bool).scatter_(1, y[:, None], False)
-    n, classes = student.shape
-    return kl(teacher[others].view(n, classes - 1), student[others].view(n, classes - 1), T)
+    others = torch.arange(student.shape[1] - 1, device=y.device)
+    others = others + (others >= y[:, None])  # [n, C - 1]; a mask would wait for the device
+    return kl(teacher.gather(1, others), student.gather(1, others), T)
 
 
 def max_ensemble(teachers: Sequence[Tensor], norm: str, T: float = 1.0) -> Tensor:
