@@ -263,12 +263,14 @@ def defaults(method: str = "") -> dict[str, Value]:
 
     ``method``: as for ``tables``.
     """
-    return _defaults(tables(method)) if method else dict(_built_in_defaults())
+    if method and method not in methods.names():  # a plug-in, which may be another one later
+        return _defaults(tables(method))
+    return dict(_built_in_defaults(method))
 
 
 @cache
-def _built_in_defaults() -> dict[str, Value]:
-    return _defaults(_built_in_tables())
+def _built_in_defaults(method: str) -> dict[str, Value]:
+    return _defaults(tables(method))
 
 
 def _defaults(some: Mapping[str, type[Section]]) -> dict[str, Value]:
