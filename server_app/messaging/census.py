@@ -20,6 +20,7 @@ from server_app.aggregation import privacy
 from server_app.global_model import Averaged
 from server_app.messaging.messenger import Messenger
 from server_app.method import Client, Method
+from server_app.secure import sums as secure
 from server_app.stopped import Stopped
 
 POLL = 0.25  #: seconds between two looks at the list of nodes
@@ -170,6 +171,7 @@ def describe(
         entry.classes = list(method.task.classes)
     released = privacy.warning(method.config, method.roster_size)
     lines = [unprotected(method), released, method.warning()]
+    lines += secure.notes(method.config, method.clients)
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
     lines += () if method.config.privacy.on else ignored
     if warnings := [*filter(None, lines)]:

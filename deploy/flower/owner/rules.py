@@ -35,6 +35,11 @@ STRICTER = {
     "local": ("local",),
 }
 """Values of ``privacy.mode`` that satisfy the least one of a policy."""
+SECURE = (
+    ("secure.mode", "off", "on"),
+    ("secure.threshold", "two-thirds", "two-thirds"),
+)
+"""Settings with their defaults, and the values that ``require = "secure"`` demands."""
 LONGEST = 100  #: characters of a value in an error message
 
 
@@ -117,6 +122,9 @@ def _limits(
     steps = _number(settings, "train.steps")
     if steps > (most := rules.get("max-steps", 0 if "max-epochs" in rules else steps)):
         yield "train.steps", steps, "max-steps", f"at most {most}"
+    for key, usual, needed in SECURE if rules.get("require") == "secure" else ():
+        if (value := settings.get(key, usual)) != needed:
+            yield key, value, "require", needed
     privacy = rules.get("privacy", {"mode": "off"})
     mode, z = settings.get("privacy.mode", "off"), _number(settings, "privacy.noise-multiplier")
     if mode not in (enough := STRICTER[privacy["mode"]]):
