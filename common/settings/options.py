@@ -209,8 +209,14 @@ class Secure(Section):
         return self.mode == "on"
 
     def least(self, n: int) -> int:
-        """Return ϑ of a round with n clients: the updates, answers and shares that it needs."""
-        return (2 * n // 3 if self.threshold == "two-thirds" else n // 2) + 1
+        """Return ϑ of a round with n clients: the updates, answers and shares that it needs.
+
+        A server that tells n honest clients different survivors learns sums of 2 ϑ − n clients at
+        least, which ``two-thirds`` keeps at or above ``fewest``.
+        """
+        if self.threshold == "majority":
+            return n // 2 + 1
+        return max(2 * n // 3 + 1, -(-(n + self.fewest) // 2))
 
     def check(self, selected: int, clients: int, min_replies: float) -> None:
         """Raise ``ValueError``, one line, for numbers of clients with which no round can succeed.
