@@ -83,7 +83,7 @@ def answer(message: Message, context: Context) -> Message:
             elif isinstance(request, protocol.UnmaskRequest):  # the ledger has its round already
                 reply = stamped()
             else:  # without masks, all attempts of a round have the same request and reply
-                plain = request.model_copy(update={"secure": ""})
+                plain = request.model_copy(update={"secure": None})
                 reply = participant.answer(kind, plain, settings, stamped)
                 assert isinstance(reply, protocol.Reply), "of a request that trains"
                 masked = half(participant).add_masks(request, reply)

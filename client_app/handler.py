@@ -256,7 +256,8 @@ class Handler(ABC, Generic[O, D]):
         """Return the reply of ``trained`` with masks, for a secure sum."""
         assert isinstance(reply, ModelReply), "a method that averages updates"
         p, before = self.participant, self.trained_from(request)
-        return Masking(p, request.experiment).masked(request.secure, before, reply, p.weight)
+        told = b"" if request.secure is None else request.secure.numpy().tobytes()
+        return Masking(p, request.experiment).masked(told, before, reply, p.weight)
 
     @final
     def remove_masks(self, request: UnmaskRequest) -> UnmaskReply:

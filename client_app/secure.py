@@ -50,7 +50,7 @@ class Secrets:
     key: bytes
     counter: int = 0
     used: bool = False
-    attempt: str = ""
+    attempt: bytes = b""
     context: bytes = b""
 
     @classmethod
@@ -58,11 +58,12 @@ class Secrets:
         """Return the content of the file, None without one; raise ``Damaged`` for another one."""
         try:
             fields = parse_json(path.read_bytes())
-            key, context = (bytes.fromhex(fields[name]) for name in ("key", "context"))
-            attempt, counter, used = fields["attempt"], fields["counter"], fields["used"]
+            texts = (fields[name] for name in ("key", "context", "attempt"))
+            key, context, attempt = map(bytes.fromhex, texts)
+            counter, used = fields["counter"], fields["used"]
             if len(key) != KEY or type(counter) is not int or type(used) is not bool:
                 raise ValueError
-            return cls(key, counter, used, str(attempt), context)
+            return cls(key, counter, used, attempt, context)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError):
@@ -71,7 +72,7 @@ class Secrets:
 
     def write(self, path: Path) -> None:
         fields = {"key": self.key.hex(), "counter": self.counter, "used": self.used}
-        more = {"attempt": self.attempt, "context": self.context.hex()}
+        more = {"attempt": self.attempt.hex(), "context": self.context.hex()}
         try:
             write_atomically(path, json.dumps({**fields, **more}).encode(), private=True)
         except OSError as error:
@@ -127,13 +128,13 @@ class Masking:
 
     # The first exchange of a round: a masked update.
 
-    def begin(self, text: str, start: StateDict) -> tuple[Attempt, bytes, dict[int, bytes]]:
+    def begin(self, told: bytes, start: StateDict) -> tuple[Attempt, bytes, dict[int, bytes]]:
         """Record an attempt; return it, its context and the secrets of the pairs by peer.
 
-        ``text``: the request's ``secure``; ``start``: the weights from which the client trained.
+        ``told``: the request's ``secure``; ``start``: the weights from which the client trained.
         Raises ``ValueError``, one line, for an attempt in which this client must not take part.
         """
-        attempt = Attempt.from_text(text)
+        attempt = Attempt.from_bytes(told)
         known, own = sorted(attempt.peers), attempt.peers.get(self.k)
         if own is None or known[-1] >= shamir.MOST:
             raise ValueError(f"client {self.k} is no client of the secure sum, or others are none")
@@ -155,7 +156,7 @@ class Masking:
                     "server's clock went back"
                 )
             pairs = self._pairs(now, attempt)
-            replace(now, counter=attempt.counter, used=True, attempt=text, context=context).write(
+            replace(now, counter=attempt.counter, used=True, attempt=told, context=context).write(
                 self._path
             )
         return attempt, context, pairs
@@ -181,23 +182,23 @@ class Masking:
         peers = attempt.peers.items()
         return {j: keys.pair(key, self.k, p.share, j, self.experiment) for j, p in peers}
 
-    def masked(self, text: str, start: StateDict, reply: ModelReply, weight: int) -> MaskedReply:
+    def masked(self, told: bytes, start: StateDict, reply: ModelReply, weight: int) -> MaskedReply:
         """Return a reply with its update masked.
 
-        ``text``: the request's ``secure``; ``start``: the weights before training, which has the
+        ``told``: the request's ``secure``; ``start``: the weights before training, which has the
         reply's entries; ``weight``: this client's weight in the mean. Raises ``ValueError`` as
         ``begin``, ``FloatingPointError`` for numbers that are not finite.
         """
         names = sorted(averaged(reply.w, frozenset(), buffers=True))
         update = flattened(reply.w, names).numpy() - flattened(start, names).numpy()
         # Everything that may fail comes first: a recorded attempt must not be repeated.
-        most = Attempt.from_text(text).most
+        most = Attempt.from_bytes(told).most
         if weight > most:
             raise ValueError(f"this client has weight {weight}, the server says at most {most}")
         whole, clipped = sums.quantised(update * (weight / most), self.options.clip)
         clipped_word = np.array([round(clipped * sums.SHARES)], np.uint32)
         q = np.concatenate([whole, clipped_word])
-        attempt, context, pairs = self.begin(text, start)
+        attempt, context, pairs = self.begin(told, start)
         counter = attempt.counter
         others = {j: keys.of_attempt(pairs[j], counter, context) for j in pairs.keys() - {self.k}}
         b = secrets.token_bytes(KEY)
@@ -225,9 +226,9 @@ class Masking:
         """
         with self._locked():
             now = self._secrets()
-            attempt = Attempt.from_text(now.attempt) if now.attempt else None
-            if attempt is None or request.counter != attempt.counter:
-                raise ValueError("this client has no such attempt, or has answered it already")
+            if not now.attempt:
+                raise ValueError("this client has no attempt that it has not answered already")
+            attempt = Attempt.from_bytes(now.attempt)
             survivors = request.survivors
             if survivors != sorted(set(survivors)) or not set(survivors) <= attempt.peers.keys():
                 raise ValueError("the survivors are not clients of the attempt, each once")
@@ -243,7 +244,7 @@ class Masking:
             ]
             lost = sorted(attempt.peers.keys() - set(survivors))
             revealed = [keys.of_attempt(pairs[j], counter, context) for j in lost]
-            replace(now, attempt="", context=b"").write(self._path)
+            replace(now, attempt=b"", context=b"").write(self._path)
         return UnmaskReply(shares=table(opened, KEY), pair_keys=table(revealed, KEY))
 
 

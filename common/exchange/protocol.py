@@ -86,8 +86,8 @@ class Request(ToClient, kind="protocol.Down"):
     oldest: Round = 0
     """Oldest round that the client may have to repeat, in asynchronous rounds; 0: one after t -
     ``keep``. The client keeps its state before that round."""
-    secure: Annotated[str, Field(max_length=200_000)] = ""
-    """The attempt of a secure sum (``secure.keys.Attempt.to_text``); empty without [secure]."""
+    secure: UInt8[Tensor, " attempt"] | None = None
+    """The attempt of a secure sum (``secure.keys.Attempt.to_bytes``); None without [secure]."""
 
     def limited(self, steps: int) -> Self:
         """Return the request for at most ``steps`` local steps; 0: the request itself."""
@@ -145,11 +145,10 @@ class MaskedReply(Reply, kind="protocol.Masked"):
 class UnmaskRequest(Request, kind="protocol.Unmask"):
     """Request for what removes the masks of an attempt, to one survivor.
 
-    ``counter``: of the attempt. ``survivors``: clients whose updates are in the sum, ascending.
-    ``shares``: the shares that they encrypted for the receiver, in the same order.
+    ``survivors``: clients whose updates are in the sum, ascending. ``shares``: the shares that they
+    encrypted for the receiver in this attempt, in the same order.
     """
 
-    counter: Annotated[int, Field(ge=0, lt=2**63)]
     survivors: Annotated[list[ClientId], Field(max_length=255)]
     shares: UInt8[Tensor, "v 48"]
 

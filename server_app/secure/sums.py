@@ -79,14 +79,15 @@ class SecureSum:
         self._weights = {c.k: weight for c, weight in zip(clients, weights, strict=True)}
         self._most = max(weights, default=1)
         infos = {client.k: client.info for client in clients}
-        text = Attempt(
+        told = Attempt(
             self._counter,
             self._most,
             {k: Peer(*map(bytes.fromhex, (i.secure, i.signature))) for k, i in infos.items()},
-        ).to_text()
+        ).to_bytes()
+        secure = torch.frombuffer(bytearray(told), dtype=torch.uint8)
         requests: dict[int, tuple[Request, Request]] = {}  # keeps equal payloads one object
         for request in sent.values():
-            masked = request.model_copy(update={"secure": text})
+            masked = request.model_copy(update={"secure": secure})
             requests.setdefault(id(request), (request, masked))
         return {k: requests[id(request)][1] for k, request in sent.items()}
 
@@ -122,7 +123,7 @@ class SecureSum:
         requests = {}
         for j in survivors:
             shares = torch.stack([self._uploads[i].shares[places[j]] for i in survivors])
-            requests[j] = UnmaskRequest(counter=self._counter, survivors=survivors, shares=shares)
+            requests[j] = UnmaskRequest(survivors=survivors, shares=shares)
         return requests
 
     def check_second(self, client: Client, reply: UnmaskReply) -> None:

@@ -75,9 +75,9 @@ class Fleet:
             k: Peer(shares.get(k, bytes.fromhex(i.secure)), bytes.fromhex(i.signature))
             for k, i in infos.items()
         }
-        return Attempt(counter, max(self.weights[k] for k in infos), peers).to_text()
+        return Attempt(counter, max(self.weights[k] for k in infos), peers).to_bytes()
 
-    def upload(self, k: int, text: str, before: StateDict | None = None) -> MaskedReply:
+    def upload(self, k: int, text: bytes, before: StateDict | None = None) -> MaskedReply:
         before = self.before if before is None else before
         reply = ModelReply(
             w={"w": before["w"] + self.updates[k]}, metrics={"loss": 1.0, "steps": 2}
@@ -93,7 +93,7 @@ class Fleet:
         """Play an honest attempt, in which clients are ``lost`` before, ``silent`` after the
         upload; return why it failed, or an empty text."""
         requests = self.begin(ks)
-        uploads = {k: self.upload(k, requests[k].secure) for k in ks if k not in lost}
+        uploads = {k: self.upload(k, told(requests[k])) for k in ks if k not in lost}
         members = {client.k: client for client in self.members(ks)}
         for k, reply in uploads.items():
             self.sums.check(members[k], reply)
@@ -125,3 +125,8 @@ def shares_for(uploads: Mapping[int, MaskedReply], j: int, ks: Sequence[int]) ->
 
 def words(reply: MaskedReply) -> np.ndarray:
     return reply.y.numpy().view(np.uint32)
+
+
+def told(request: ModelRequest) -> bytes:
+    assert request.secure is not None
+    return request.secure.numpy().tobytes()

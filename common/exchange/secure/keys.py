@@ -6,7 +6,6 @@ can reveal the key of a lost peer. The *context* of an attempt is a digest of ev
 clients must agree on. Clients with different contexts have masks that do not cancel.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self, final
@@ -21,12 +20,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from common.exchange.records import StateDict
 from common.exchange.seal import session
 from common.exchange.seal.body import NONCE, TAG, NotAuthentic, hashed
-from common.files import parse_json
 
 NAME = "fedmosaic secure 1"
 """Prefix of all derived and signed data, with the version of the protocol."""
 KEY = 32  #: bytes of every key
 SHARE = KEY + TAG  #: bytes of an encrypted share of a self mask's key
+LONGEST = 111  #: bytes of a signature with a key on P-384, at most 104, and padding
+ROW = 2 + KEY + 1 + LONGEST  #: bytes of a client: number, share, length of the signature, signature
 ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one share
 
 
@@ -52,24 +52,29 @@ class Attempt:
     most: int
     peers: Mapping[int, Peer]
 
-    def to_text(self) -> str:
-        peers = {str(k): [p.share.hex(), p.signature.hex()] for k, p in sorted(self.peers.items())}
-        return json.dumps({"counter": self.counter, "most": self.most, "peers": peers})
+    def to_bytes(self) -> bytes:
+        """Return the attempt in a form whose length depends on the number of clients only."""
+        rows = (
+            b"".join(
+                (k.to_bytes(2), p.share, len(p.signature).to_bytes(1), p.signature.ljust(LONGEST))
+            )
+            for k, p in sorted(self.peers.items())
+        )
+        return self.counter.to_bytes(8) + self.most.to_bytes(8) + b"".join(rows)
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Return the attempt from ``to_text``; raise ``ValueError`` if it is malformed."""
-        try:
-            fields = parse_json(text.encode())
-            counter, most, peers = (fields[name] for name in ("counter", "most", "peers"))
-            known = {int(k): Peer(*map(bytes.fromhex, peer)) for k, peer in peers.items()}
-            if type(counter) is not int or type(most) is not int or not known or most < 1:
-                raise ValueError
-            if any(not k >= 0 or len(peer.share) != KEY for k, peer in known.items()):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise ValueError("the request has no valid attempt of a secure sum") from None
-        return cls(counter, most, known)
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the attempt from ``to_bytes``; raise ``ValueError`` if it is malformed."""
+        counter, most, rows = int.from_bytes(data[:8]), int.from_bytes(data[8:16]), data[16:]
+        peers: dict[int, Peer] = {}
+        for start in range(0, len(rows), ROW):
+            row = rows[start : start + ROW]
+            signature = row[3 + KEY : 3 + KEY + row[2 + KEY]] if len(row) == ROW else b""
+            peers[int.from_bytes(row[:2])] = Peer(row[2 : 2 + KEY], signature)
+        attempt = cls(counter, most, peers)
+        if not peers or not most or attempt.to_bytes() != data:
+            raise ValueError("the request has no valid attempt of a secure sum")
+        return attempt
 
     def context(self, experiment: str, start: StateDict) -> bytes:
         """Return the digest of what the clients must agree on; ``start``: the received weights.
@@ -78,7 +83,7 @@ class Attempt:
         (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model
         Inconsistency", CCS 2022).
         """
-        items = [NAME.encode(), experiment.encode(), self.to_text().encode()]
+        items = [NAME.encode(), experiment.encode(), self.to_bytes()]
         for name, value in sorted(start.items()):
             items += [name.encode(), str(list(value.shape)).encode(), value.numpy().tobytes()]
         return hashed(items)
