@@ -33,15 +33,21 @@ class Fleet:
     """n clients with state, ledger and updates in ``folder``, and an honest server."""
 
     def __init__(
-        self, folder: Path, n: int, keys: Certificates | None = None, *, roster: bool = False,
+        self,
+        folder: Path,
+        n: int,
+        keys: Certificates | None = None,
+        *,
+        roster: bool = False,
+        size: int = SIZE,
         **changes: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = {"method": "fedavg", "clients": n, "secure__mode": "on", **changes}
         self.config = parse(flat(folder / "out", **given))
         self.folder, self.n, self._keys, self._roster = folder, n, keys, roster
         generator = torch.Generator().manual_seed(1)
-        self.before: StateDict = {"w": torch.randn(SIZE, generator=generator)}
-        self.updates = [0.3 * torch.randn(SIZE, generator=generator) for _ in range(n)]
+        self.before: StateDict = {"w": torch.randn(size, generator=generator)}
+        self.updates = [0.3 * torch.randn(size, generator=generator) for _ in range(n)]
         self.weights = [1 + 3 * k for k in range(n)]
         self.sums = SecureSum(self.config)
         self.infos = {k: self.info(k) for k in range(n)}
@@ -107,7 +113,9 @@ class Fleet:
         """The weights after the mean update of these clients, without masks."""
         total = sum(self.weights[k] for k in ks)
         steps = (self.weights[k] / total * self.updates[k].double() for k in ks)
-        return self.before["w"].double() + sum(steps, torch.zeros(SIZE, dtype=torch.float64))
+        return self.before["w"].double() + sum(
+            steps, torch.zeros_like(self.before["w"], dtype=torch.float64)
+        )
 
     def quantised(self, k: int, most: int) -> np.ndarray:
         """q_k, which no server may learn."""
