@@ -349,4 +349,4 @@ def test_a_node_finds_the_roster_beside_the_authority(certs: Certificates) -> No
     assert f"roster='{certs.roster}'" in node_config(0, 2, {}, certs)
     assert "roster='/x'" in node_config(0, 2, {"roster": "/x"}, certs)
     certs.roster.unlink()
-    assert "roster" not in node_config(0, 2, {}, certs)
+    assert "roster.pub" not in node_config(0, 2, {}, certs)
