@@ -63,7 +63,7 @@ class Fleet:
     def info(self, k: int, t: int = 0) -> ClientInfo:
         known: dict[str, Any] = {"n": self.weights[k], "n_test": 0, "model": "mlp", "classes": [0]}
         known |= {"counts": None, "task": "", "public": "", "version": "", "k": k}
-        return ClientInfo(**known, **self.masking(k).introduce(t))
+        return ClientInfo.model_validate({**known, **self.masking(k).introduce(t)})
 
     def members(self, ks: Iterable[int]) -> list[Client]:
         return [Client(self.infos[k], k + 1) for k in ks]
@@ -74,7 +74,7 @@ class Fleet:
         sent = self.sums.begin(self.members(ks), dict.fromkeys(ks, request), self.before)
         return {k: r for k, r in sent.items() if isinstance(r, ModelRequest)}
 
-    def text(self, ks: Iterable[int], counter: int, shares: Mapping[int, bytes] = {}) -> str:
+    def text(self, ks: Iterable[int], counter: int, shares: Mapping[int, bytes] = {}) -> bytes:
         """What a server may tell of an attempt; ``shares``: forged ones by client."""
         infos = {k: self.infos[k] for k in ks}
         peers = {

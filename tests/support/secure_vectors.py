@@ -8,10 +8,11 @@ after FIPS 197 are written out here.
 import hashlib
 import hmac
 import json
+from typing import Any
 
 NAME = "fedmosaic secure 1"
 PRIME = 2**255 - 19
-INPUTS = {
+INPUTS: dict[str, Any] = {
     "experiment": "exp",
     "counter": 5,
     "context": (b"\x77" * 32).hex(),
@@ -115,7 +116,9 @@ def vectors() -> dict[str, object]:
     private = [bytes.fromhex(text) for text in INPUTS["private"]]
     own = [bytes.fromhex(text) for text in INPUTS["self"]]
     public = [x25519(secret, 9) for secret in private]
-    pairs, rounds, shares = {}, {}, {}
+    pairs: dict[tuple[int, int], bytes] = {}
+    rounds: dict[tuple[int, int], bytes] = {}
+    shares: dict[tuple[int, int], bytes] = {}
     for i in range(3):
         for j in range(3):
             shared = x25519(private[i], int.from_bytes(public[j], "little") & (2**255 - 1))
@@ -126,7 +129,8 @@ def vectors() -> dict[str, object]:
             rounds[i, j] = hkdf(pair, b"", f"{NAME} attempt {counter} {context}")
             shares[i, j] = hkdf(pair, b"", f"{NAME} share {counter} {context} {i} {j}")
     assert all(pairs[i, j] == pairs[j, i] for i, j in pairs)
-    q, y = [], []
+    q: list[list[int]] = []
+    y: list[list[int]] = []
     for k, update in enumerate(INPUTS["updates"]):
         weight = INPUTS["samples"][k] / max(INPUTS["samples"])
         cut = [min(max(weight * x, -1.0), 1.0) for x in update]
