@@ -55,6 +55,8 @@ def answer(message: Message, context: Context) -> Message:
             "evaluate": (protocol.ScoreRequest, half.scored),
             "evaluate.statistics": (protocol.StatisticsRequest, half.measure),
         }
+        if config.secure.on:
+            kinds["train.second"] = protocol.UnmaskRequest, half.remove_masks
         expected, work = kinds[message.metadata.message_type]
         if expected is None:
             raise ValueError(f"method = {config.run.method!r} has one exchange in a round")
@@ -75,7 +77,17 @@ def answer(message: Message, context: Context) -> Message:
 
         with progress.block(f"client {participant.k}"):
             kind = message.metadata.message_type
-            reply = participant.answer(kind, request, context.run_config, stamped)
+            settings = context.run_config
+            if not (config.secure.on and isinstance(request, protocol.Request)):
+                reply = participant.answer(kind, request, settings, stamped)
+            elif isinstance(request, protocol.UnmaskRequest):  # the ledger has its round already
+                reply = stamped()
+            else:  # without masks, all attempts of a round have the same request and reply
+                plain = request.model_copy(update={"secure": None})
+                reply = participant.answer(kind, plain, settings, stamped)
+                assert isinstance(reply, protocol.Reply), "of a request that trains"
+                masked = half(participant).add_masks(request, reply)
+                reply = masked.stamped(request, participant.k, reply.kept)
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error
         reason = _reason(error, message.metadata.message_type, context, trusted=trusted)

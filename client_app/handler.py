@@ -8,6 +8,7 @@ from typing import ClassVar, Generic, TypeVar, cast, final
 
 from client_app.fine_tuning import fine_tuned
 from client_app.participant import Participant
+from client_app.secure import Masking
 from common import models
 from common.exchange import tree
 from common.exchange.protocol import (
@@ -15,6 +16,7 @@ from common.exchange.protocol import (
     CensusRequest,
     ClientInfo,
     FineTunedScoreReply,
+    MaskedReply,
     ModelReply,
     ModelRequest,
     Reply,
@@ -23,6 +25,8 @@ from common.exchange.protocol import (
     ScoreRequest,
     StatisticsReply,
     StatisticsRequest,
+    UnmaskReply,
+    UnmaskRequest,
     parameter,
 )
 from common.exchange.records import StateDict, tensors
@@ -132,6 +136,8 @@ class Handler(ABC, Generic[O, D]):
             name=str(p.node.get("name", "")),
             clients=p.clients,
         )
+        if self.config.secure.on:
+            info = info.model_copy(update=Masking(p, hello.experiment).introduce(hello.t))
         if self.config.privacy.mode != "local":
             return info
         classes = list(range(task.num_classes))
@@ -140,6 +146,14 @@ class Handler(ABC, Generic[O, D]):
     @abstractmethod
     def train(self, request: D) -> Reply:
         """Train on the local data in round t and return the reply."""
+
+    def trained_from(self, request: D) -> StateDict:
+        """Return the weights before the training of ``request``, at least those of the reply.
+
+        Under [secure] all clients of a round must have the same.
+        """
+        assert isinstance(request, ModelRequest), "a method that averages updates"
+        return request.w
 
     def second(self, request: Request) -> Reply:
         """Return the reply of the second exchange of round t, which follows the server's step."""
@@ -241,6 +255,19 @@ class Handler(ABC, Generic[O, D]):
         self.participant.limit = request.steps
         return self._with_costs(self.second, request)
 
+    @final
+    def add_masks(self, request: D, reply: Reply) -> MaskedReply:
+        """Return the reply of ``trained`` with masks, for a secure sum."""
+        assert isinstance(reply, ModelReply), "a method that averages updates"
+        p, before = self.participant, self.trained_from(request)
+        told = b"" if request.secure is None else request.secure.numpy().tobytes()
+        return Masking(p, request.experiment).masked(told, before, reply, p.weight)
+
+    @final
+    def remove_masks(self, request: UnmaskRequest) -> UnmaskReply:
+        """Return what removes the masks of a secure sum."""
+        return Masking(self.participant, request.experiment).unmask(request)
+
     def _with_costs(self, work: Callable[[Q], Reply], request: Q) -> Reply:
         """Return ``work(request)``, with FLOPs (``run.flops``) and bytes (``run.memory``)."""
         run, cost, base = self.config.run, {}, 0
@@ -307,6 +334,8 @@ class Handler(ABC, Generic[O, D]):
         """Return the statistics of the models' BatchNorm layers on the client's training data."""
         p, statistics = self.participant, {}
         self._refuse("statistics")
+        if self.config.secure.on:
+            raise ValueError('secure.mode = "on": a client sends no statistics')
         for name, w in request.models.items():
             net = p.model(request.specs[name], w)
             statistics[name] = p.statistics(request.t, net, by_batch=request.by_batch)

@@ -28,6 +28,8 @@ class NodeOnly(Section):
     """File of the client's registered key; with it, messages must be sealed."""
     ca: str | None = None
     """File of the authority's certificate; required with key."""
+    roster: str | None = None
+    """File of all clients' public keys, with which [secure] checks the keys of other clients."""
     server_keys: str | None = None
     """Fingerprints of ServerApps with commas between them; default: any."""
     ledger: str | None = None

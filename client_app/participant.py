@@ -53,7 +53,7 @@ class Participant:
         check(node, strict=False)
         self.learnt = str(node.get("learnt-dir", ""))  # from the node alone, never from the run
         self.k = _required(node, "partition-id")
-        self._own = node
+        self.own = node  #: the node's settings, without the run's
         self.node = node = {**config.node(self.k), **node}
         if weights := node.get("weights"):
             config = config.with_run(weights=weights)
@@ -77,7 +77,7 @@ class Participant:
         )
         self._store = Store(state_dir, experiment, self.k, config.run.keep)
         self.folder = self._store.folder  #: folder of the saved state; it need not exist
-        self.ledger = Ledger.of(self._own, self.k, self.folder)
+        self.ledger = Ledger.of(self.own, self.k, self.folder)
         self.limit = 0  #: maximum number of local steps in this round; 0: as [train] says
         self._saved = 0  #: round of the state that this process saved; 0: none
 
@@ -143,6 +143,16 @@ class Participant:
     def targets(self) -> int:
         """Number of their tokens to learn, or of samples if what is learnt are no tokens."""
         return self.task.objective.terms(self.dataset.y[self._share.train])
+
+    @property
+    def weight(self) -> int:
+        """Weight of this client in the mean of updates, by ``average.weights``."""
+        match self.config.average.weights:
+            case "uniform":
+                return 1
+            case "tokens":
+                return self.targets
+        return self.n
 
     @property
     def n_test(self) -> int:
@@ -326,7 +336,7 @@ class Participant:
         z = self.config.privacy.local_noise
         reply = self.ledger.answer(kind, request, z, work, decisive(settings))
         if self._saved:
-            self._store.describe(settings, self._own)
+            self._store.describe(settings, self.own)
         return reply
 
     @cached_property

@@ -21,7 +21,7 @@ from common.models.classifier import Classifier
 from common.names import version_of
 
 IGNORED = {"partition-id", "num-partitions", "state-dir", "learnt-dir", "key", "ca", "server-keys"}
-IGNORED |= {"ledger", "max-rounds", "max-epsilon"}
+IGNORED |= {"ledger", "max-rounds", "max-epsilon", "roster"}
 """Node settings that do not change the training, or that the digest contains already."""
 
 

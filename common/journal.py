@@ -391,6 +391,8 @@ class Entry(JsonObject):
     undone: list[Undone] = []  #: earlier attempts at this round
     cost: Annotated[Cost | None, Over.SUM] = None
     privacy: Annotated[Privacy | None, Use.RELEASED, Over.LAST] = None
+    #: share of the entries of updates that ``secure.clip`` cut off, mean over the clients
+    clipped: Annotated[float | None, Use.RELEASED, Use.TRACKED, Over.MEAN, Unit.SHARE] = None
     incentive: Annotated[Incentive | None, Use.TRACKED, Over.LAST, Unit.SHARE] = None
     #: c [N, N] of ``kt-pfl``, for N ≤ 100
     coefficients: Annotated[list[list[float]], Over.LAST, Unit.SHARE] = []

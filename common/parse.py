@@ -100,6 +100,9 @@ def _parsed(keys: tuple[str, ...], values: tuple[Value, ...], _: tuple[type[Valu
     if config.on_clock and not config.privacy.on:  # times follow from counted operations
         config = config.with_run(flops=True)
     options.check_privacy(config)
+    options.check_secure(config)
+    if config.secure.on:
+        config = config.with_run(sanity=0.0)
     options.check(config)
     return config
 

@@ -318,6 +318,9 @@ class GlobalModels(GlobalModel[O, T], ABC):
             return self.start(self.models, client)
         return self.matching.entries(self.models, self.matching.submodel(client, t))
 
+    def uploaded(self, t: int) -> StateDict:
+        return self.w
+
     # What is scored.
 
     student_name: str = ""  #: name of ``student`` under OCA

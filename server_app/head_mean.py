@@ -56,6 +56,9 @@ class HeadMean(Method[O, ModelReply], ABC):
     def current(self, client: Client, t: int) -> StateDict:
         return self.head
 
+    def uploaded(self, t: int) -> StateDict:
+        return self.head
+
     def step(self, t: int, replies: Replies[ModelReply]) -> Metrics:
         self.combine([(client, reply.w) for client, reply in replies])
         return {}

@@ -269,6 +269,13 @@ class Method(ABC, Generic[O, U]):
         """
         return {}
 
+    def uploaded(self, t: int) -> StateDict:
+        """Return the weights before round t of the entries that clients upload in it, for [secure].
+
+        All clients upload the same entries. By default there are none.
+        """
+        return {}
+
     def rebased(self, client: Client, reply: U, discount: Discount) -> U:
         """Return a reply to a request of an older version as one of the newest version."""
         sent = self.sent[client.k]

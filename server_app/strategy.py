@@ -34,6 +34,7 @@ from server_app.method import Metrics, Replies, mean_metrics
 from server_app.release import RELEASED, Pace, withhold
 from server_app.run import Run
 from server_app.scoring.score import client_scores, score_check, score_requests
+from server_app.secure.rounds import SecureRounds
 from server_app.stopped import DivergedRound
 from server_app.storage import resume
 from server_app.storage.checkpoint import Checkpoint
@@ -62,6 +63,7 @@ class MethodStrategy(Run, Strategy):
         self.history = History(self, self.built_in)
         self.plan = self.history.plan
         self.refused_nodes: list[Failure] = []  #: failures before a round, for its entry
+        self.secure = SecureRounds(self) if self.config.secure.on else None
         self.pace = Pace(self.config.privacy.round_seconds if self.private else 0.0)
 
     def make(self) -> None:
@@ -130,10 +132,14 @@ class MethodStrategy(Run, Strategy):
         self.traffic.clear()
         try:
             with clock(self.entry, "total"), progress.block(f"round {t}"):
-                if self.buffered is None:
-                    self.exchange(self.configure_train, self.aggregate_train, "clients")
-                else:
+                if self.buffered is not None:
                     self._collect(t, self.buffered)
+                elif self.secure is not None:
+                    self.secure.add_up(self.configure_train)
+                    with costs.of_server(self.entry, self.config.run):
+                        self._step(self.replies)
+                else:
+                    self.exchange(self.configure_train, self.aggregate_train, "clients")
                 if self.method.second_reply_type is not None:
                     self.exchange(self.configure_second, self.aggregate_second, "clients")
                 if (numbers := self.method.numbers(self.replies)) is not None:
@@ -185,9 +191,12 @@ class MethodStrategy(Run, Strategy):
             entry.selected = [client.k for client in selected]
             request, missed = method.requests(t), self.membership.missed
             asked = [c for c in self.clock.dispatch(selected) if c.k not in missed]
+            asked = asked if self.secure is None else self.secure.sums.among(asked)
             method.limits = self.clock.limits
             requests = {c.k: request(c) if callable(request) else request for c in asked}
             method.sent = {k: r.limited(method.limits.get(k, 0)) for k, r in requests.items()}
+            if self.secure is not None:
+                method.sent = self.secure.sums.begin(asked, method.sent, method.uploaded(t))
             if silent := sorted(missed & {*entry.selected} - self.clock.lost.keys()):
                 why = "no reply, by membership"
                 entry.failures = [Failure(k=k, round=t, reason=why, kind="late") for k in silent]
@@ -393,6 +402,8 @@ class MethodStrategy(Run, Strategy):
             self.membership.begin(saved)
             check_bound(self.clients, saved.nodes if saved else {}, self.config.run.rebind)
             self.introduce()
+            if self.secure is not None:
+                self.secure.check()
         record.add_settings(self.messenger.experiment, self.method.roster_size)
         if saved is None:
             with clock(entry, "total"), self.phase("score"):

@@ -10,7 +10,7 @@ import pytest
 
 from common import keys
 from common.parse import tables
-from common.settings.marks import Form, Mark, Names, Place, Unprotected
+from common.settings.marks import Form, Mark, Names, OfEach, Place, Unprotected
 from common.settings.section import value_kind
 from deploy.flower.owner import policy
 from deploy.leaderboard.user_rows import CHOSEN, FIXED
@@ -168,6 +168,18 @@ def test_what_differential_privacy_excludes() -> None:
     assert local == ["privacy.sampling"] and rules["privacy.sampling"].modes == ("local",)
     conditions = {key: mark.unless for key, mark in rules.items() if mark.unless}
     assert conditions == {"data.test": ("data.partition", "own")}
+
+
+def test_what_secure_sums_exclude() -> None:
+    rules = {key: mark for key, f in FIELDS.items() if (mark := keys.mark_of(OfEach, f))}
+    assert {key: mark.allowed for key, mark in rules.items()} == {
+        **{"average.robust": ("none",), "average.across": ("none",)},
+        **{"oca.aggregate": ("off",), "mode": ("synchronous",)},
+        **{"privacy.mode": ("off", "local"), "wire.dtype": ("float32",)},
+        **{"score.bn": ("running", "batch"), "score.drift": (False,)},
+        **{"score.collapse": ("report", "off"), "sanity": (0.0, 720.0)},
+        "select.by": ("uniform", "samples", "tier"),
+    }
 
 
 def test_what_a_leaderboard_fixes() -> None:

@@ -41,6 +41,7 @@ FIELDS = {
     *("version", "round", "clients", "classes", "selected", "metrics", "privacy", "notes"),
     *("events", "accuracy", "loss", "accuracies", "accuracy_bn", "reached", "stalled", "seconds"),
     *("measures", "by_output"),  # in place of the accuracy, of labels and numbers
+    "clipped",  # of updates with noise
     "by_class",  # of the global model: under [privacy] no score is personal
     "clock",  # under [privacy] its times do not depend on samples
 }

@@ -35,6 +35,9 @@ class RoLoRA(GlobalCopy[Halves, Request]):
             kept = upload(p.initial(self.spec))
         return cut({**kept, **request.w}, whole)
 
+    def trained_from(self, request: Request) -> StateDict:
+        return self.start(request)
+
     def train(self, request: Request) -> ModelReply:
         p, w = self.participant, self.start(request)
         net = p.model(self.spec, w).train()

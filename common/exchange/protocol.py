@@ -9,7 +9,7 @@ runtime's node id.
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from flwr.app import RecordDict
-from jaxtyping import Float64, Int32
+from jaxtyping import Float64, Int32, UInt8
 from pydantic import Field
 from torch import Tensor
 
@@ -79,13 +79,15 @@ class ToServer(Envelope, kind="protocol.ToServer"):
 class Request(ToClient, kind="protocol.Down"):
     """First request of round t to a client."""
 
-    omitted = frozenset({"steps", "oldest"})
+    omitted = frozenset({"steps", "oldest", "secure"})
 
     steps: Count = 0
     """Maximum number of local optimiser steps; 0: as [train] says (``clock.partial``)."""
     oldest: Round = 0
     """Oldest round that the client may have to repeat, in asynchronous rounds; 0: one after t -
     ``keep``. The client keeps its state before that round."""
+    secure: UInt8[Tensor, " attempt"] | None = None
+    """The attempt of a secure sum (``secure.keys.Attempt.to_bytes``); None without [secure]."""
 
     def limited(self, steps: int) -> Self:
         """Return the request for at most ``steps`` local steps; 0: the request itself."""
@@ -128,6 +130,38 @@ class ModelReply(Reply, kind="protocol.Trained"):
     w: StateDict
 
 
+class MaskedReply(Reply, kind="protocol.Masked"):
+    """Reply with a masked update, in place of a ``ModelReply`` under [secure].
+
+    ``y``: the words y_k as int32, of the floating-point entries in the order of their names, and a
+    last one for the share of clipped entries. ``shares``: encrypted shares of b_k, one for each
+    client of the attempt in order of k.
+    """
+
+    y: Int32[Tensor, " p"]
+    shares: UInt8[Tensor, "n 48"]
+
+
+class UnmaskRequest(Request, kind="protocol.Unmask"):
+    """Request for what removes the masks of an attempt, to one survivor.
+
+    ``survivors``: clients whose updates are in the sum, ascending. ``shares``: the shares that they
+    encrypted for the receiver in this attempt, in the same order.
+    """
+
+    survivors: Annotated[list[ClientId], Field(max_length=255)]
+    shares: UInt8[Tensor, "v 48"]
+
+
+class UnmaskReply(Reply, kind="protocol.Unmasked"):
+    """Reply to ``UnmaskRequest``: shares of the survivors' b_k, in order of k, and the keys of the
+    sender's masks with each lost client, in order of k.
+    """
+
+    shares: UInt8[Tensor, "v 32"]
+    pair_keys: UInt8[Tensor, "l 32"]
+
+
 class CensusRequest(ToClient, kind="protocol.Hello"):
     """Request of the census, to which a client replies with its ``ClientInfo``.
 
@@ -144,7 +178,7 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     """Reply to ``CensusRequest``: a client's data, architecture and version."""
 
     values = 2 * MAX_CLASSES + 100
-    omitted = frozenset({"targets"})
+    omitted = frozenset({"targets", "secure", "signature", "roster"})
 
     n: Annotated[int, Field(ge=1, lt=2**40)]
     """Number of local training samples."""
@@ -173,10 +207,17 @@ class ClientInfo(ToServer, kind="protocol.Peer"):
     """Name of the client's node for the operator; empty if it has none."""
     clients: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of clients in the roster that this client expects."""
+    secure: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """X25519 share of the client for [secure], in hex; empty without."""
+    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")] = ""
+    """Signature on the share with the client's registered key, in hex; empty without a key."""
+    roster: bool = False
+    """Whether the client checks the signatures of its peers, with a ``roster.pub``."""
 
     def equals(self, other: Self) -> bool:
         """Return whether ``other``, of any round and on any node, describes the same client."""
-        own = {"t": self.t, "kept": self.kept, "name": self.name}
+        own = {"t": self.t, "kept": self.kept, "name": self.name, "secure": self.secure}
+        own |= {"signature": self.signature, "roster": self.roster}
         return self == other.model_copy(update=own)
 
 

@@ -47,7 +47,7 @@ from common.techniques.adapters import check_one_base, check_scales
 from common.techniques.widths import check_widths
 from common.training.task import Task
 
-AVERAGED = ("average", "oca", "finetune", "privacy")
+AVERAGED = ("average", "oca", "finetune", "privacy", "secure")
 """Settings tables of a method that uses the clients' models only for the mean."""
 
 
@@ -113,7 +113,7 @@ class Averaging(MethodOptions):
 class PartAveraging(Averaging):
     """Options of methods whose server averages parts or updates, not whole models."""
 
-    uses = ("average",)
+    uses: ClassVar[tuple[str, ...]] = ("average",)
     requires = {
         "average.robust": Required(*FOR_PARTS, why=NO_WHOLE),
         "buffer.cache": Required(False, why=NO_WHOLE),
@@ -126,7 +126,7 @@ class PredictorPart(Averaging):
 
     facts = Averaging.facts.but(whole="", part="part")
 
-    uses = ("average", "finetune")
+    uses: ClassVar[tuple[str, ...]] = ("average", "finetune")
     leaks = "only scores of clients' own models, which have no noise"
     requires = {
         "average.robust": Required(*FOR_PARTS, *KRUM, "geometric-median", why=NO_WHOLE),

@@ -29,7 +29,7 @@ Deviations:
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated, final
+from typing import Annotated, ClassVar, final
 
 from pydantic import Field
 
@@ -48,6 +48,7 @@ __all__ = ["Options", "PartlyShared", "Reply", "Request"]
 class PartlyShared(PredictorPart, ABC):
     """Options of methods that average one part of a network and keep the rest at the clients."""
 
+    uses: ClassVar[tuple[str, ...]] = ("average", "finetune", "secure")
     objectives = EVERY
 
     schemes = ("none", "same")

@@ -26,7 +26,7 @@ Deviations, with their switches:
   images use labels only, as here.
 """
 
-from typing import final
+from typing import ClassVar, final
 
 from torch import nn
 
@@ -57,6 +57,7 @@ class SharedHead(PartAveraging):
 class Options(SharedHead):
     """Options of LG-FedAvg. Request: the head h; reply: the trained head h_k."""
 
+    uses: ClassVar[tuple[str, ...]] = ("average", "secure")
     objectives = EVERY
 
     facts = SharedHead.facts.but(

@@ -38,7 +38,7 @@ from common.settings.options import KRUM
 class Halves(Adapting):
     """Options of methods whose rounds train one half of the adapters."""
 
-    uses = ("average", "finetune", "privacy")
+    uses = ("average", "finetune", "privacy", "secure")
     requires = {
         "average.robust": Required(
             *(*FOR_PARTS, *KRUM, "geometric-median"), why=", which averages halves of adapters"

@@ -19,7 +19,7 @@ from common.measures import ACCURACY, Measure, ObjectiveName, RegressionLoss
 from common.settings.buffer import Buffer
 from common.settings.clock import Clock, Profile
 from common.settings.facts import Facts
-from common.settings.marks import Auto, Form, Mark, Names, Place, Unprotected
+from common.settings.marks import Auto, Form, Mark, Names, OfEach, Place, Unprotected
 from common.settings.options import (
     Adapters,
     Average,
@@ -32,6 +32,7 @@ from common.settings.options import (
     Oca,
     Privacy,
     PublicTraining,
+    Secure,
 )
 from common.settings.plugins import ADAPTED, OF_FOLDER, table_of
 from common.settings.section import (
@@ -71,6 +72,7 @@ TAGS = (
 SAMPLES_SHOWN = "it shows how many samples a client has"
 SCORES_SHOWN = "clients' scores have no noise"
 CLIENTS_SAMPLES = "the server's scores would be on clients' samples, without noise"
+NO_SINGLE = "the server sees no single update"
 EQUAL_CHANCES = "each client must be selected with the same probability"
 MemoryFormat = Literal["auto", "channels-last", "contiguous"]
 
@@ -155,12 +157,16 @@ class Run(Section):
         Unprotected("a missing reply counts as a zero update and stops nothing", 1.0),
     ] = 1.0
     """Minimum share of the selected clients that must send a valid reply for a round to count."""
-    mode: Literal["synchronous", "buffered"] = "synchronous"
+    mode: Annotated[
+        Literal["synchronous", "buffered"],
+        OfEach("no clients of one sum are known when a client sends its update", "synchronous"),
+    ] = "synchronous"
     """``synchronous``: a round waits for the replies of its clients. ``buffered``: asynchronous
     rounds, in which the server takes a step whenever ``buffer.size`` updates have arrived."""
-    sanity: Annotated[NonNegative, Mark.FREE] = 720.0
-    """Limit s for refusing a reply; 0: none. Refused: a parameter change per local step above s
-    times the median of three or more clients of one architecture, or a number above 10^4 · s."""
+    sanity: Annotated[NonNegative, Mark.FREE, OfEach(NO_SINGLE, 0.0, 720.0)] = 720.0
+    """Limit s for refusing a reply; 0: none, as always under [secure]. Refused: a parameter change
+    per local step above s times the median of three or more clients of one architecture, or a
+    number above 10^4 · s."""
     fleet: Annotated[str, Field(min_length=1), Names("models")] = (
         "lenet5,resnet8,resnet20,wrn-16-1,mlp,cnn3"
     )
@@ -463,7 +469,12 @@ def listed(tags: str) -> list[str]:
 class Select(Section):
     """Settings of the selection of ``per-round`` clients."""
 
-    by: Annotated[str, Names("selections"), Unprotected(EQUAL_CHANCES, "uniform")] = "uniform"
+    by: Annotated[
+        str,
+        Names("selections"),
+        Unprotected(EQUAL_CHANCES, "uniform"),
+        OfEach("clients send no losses", "uniform", "samples", "tier"),
+    ] = "uniform"
     """Rule of the selection: a name of ``fedmosaic list selections``, or ``module:attribute``."""
     tags: Annotated[str, *TAGS, Mark.TEXT, Unprotected(EQUAL_CHANCES, "")] = ""
     """Comma-separated tags; a client is selected only if it has all of them (``node.K.tags``)."""
@@ -473,7 +484,9 @@ class Select(Section):
 class Wire(Section):
     """Settings of messages: the number type of predictions, and the size of replies."""
 
-    dtype: Literal["float32", "float16", "uint8"] = "float32"
+    dtype: Annotated[
+        Literal["float32", "float16", "uint8"], OfEach("masked entries are integers", "float32")
+    ] = "float32"
     """Number type of predictions and confidences; weights and features are never converted."""
     max_mb: Annotated[Positive, Mark.FREE] = 1000.0
     """Maximum size of a client's reply in 10⁶ bytes; a larger reply is refused unread."""
@@ -510,6 +523,7 @@ class Score(Section):
     bn: Annotated[
         Literal["running", "batch", "recalibrated"],
         Unprotected("clients' statistics have no noise", "running", "batch"),
+        OfEach("clients' statistics have no masks", "running", "batch"),
     ] = "running"
     """BatchNorm statistics for scores, equal for every method. ``running``: running statistics.
     ``batch``: those of each test batch (transductive). ``recalibrated``: clients measure running
@@ -517,12 +531,18 @@ class Score(Section):
     passes: AtLeastOne = 1
     """Measurements by the clients under ``bn = "recalibrated"``; the statistics are exact if there
     are as many measurements as BatchNorm layers in a row."""
-    collapse: Annotated[Literal["report", "undo", "off"], Mark.FREE] = "report"
+    collapse: Annotated[
+        Literal["report", "undo", "off"], Mark.FREE, OfEach(NO_SINGLE, "report", "off")
+    ] = "report"
     """Reaction to a round after which the server's accuracy collapses, compared to the last four
     scores. ``report``: a warning. ``undo``: repeat the round once, without the clients whose
     updates stand out in it, if there are any. Always off under [privacy], for one-shot methods and
     without a global model."""
-    drift: Annotated[bool, Unprotected("the clients' updates have no noise there", False)] = False
+    drift: Annotated[
+        bool,
+        Unprotected("the clients' updates have no noise there", False),
+        OfEach(NO_SINGLE, False),
+    ] = False
     """Measure the drift of the clients' models in every round (server_app/callbacks/drift.py)."""
 
     def check(self) -> None:
@@ -698,6 +718,24 @@ class MethodOptions(Section):
             line = f"privacy.round-seconds = {privacy.round_seconds:g} is not allowed with {why}"
             raise ValueError(f"{line}; allowed: 0, or above {config.run.timeout:g}")
 
+    @final
+    def check_secure(self, config: Config) -> None:
+        """Raise ``ValueError``, one line, for settings that need what single clients send."""
+        secure, run = config.secure, config.run
+        if not secure.on:
+            return
+        if "secure" not in self.uses:
+            why = f'method = "{run.method}": it needs more of the uploads than their mean'
+            raise not_allowed("secure.mode", secure.mode, why, "off")
+        flat = config.flat
+        for key, field in config.fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, OfEach) and flat[key] not in mark.allowed:
+                    why = f'secure.mode = "on": {mark.reason}'
+                    raise not_allowed(key, flat[key], why, *mark.allowed)
+        if selected := run.per_round or run.clients:
+            secure.check(selected, run.clients, run.min_replies)
+
     def check_fleet(self, task: Any, specs: tuple[str, ...]) -> None:
         """Raise ``ValueError``, one line, if networks of these architectures cannot take part.
 
@@ -750,6 +788,7 @@ class Config(BaseModel):
     ensemble: Ensemble
     public: PublicTraining
     privacy: Privacy
+    secure: Secure
     clock: Clock
     buffer: Buffer
     method: SerializeAsAny[MethodOptions]

@@ -90,3 +90,15 @@ class Unprotected:
         if settings["privacy.mode"] not in self.modes or settings[key] in self.allowed:
             return False
         return self.unless is None or settings[self.unless[0]] != self.unless[1]
+
+
+@final
+class OfEach:
+    """Mark of a setting that needs certain values under ``[secure]``, because the server or others
+    need what single clients send with its other values.
+
+    ``reason``: why; ``allowed``: the values.
+    """
+
+    def __init__(self, reason: str, *allowed: Value) -> None:
+        self.reason, self.allowed = reason, allowed

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.settings.marks import Auto, Form, Mark, Place, Unprotected
+from common.settings.marks import Auto, Form, Mark, OfEach, Place, Unprotected
 from common.settings.section import (
     AtLeastOne,
     Fraction,
@@ -24,6 +24,7 @@ from common.settings.section import (
     Section,
 )
 
+MOST_SECURE = 255  #: clients of a secure sum, as many as shares of a byte
 KRUM = ("krum", "multi-krum")
 """Values of ``average.robust`` that need a minimum number of replies."""
 WHOLE = (*KRUM, "geometric-median", "fltrust")
@@ -84,6 +85,7 @@ class Average(Section):
         Literal["auto", "none", "layerwise", "same", "depth", "width"],
         Auto("none"),
         Unprotected("a size may belong to a single client", "none"),
+        OfEach("a sum over one size may be of few clients", "none"),
     ] = "auto"
     """``none``: clients train the global architecture; otherwise each client trains its own.
     ``layerwise``: average a layer over all clients that have it. ``same``: average only among equal
@@ -102,6 +104,7 @@ class Average(Section):
             "none", "median", "trimmed", "clip", "krum", "multi-krum", "geometric-median", "fltrust"
         ],
         Unprotected("the noise is for a mean", "none"),
+        OfEach("the server sees no single update", "none"),
     ] = "none"
     """Robust aggregation. ``median``, ``trimmed``: coordinate-wise median or trimmed mean, with
     equal weights. ``clip``: the mean of the clients' steps from the previous model, each shortened
@@ -142,7 +145,10 @@ class Average(Section):
 class Privacy(Section):
     """Settings of client-level differential privacy, for methods that only average uploads."""
 
-    mode: Literal["off", "central", "local"] = "off"
+    mode: Annotated[
+        Literal["off", "central", "local"],
+        OfEach("the server cannot clip single updates", "off", "local"),
+    ] = "off"
     """``central``: a trusted server adds noise to the sum of updates. ``local``: each client adds
     noise to its update before it sends it."""
     clip: Positive = 1.0
@@ -181,6 +187,56 @@ class Privacy(Section):
 
 
 @final
+class Secure(Section):
+    """Settings of secure aggregation, for methods that only average uploads: the server sees the
+    sum of the clients' updates, and no single one."""
+
+    mode: Literal["off", "on"] = "off"
+    """``on``: clients add masks to their updates, which cancel in the sum."""
+    threshold: Literal["two-thirds", "majority"] = "two-thirds"
+    """Clients of a round that must send an update and help to remove the masks. ``two-thirds``:
+    more than 2/3, against a server that tells clients different things. ``majority``: more than
+    1/2, for a server that follows the protocol."""
+    fewest: Annotated[int, Field(ge=2, le=255)] = 3
+    """Fewest clients of a sum; a client refuses to take part in a sum of fewer."""
+    clip: Positive = 1.0
+    """c: an entry of a weighted update is cut off at ±c, and rounded to multiples of c / (2²³ − 1).
+    It is not the norm of [privacy]. The journal has the share of entries that were cut off."""
+
+    @property
+    def on(self) -> bool:
+        """Whether secure aggregation is on."""
+        return self.mode == "on"
+
+    def least(self, n: int) -> int:
+        """Return ϑ of a round with n clients: the updates, answers and shares that it needs.
+
+        A server that tells n honest clients different survivors learns sums of 2 ϑ − n clients at
+        least, which ``two-thirds`` keeps at or above ``fewest``.
+        """
+        if self.threshold == "majority":
+            return n // 2 + 1
+        return max(2 * n // 3 + 1, -(-(n + self.fewest) // 2))
+
+    def check(self, selected: int, clients: int, min_replies: float) -> None:
+        """Raise ``ValueError``, one line, for numbers of clients with which no round can succeed.
+
+        ``selected``: clients of a round; ``clients``: of the roster; ``min_replies``: a share.
+        """
+        if clients > MOST_SECURE:
+            line = f'a federation of {clients} clients is too large for secure.mode = "on"'
+            raise ValueError(f"{line}; at most {MOST_SECURE}")
+        if selected < self.fewest:
+            line = f"secure.fewest = {self.fewest} is more than the {selected} clients of a round"
+            raise ValueError(line)
+        if math.ceil(min_replies * selected - 1e-9) < (least := self.least(selected)):
+            raise ValueError(
+                f"min-replies = {min_replies:g} is below the {least} of {selected} clients that "
+                f'secure.threshold = "{self.threshold}" needs'
+            )
+
+
+@final
 class Oca(Section):
     """Settings of the server's cache of every client's latest upload ("overall clients aggregated",
     FedKF, section IV-A)."""
@@ -189,6 +245,7 @@ class Oca(Section):
         Literal["auto", "on", "off"],
         Auto("off"),
         Unprotected("cached uploads would be used again", "off"),
+        OfEach("the server has no single upload to cache", "off"),
     ] = "auto"
     """Also average the cached uploads of all clients; this average is then the run's model."""
     init: Literal["uploaded", "w0"] = "uploaded"

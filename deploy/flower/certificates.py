@@ -65,6 +65,8 @@ class Certificates:
         self.ca_key = folder / "ca.key"
         self.clients = keys or folder / "clients"  #: has ``K.key`` and ``K.pub``
         self.revoked = self.clients / REVOKED  #: list of revoked public keys
+        #: public keys of all clients, public; clients check each other with it under [secure]
+        self.roster = self.ca.with_name("roster.pub")
 
     def key(self, k: int) -> Path:
         """Return the path of client k's private key."""
@@ -125,7 +127,18 @@ def make(
         if not path.with_suffix(".pub").is_file():
             own = ssh_key(path, "; delete it to have a new one made").public_key()
             _write((path.with_suffix(".pub"), _public_line(own, path.stem), PUBLIC))
+    if roster := _roster(files):
+        _write((files.roster, roster, PUBLIC))
     return files
+
+
+def _roster(files: Certificates) -> bytes:
+    """Return the lines of all public keys that are not revoked, in order of the clients."""
+    revoked = read_revoked(files.revoked)
+    paths = [path for path in files.clients.glob("*.pub") if path.stem.isdigit()]
+    keys = {int(path.stem): ssh_public_key(path) for path in paths}
+    valid = {k: key for k, key in sorted(keys.items()) if fingerprint(key) not in revoked}
+    return b"".join(_public_line(key, str(k)) for k, key in valid.items())
 
 
 def make_key(folder: Path, k: int) -> tuple[Certificates, str]:

@@ -170,6 +170,8 @@ def certs(
             f"{len(public)} clients      {public[0]} … {public[-1].name}  (public, register them; "
             "the private keys are elsewhere)"
         )
+    if files.roster.is_file():
+        plain(f"roster         {files.roster}  (public: for all clients, beside {files.ca.name})")
     paths = {"ca": files.ca, "ca_key": files.ca_key, "server": files.server}
     paths |= {"server_key": files.server_key, "serverapp": files.app}
     answer({**paths, "serverapp_key": files.app_key, "client_keys": keys, "public_keys": public})

@@ -73,7 +73,7 @@ def settings(texts: Sequence[str]) -> dict[str, Value]:
 def _typed(key: str, text: str) -> Value:
     """Return ``text`` in the key's type, paths absolute; unchanged if ``check`` will refuse it."""
     kind = value_kind(FIELDS[key]) if key in FIELDS else str
-    is_path = key.endswith("-dir") or key in ("key", "ca", "ledger")
+    is_path = key.endswith("-dir") or key in ("key", "ca", "ledger", "roster")
     if is_path and text:  # the SuperNode runs in another folder
         return str(Path(text).expanduser().absolute())
     with suppress(KeyError, ValueError):

@@ -96,13 +96,16 @@ def node_config(
 ) -> str:
     """Return the ``--node-config`` argument of client k of ``clients``.
 
-    ``more``: further settings. With ``certificates`` the argument includes the client's key.
+    ``more``: further settings. With ``certificates`` the argument includes the client's key, and
+    ``roster.pub`` if there is one.
 
     Raises ``ValueError`` if ``more`` sets a reserved key, or a value that Flower cannot transmit.
     """
     identity: dict[str, Value] = {"partition-id": k, "num-partitions": clients}
     if certificates is not None:
         identity |= {"key": str(certificates.key(k)), "ca": str(certificates.ca)}
+        if certificates.roster.is_file():
+            more = {"roster": str(certificates.roster), **more}
     if fixed := sorted(identity.keys() & more.keys()):
         raise ValueError(f"node config of client {k} sets {fixed[0]}, which is set for it")
     return config_arguments({**identity, **more})

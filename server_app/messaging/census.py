@@ -20,6 +20,7 @@ from server_app.aggregation import privacy
 from server_app.global_model import Averaged
 from server_app.messaging.messenger import Messenger
 from server_app.method import Client, Method
+from server_app.secure import sums as secure
 from server_app.stopped import Stopped
 
 UNORDERED = (
@@ -176,6 +177,7 @@ def describe(
     config = method.config
     unordered = config.buffered and not config.on_clock and not config.replays_jobs
     lines = [unprotected(method), released, method.warning(), UNORDERED if unordered else ""]
+    lines += secure.notes(config, method.clients)
     ignored = (f"node {node} is ignored: {why}" for node, why in strangers.items())
     lines += () if method.config.privacy.on else ignored
     if warnings := [*filter(None, lines)]:

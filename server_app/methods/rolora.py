@@ -43,6 +43,9 @@ class RoLoRA(Averaged[Halves, Reply]):
 
         return lambda client: payload(client.k in self.holders)
 
+    def uploaded(self, t: int) -> StateDict:
+        return tree.cut(self.w, self.options.trained(self.w, t))
+
     def change(self, sent: protocol.Request, reply: Reply) -> Iterator[tuple[str, Tensor]]:
         yield from tree.steps(tree.cut(self.w, reply.w), reply.w)
 

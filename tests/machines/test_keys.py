@@ -17,6 +17,7 @@ from common.exchange.seal.files import expiry_warnings, fingerprint, read_revoke
 from common.settings.config import Value
 from deploy.flower import certificates, control
 from deploy.flower.certificates import Certificates, make, make_key, read_public_key, revoke
+from deploy.run.grpc import node_config
 from server_app.messaging.sealed import Trust
 from server_app.stopped import Stopped
 from tests.support.battery import Swapping
@@ -325,3 +326,27 @@ def test_commands_announce_the_certificates_that_they_use(
     local = typed("local", "--work", tmp_path, "--clients", 1)
     assert local.returncode == 1 and f"warning: {made.ca} expires on " in local.stderr
     assert f"warning: {made.ca} expires on " in typed("certs", made.folder).stderr
+
+
+def test_the_roster_has_all_public_keys_but_revoked_ones(tmp_path: Path) -> None:
+    made = make(tmp_path / "certs", [], 11)
+    assert made.roster == made.ca.with_name("roster.pub")
+    keys = files.read_roster(made.roster)
+    assert [*keys] == [*range(11)] and keys[10] == ssh_public_key(made.public(10))
+    revoke(made.revoked, [made.public(3)])
+    assert 3 not in files.read_roster(make(made.folder, [], 11).roster)
+    assert not make(tmp_path / "none", [], 0).roster.exists()
+    line = made.public(3).read_text()
+    for text in (2 * line, line.replace("client-3", "somebody"), "client-3\n", f"x {line}"):
+        made.roster.write_text(text)
+        with pytest.raises(ValueError, match=r"roster.pub, line [12].* of fedmosaic certs"):
+            files.read_roster(made.roster)
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        files.read_roster(tmp_path / "missing")
+
+
+def test_a_node_finds_the_roster_beside_the_authority(certs: Certificates) -> None:
+    assert f"roster='{certs.roster}'" in node_config(0, 2, {}, certs)
+    assert "roster='/x'" in node_config(0, 2, {"roster": "/x"}, certs)
+    certs.roster.unlink()
+    assert "roster.pub" not in node_config(0, 2, {}, certs)

@@ -378,3 +378,16 @@ def test_a_refused_run_config_leaves_the_bundle_packed_and_one_line_in_the_log(
     assert record.exc_info is None
     serve(run)
     assert done == ["installed", "loaded"]
+
+
+def test_a_policy_requires_secure_sums(run: Flat, tmp_path: Path) -> None:
+    allowed = owner(tmp_path, 'require = "secure"')
+    on: Flat = {**run, "secure.mode": "on"}
+    assert refusal(allowed, run).startswith("secure.mode = 'off' is not allowed on client 0")
+    assert not refusal(allowed, on) and not refusal(owner(tmp_path, ""), run)
+    without = {key: value for key, value in run.items() if not key.startswith("secure.")}
+    assert "secure.mode" in refusal(allowed, without)
+    for key, value in (("secure.threshold", "majority"), ("secure.fewest", 2)):
+        assert key in refusal(allowed, {**on, key: value})
+    with pytest.raises(ValueError, match="require"):
+        owner(tmp_path, 'require = "masks"')

@@ -335,7 +335,7 @@ KINDS = """
     moon: Memory; oca: State Upload; partly_shared: State; predictions: Predictions;
     private: Memory;
     protocol: Ask Down Envelope FineTunedScore Hello Measure Model Peer Score Statistics;
-    protocol: ToClient ToServer Trained Up;
+    protocol: Masked ToClient ToServer Trained Unmask Unmasked Up;
     public_set: Local; qffl: Up; reuse: Learnt; rolora: Memory State; scaffold: Down Memory State Up
 """
 """Kinds of messages, client states and server states: "first word: the words that follow it".

@@ -126,6 +126,17 @@ def test_asynchronous_rounds_have_the_same_bits_on_three_runtimes(
     assert any(age for entry in runs[0].journal[1:] for age in entry["buffer"]["staleness"])
 
 
+@pytest.mark.full
+def test_secure_sums_have_the_same_bits_on_three_runtimes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"method": "fedavg", "clients": 3, "rounds": 2, "fleet": "mlp@0.25"}
+    monkeypatch.setattr(sys.modules[__name__], "FEDERATION", {**settings, "secure__mode": "on"})
+    runs = [launch(tmp_path, name, 2) for name in ("loopback", "ray", "grpc")]
+    assert all(r.timeless == runs[0].timeless and r.weights == runs[0].weights for r in runs)
+    assert all("clipped" in entry for entry in runs[0].journal[1:])
+
+
 def test_what_workers_import_ahead_is_there() -> None:
     assert [name for name in preload.MODULES if find_spec(name) is None] == [], "passed over"
 

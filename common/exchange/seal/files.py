@@ -71,6 +71,25 @@ def ssh_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     return _public_key(data, str(path), "it should be a K.pub of fedmosaic keygen or certs")
 
 
+def read_roster(path: Path) -> dict[int, ec.EllipticCurvePublicKey]:
+    """Return the clients' registered keys by client, from a file with the lines of all ``K.pub``.
+
+    Raises ``ValueError``, one line, if the file cannot be read or has another line.
+    """
+    keys: dict[int, ec.EllipticCurvePublicKey] = {}
+    remedy = "it should be roster.pub of fedmosaic certs"
+    try:
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        named = re.search(r" client-(0|[1-9][0-9]{0,6})$", line)
+        if named is None or int(named[1]) in keys:
+            raise ValueError(f"{path}, line {number} names no client, or one twice; {remedy}")
+        keys[int(named[1])] = _public_key(line.encode(), f"{path}, line {number}", remedy)
+    return keys
+
+
 def _public_key(data: bytes, what: str, remedy: str) -> ec.EllipticCurvePublicKey:
     """Return the key of an OpenSSH public key line; raise ``ValueError`` for another content."""
     try:

@@ -83,6 +83,9 @@ class Policy(Table):
     server_keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """ServerApps that may use this node: certificates (``serverapp.crt``), or the fingerprints of
     their public keys, SHA256:…. Without the key, every ServerApp of the authority."""
+    require: Literal["", "secure"] = ""
+    """``secure``: a run must have ``secure.mode = "on"`` with ``secure.threshold = "two-thirds"``
+    and a ``secure.fewest`` of at least 3, so that no single update leaves without masks."""
     privacy: LeastPrivacy = LeastPrivacy()
 
 

@@ -35,6 +35,12 @@ STRICTER = {
     "local": ("local",),
 }
 """Values of ``privacy.mode`` that satisfy the least one of a policy."""
+SECURE = (
+    ("secure.mode", "off", "on"),
+    ("secure.threshold", "two-thirds", "two-thirds"),
+)
+"""Settings with their defaults, and the values that ``require = "secure"`` demands."""
+FEWEST = 3  #: least ``secure.fewest`` of ``require = "secure"``
 LONGEST = 100  #: characters of a value in an error message
 
 
@@ -117,6 +123,12 @@ def _limits(
     steps = _number(settings, "train.steps")
     if steps > (most := rules.get("max-steps", 0 if "max-epochs" in rules else steps)):
         yield "train.steps", steps, "max-steps", f"at most {most}"
+    secure = rules.get("require") == "secure"
+    for key, usual, needed in SECURE if secure else ():
+        if (value := settings.get(key, usual)) != needed:
+            yield key, value, "require", needed
+    if secure and not (fewest := _number(settings, "secure.fewest")) >= FEWEST:
+        yield "secure.fewest", fewest, "require", f"at least {FEWEST}"
     privacy = rules.get("privacy", {"mode": "off"})
     mode, z = settings.get("privacy.mode", "off"), _number(settings, "privacy.noise-multiplier")
     if mode not in (enough := STRICTER[privacy["mode"]]):
