@@ -7,7 +7,7 @@ its change before, 0 at first, and N the number of clients in the roster. A step
     u = H + 1/K Σ_k (Δ_k − h_k) over the K clients in the buffer,   H = 1/N Σ_k h_k over the roster
     w ← w + η_g u,   then h_k ← Δ_k for these clients
 
-so that client k's model counts as w + H + Δ_k − h_k in the mean. η_g is ``average.server-rate`` of
+so that client k's model counts as w + H + Δ_k − h_k in the mean. η_g is ``average.server-lr`` of
 the optimizer ``sgd``. A client that left has h_k = 0. No update is weighted by its age.
 
 Each h_k is a file; Σ_k h_k is in the checkpoint, in float64, and a step changes it by the clients
