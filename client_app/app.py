@@ -86,7 +86,7 @@ def answer(message: Message, context: Context) -> Message:
                 plain = request.model_copy(update={"secure": None})
                 reply = participant.answer(kind, plain, settings, stamped)
                 assert isinstance(reply, protocol.Reply), "of a request that trains"
-                masked = half(participant).add_masks(request, reply)
+                masked = half(participant).add_masks(request, reply, settings)
                 reply = masked.stamped(request, participant.k, reply.kept)
         return Message(received.answer(reply.pack()), reply_to=message)
     except Exception as error:  # the server needs a reply after every error

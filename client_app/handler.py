@@ -30,11 +30,14 @@ from common.exchange.protocol import (
     parameter,
 )
 from common.exchange.records import StateDict, tensors
+from common.exchange.seal.body import hashed
+from common.exchange.seal.session import config_digest
+from common.keys import decisive
 from common.models.adapters import adaptations
 from common.models.classifier import Classifier
 from common.models.peft_folders import write_one
 from common.names import version_of
-from common.settings.config import Config, MethodOptions, listed
+from common.settings.config import Config, MethodOptions, Value, listed
 from common.settings.plugins import OF_FOLDER, network
 from common.techniques.privacy import averaged, clipped, flattened, moved, noised
 from common.training import costs
@@ -137,7 +140,7 @@ class Handler(ABC, Generic[O, D]):
             clients=p.clients,
         )
         if self.config.secure.on:
-            info = info.model_copy(update=Masking(p, hello.experiment).introduce(hello.t))
+            info = info.model_copy(update=Masking(p, hello.experiment).introduce())
         if self.config.privacy.mode != "local":
             return info
         classes = list(range(task.num_classes))
@@ -256,12 +259,20 @@ class Handler(ABC, Generic[O, D]):
         return self._with_costs(self.second, request)
 
     @final
-    def add_masks(self, request: D, reply: Reply) -> MaskedReply:
-        """Return the reply of ``trained`` with masks, for a secure sum."""
+    def add_masks(self, request: D, reply: Reply, settings: Mapping[str, Value]) -> MaskedReply:
+        """Return the reply of ``trained`` with masks, for a secure sum; ``settings``: of the run.
+
+        Its context has everything of the request but the weights, which may come in parts.
+        """
         assert isinstance(reply, ModelReply), "a method that averages updates"
         p, before = self.participant, self.trained_from(request)
         told = b"" if request.secure is None else request.secure.numpy().tobytes()
-        return Masking(p, request.experiment).masked(told, before, reply, p.weight)
+        left_out: dict[str, object] = {"secure": None}
+        if isinstance(request, ModelRequest):
+            left_out["w"] = {}
+        rest = b"".join(request.model_copy(update=left_out).pieces())
+        job = hashed([rest, config_digest(decisive(settings)).encode()])
+        return Masking(p, request.experiment).masked(told, job, before, reply, p.weight)
 
     @final
     def remove_masks(self, request: UnmaskRequest) -> UnmaskReply:

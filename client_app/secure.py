@@ -42,14 +42,14 @@ CLEAR = ("steps", costs.FLOPS, costs.MEMORY)
 class Secrets:
     """Content of the file of a client in one experiment.
 
-    ``key``: private X25519 key. ``counter``: of the newest attempt. ``used``: whether it had an
-    attempt. ``attempt`` and ``context``: of an attempt whose masks this client may help to remove;
-    empty after its answer.
+    ``key``: private X25519 key. ``counter``: of the newest attempt. ``attempt``, ``context`` and
+    ``least``, the fewest survivors: of an attempt whose masks this client may help to remove; empty
+    after its answer.
     """
 
     key: bytes
     counter: int = 0
-    used: bool = False
+    least: int = 0
     attempt: bytes = b""
     context: bytes = b""
 
@@ -60,10 +60,10 @@ class Secrets:
             fields = parse_json(path.read_bytes())
             texts = (fields[name] for name in ("key", "context", "attempt"))
             key, context, attempt = map(bytes.fromhex, texts)
-            counter, used = fields["counter"], fields["used"]
-            if len(key) != KEY or type(counter) is not int or type(used) is not bool:
+            counter, least = fields["counter"], fields["least"]
+            if len(key) != KEY or type(counter) is not int or type(least) is not int:
                 raise ValueError
-            return cls(key, counter, used, attempt, context)
+            return cls(key, counter, least, attempt, context)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError):
@@ -71,7 +71,7 @@ class Secrets:
             raise Damaged(f"{path} cannot be read: {why}") from None
 
     def write(self, path: Path) -> None:
-        fields = {"key": self.key.hex(), "counter": self.counter, "used": self.used}
+        fields = {"key": self.key.hex(), "counter": self.counter, "least": self.least}
         more = {"attempt": self.attempt.hex(), "context": self.context.hex()}
         try:
             write_atomically(path, json.dumps({**fields, **more}).encode(), private=True)
@@ -92,31 +92,38 @@ class Masking:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude other processes of this client, also those of a copied state."""
+        lock = filelock.FileLock(self._path.with_suffix(".lock"), mode=0o600)
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with filelock.FileLock(self._path.with_suffix(".lock"), mode=0o600):
-                yield
-        except PermissionError as error:
+            lock.acquire()
+        except OSError as error:
             raise Damaged(f"{self._path.parent} cannot be written: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     # The census.
 
-    def introduce(self, t: int) -> dict[str, object]:
+    def introduce(self) -> dict[str, object]:
         """Return the fields of the census entry: share, signature and whether peers are checked.
 
-        A new run (``t`` = 0) gets a new key; the counter stays.
+        The key is that of the experiment's name: a hello may be repeated in the middle of a run,
+        and masks are new in every attempt by the counter. Raises ``ValueError`` for a registered
+        key whose signatures are too long.
         """
         with self._locked():
             own = Secrets.read(self._path)
-            if own is None or (own.used and t == 0):
-                counter = 0 if own is None else own.counter
-                key = X25519PrivateKey.generate().private_bytes_raw()
-                own = Secrets(key, counter)
+            if own is None:
+                own = Secrets(X25519PrivateKey.generate().private_bytes_raw())
                 own.write(self._path)
         share, signature = session.public(X25519PrivateKey.from_private_bytes(own.key)), b""
         if path := self._node.get("key"):
             registered = files.ssh_key(Path(str(path)))
             signature = keys.sign(registered, self.experiment, self.k, share)
+            if len(signature) > keys.LONGEST:
+                curve = registered.curve.name
+                raise ValueError(f"a registered key on {curve} cannot sign for [secure]; use P-384")
         fields = {"secure": share.hex(), "signature": signature.hex()}
         return {**fields, "roster": self._registered is not None}
 
@@ -128,10 +135,12 @@ class Masking:
 
     # The first exchange of a round: a masked update.
 
-    def begin(self, told: bytes, start: StateDict) -> tuple[Attempt, bytes, dict[int, bytes]]:
+    def begin(
+        self, told: bytes, job: bytes, start: StateDict
+    ) -> tuple[Attempt, bytes, dict[int, bytes]]:
         """Record an attempt; return it, its context and the secrets of the pairs by peer.
 
-        ``told``: the request's ``secure``; ``start``: the weights from which the client trained.
+        ``told``: the request's ``secure``; for ``job`` and ``start`` see ``Attempt.context``.
         Raises ``ValueError``, one line, for an attempt in which this client must not take part.
         """
         attempt = Attempt.from_bytes(told)
@@ -144,7 +153,8 @@ class Masking:
             )
         for k, peer in attempt.peers.items():
             self._check(k, peer)
-        context = attempt.context(self.experiment, start)
+        context = attempt.context(self.experiment, job, start)
+        least = max(self.options.least(len(known)), self.options.fewest)
         with self._locked():
             now = self._secrets()
             if own.share != session.public(X25519PrivateKey.from_private_bytes(now.key)):
@@ -156,9 +166,7 @@ class Masking:
                     "server's clock went back"
                 )
             pairs = self._pairs(now, attempt)
-            replace(now, counter=attempt.counter, used=True, attempt=told, context=context).write(
-                self._path
-            )
+            Secrets(now.key, attempt.counter, least, told, context).write(self._path)
         return attempt, context, pairs
 
     def _check(self, k: int, peer: Peer) -> None:
@@ -182,12 +190,14 @@ class Masking:
         peers = attempt.peers.items()
         return {j: keys.pair(key, self.k, p.share, j, self.experiment) for j, p in peers}
 
-    def masked(self, told: bytes, start: StateDict, reply: ModelReply, weight: int) -> MaskedReply:
+    def masked(
+        self, told: bytes, job: bytes, start: StateDict, reply: ModelReply, weight: int
+    ) -> MaskedReply:
         """Return a reply with its update masked.
 
-        ``told``: the request's ``secure``; ``start``: the weights before training, which has the
-        reply's entries; ``weight``: this client's weight in the mean. Raises ``ValueError`` as
-        ``begin``, ``FloatingPointError`` for numbers that are not finite.
+        ``told``, ``job`` and ``start``: as for ``begin``, with all entries of the reply;
+        ``weight``: this client's weight in the mean. Raises ``ValueError`` as ``begin``,
+        ``FloatingPointError`` for numbers that are not finite.
         """
         names = sorted(averaged(reply.w, frozenset(), buffers=True))
         update = flattened(reply.w, names).numpy() - flattened(start, names).numpy()
@@ -198,7 +208,7 @@ class Masking:
         whole, clipped = sums.quantised(update * (weight / most), self.options.clip)
         clipped_word = np.array([round(clipped * sums.SHARES)], np.uint32)
         q = np.concatenate([whole, clipped_word])
-        attempt, context, pairs = self.begin(told, start)
+        attempt, context, pairs = self.begin(told, job, start)
         counter = attempt.counter
         others = {j: keys.of_attempt(pairs[j], counter, context) for j in pairs.keys() - {self.k}}
         b = secrets.token_bytes(KEY)
@@ -234,9 +244,8 @@ class Masking:
                 raise ValueError("the survivors are not clients of the attempt, each once")
             if self.k not in survivors:
                 raise ValueError("the survivors lack this client, which has sent its update")
-            least = max(self.options.least(len(attempt.peers)), self.options.fewest)
-            if len(survivors) < least or len(request.shares) != len(survivors):
-                raise ValueError(f"{len(survivors)} clients survive, the sum needs {least}")
+            if len(survivors) < now.least or len(request.shares) != len(survivors):
+                raise ValueError(f"{len(survivors)} clients survive, the sum needs {now.least}")
             pairs, counter, context = self._pairs(now, attempt), attempt.counter, now.context
             opened = [
                 keys.decrypted(data.numpy().tobytes(), pairs[i], counter, context, i, self.k)

@@ -91,7 +91,7 @@ class TableMean(Method[T, TableReply], ABC):
             return replies
         new = {c.k: {"table": reply.table, "counts": reply.counts} for c, reply in replies}
         self.tables = tables = self.tables | new
-        members = [client for client in self.clients if client.k in tables]
+        members = [c for c in self.clients if c.k in tables and c.k not in self.excluded]
 
         def load(client: Client) -> TableReply:
             kept = tables[client.k]
@@ -127,7 +127,7 @@ class TableMean(Method[T, TableReply], ABC):
         asynchronous rounds there are fewer epochs (``server_steps``).
         """
         (x, y), size = self.pairs(replies), size or self.config.train.batch_size
-        epochs = self.server_steps(epochs)
+        epochs = self.server_steps(epochs, len(replies))
         draw = seeds.stream(self.task.seed, "batches", "rows", t)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:

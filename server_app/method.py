@@ -174,17 +174,18 @@ class Method(ABC, Generic[O, U]):
         """Number N of clients in the roster; ``clients`` may be fewer."""
         return len(self.roster)
 
-    def server_steps(self, of_a_round: int) -> int:
+    def server_steps(self, of_a_round: int, clients: int = 0) -> int:
         """Return how many of the server's training steps of a round a step of this run has.
 
         In asynchronous rounds it is the share K over the clients of a round, and at least one step,
-        so that the server trains as much for an update of a client.
+        so that the server trains as much for an update of a client. ``clients``: those on whose
+        replies it trains, if these are not of a round.
         """
         if not self.config.buffered or of_a_round == 0:
             return of_a_round
         per_round, roster = self.config.run.per_round, self.roster_size
         size, _ = self.config.buffer.sizes(per_round, roster)
-        return max(1, round(of_a_round * size / (per_round or roster)))
+        return max(1, round(of_a_round * size / (clients or per_round or roster)))
 
     def architectures(self) -> list[str]:
         """Return all architectures of the roster, sorted.

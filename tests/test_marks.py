@@ -178,6 +178,7 @@ def test_what_secure_sums_exclude() -> None:
         **{"privacy.mode": ("off", "local"), "wire.dtype": ("float32",)},
         **{"score.bn": ("running", "batch"), "score.drift": (False,)},
         **{"score.collapse": ("report", "off"), "sanity": (0.0, 720.0)},
+        **{"clock.deadline": ("",), "clock.over-selection": (1.0,), "clock.partial": (False,)},
         "select.by": ("uniform", "samples", "tier"),
     }
 

@@ -8,11 +8,12 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field
 
-from common.settings.marks import Form, Mark, Names, Place, Unprotected
+from common.settings.marks import Form, Mark, Names, OfEach, Place, Unprotected
 from common.settings.section import Fraction, NonNegative, Section
 
 DEADLINE = r"^$|^[0-9]{1,9}(\.[0-9]+)?$|^q(0?\.[0-9]+|1)$"
 ALL = "the noise is made for all selected clients"
+LATE = "a late client would have shares of the others' masks"
 Network = Literal["wifi", "lan", "4g"]
 
 
@@ -80,16 +81,21 @@ class Clock(Section):
         Form("seconds, or a quantile of predicted times such as 'q.8'"),
         Mark.TEXT,
         Unprotected(ALL, ""),
+        OfEach(LATE, ""),
     ] = ""
     """Seconds after which a round ends: later replies are failures. ``q.8``: the quantile 0.8 of
     the selected clients' predicted times. Empty: a round waits for all."""
-    over_selection: Annotated[float, Field(ge=1, le=10), Unprotected(ALL, 1.0)] = 1.0
+    over_selection: Annotated[
+        float, Field(ge=1, le=10), Unprotected(ALL, 1.0), OfEach(LATE, 1.0)
+    ] = 1.0
     """x: ⌈x · per-round⌉ clients are selected, and the first per-round replies count."""
     loss: Annotated[float, Field(ge=0, lt=1), Unprotected(ALL, 0.0)] = 0.0
     """Probability that a selected client's job is lost: it trains nothing and never replies."""
     notice: Seconds = 60.0
     """Seconds after which the server notices a lost job, without a deadline."""
-    partial: Annotated[bool, Unprotected(ALL, False)] = False
+    partial: Annotated[
+        bool, Unprotected(ALL, False), OfEach("clients of one sum do the same work", False)
+    ] = False
     """A client takes the most local steps that fit the deadline, at least one."""
     interrupted: Literal["lost", "paused"] = "lost"
     """Jobs that reach the end of the interval in which a device is available: ``lost``, or

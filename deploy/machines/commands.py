@@ -414,7 +414,8 @@ def node(
             folder = keys.expanduser().resolve() if keys else None
             trust = Certificates(link.ca.parent, folder, link.ca)
         own = serving.settings(more or [])
-        guard = serving.guards(pin, policy, own, sealed=trust is not None)
+        peers = bool(own.get("roster")) or (trust is not None and trust.roster.is_file())
+        guard = serving.guards(pin, policy, own, sealed=trust is not None, roster=peers)
         guard |= {"FLWR_LOG_LEVEL": "DEBUG"} if log_level == "debug" else {}
         line = serving.command(link.address, trust, k, clients, own, health)
         place = (home or user_home() / ".fedmosaic" / "nodes" / str(k)).expanduser().resolve()

@@ -167,13 +167,14 @@ def pin(text: str) -> str:
 
 
 def guards(
-    digest: str, policy: Path | None, own: dict[str, Value], *, sealed: bool
+    digest: str, policy: Path | None, own: dict[str, Value], *, sealed: bool, roster: bool = False
 ) -> dict[str, str]:
     """Return the environment variables of a SuperNode that checks bundles and run configs.
 
     ``digest``: the only app bundle that it accepts; empty to accept any. ``policy``: the owner's
     policy file. ``own``: the node's settings, which this function changes: they get the policy's
-    ``server-keys`` and limits of the client's ledger. ``sealed``: whether the node has a key.
+    ``server-keys`` and limits of the client's ledger. ``sealed``: whether the node has a key;
+    ``roster``: whether it has the keys of its peers.
 
     Raises ``ValueError`` for a wrong policy, or for one without a digest.
     """
@@ -188,6 +189,9 @@ def guards(
         owner_policy = policies.read(policy)
         if owner_policy.server_keys and not sealed:
             raise ValueError(f"--policy {policy}: server-keys needs --ca, not --insecure")
+        if owner_policy.require == "secure" and not roster:
+            needs = 'require = "secure" needs roster.pub beside --ca, or --set roster=FILE'
+            raise ValueError(f"--policy {policy}: {needs}: else the server can play all peers")
         if owner_policy.server_keys:
             own["server-keys"] = ",".join(owner_policy.server_keys)
         if owner_policy.max_rounds:

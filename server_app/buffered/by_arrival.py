@@ -66,6 +66,11 @@ class Replayed(ByArrival):
         assert schedule is not None, "a replay has a journal"
         self._planned = deque(schedule.jobs.get(t, ()))
         super().collect(t)
+        if any(event.kind == "arrived" for event in self._planned):
+            raise Stopped(
+                f"round {t}: membership has more updates than buffer.size = {self.size}; it is the "
+                "journal of a run with another buffer.size"
+            )
 
     def _next(self, t: int) -> None:
         """Take the next event of the journal. Raises ``Stopped`` if round t has no further one."""

@@ -206,11 +206,17 @@ class Buffered(ABC):
                     f"within buffer.wait = {self.settings.wait:g} s"
                 )
             time.sleep(POLL)
-            self._renewed(t)
+            self._renewed(t, again=True)
 
-    def _renewed(self, t: int) -> bool:
-        """Update the members if nodes have come or gone; return whether they have."""
-        if (online := {*self.run.grid.get_node_ids()}) == self._online:
+    def _renewed(self, t: int, *, again: bool = False) -> bool:
+        """Update the members if nodes have come or gone; return whether they have.
+
+        ``again``: also if a node is neither a member nor ignored, since its census failed.
+        """
+        online, membership = {*self.run.grid.get_node_ids()}, self.run.membership
+        nodes = {client.node for client in membership.members.values()}
+        known = not again or online <= nodes | membership.strangers.keys()
+        if known and online == self._online:
             return False
         self._online = online
         self.renew(t)
@@ -297,8 +303,10 @@ class Buffered(ABC):
         if isinstance(arrived, Message):
             method = run.method
             method.sent = {job.k: self.requests.load(job.request)}
+            # the node that has replied is the one that was asked; the client may have another now
+            asked = Client(client.info, arrived.metadata.src_node_id)
             good, refused = run.messenger.open(
-                job.t, [arrived], method.reply_type, [client], method.check
+                job.t, [arrived], method.reply_type, [asked], method.check
             )
             reply, failure = (good[0][1], None) if good else (None, refused[0])
         else:
@@ -364,7 +372,7 @@ class Buffered(ABC):
         stale = self._stale.items()
         method.discounts = {k: settings.discount(age) for k, age in stale}
         if (cache := method.cache) is not None:
-            cache.retain({client.k for client in method.clients})
+            cache.retain({client.k for client in run.trusted()})
         rebased = [(client, self._rebased(client, reply)) for client, reply in run.good]
         if cache is not None:
             pairs = [(method.sent[client.k], reply) for client, reply in run.good]
@@ -398,6 +406,7 @@ class Buffered(ABC):
             entry.failures = [*entry.failures, outcome.failure or failure]
             if outcome.failure is not None and entry.buffer is not None:
                 entry.buffer.events.append(("lost", job.k, job.version))
+                self._kept = [kept for kept in self._kept if kept.k != job.k]
         self.jobs = {}
 
     # Membership, checkpoints and undone rounds.
@@ -409,6 +418,7 @@ class Buffered(ABC):
             self._note("lost", held[k])
         for known in (self.jobs, self.buffer, self._outcomes, self._arrived):
             known.pop(k, None)
+        self._again = [job for job in self._again if job.k != k]
         self.inbox.forget(k)
         self.idle[k] = self.now
 

@@ -244,6 +244,8 @@ def why_not(
     ):
         if value != expected:
             return f"client {info.k} has {name} {value!r}, the server {expected!r}"
+    if task.config.secure.on and not info.secure:
+        return f'client {info.k} has no share of a key, which secure.mode = "on" needs'
     longest = task.shape[0] if task.objective.every else 1
     limits = task.num_classes, max_samples, longest
     wrong = _wrong_numbers(info, *limits, one_each=task.objective.one_each)

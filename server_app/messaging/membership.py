@@ -32,6 +32,7 @@ Admit = Callable[[Client], None]
 """Function that raises ``ValueError`` for a client that does not suit the method."""
 
 TRIES = 3  #: rounds before which a node without a reply is asked, until it is ignored
+MEANWHILE = 10.0  #: seconds for the reply to a census while other clients train
 
 log = logging.getLogger("flwr.fedmosaic")
 
@@ -215,7 +216,9 @@ class Membership:
         for node, failure in failed.items():
             late = failure.kind == "late"
             self._late[node] += late
-            again = failure.kind == "unreachable" or (late and self._late[node] < TRIES)
+            # while others train, a node may be busy with a job that the server has given up
+            patient = bool(self.busy) or self._late[node] < TRIES
+            again = failure.kind == "unreachable" or (late and patient)
             if node not in nodes and not again:
                 self._ignore(node, failure.reason)
         for node, info in replies.items():
@@ -241,6 +244,7 @@ class Membership:
         if forget:  # so that no later census request repeats it
             self.messenger.census_messages([], size)
         timeout = min(self.run.timeout, self.run.wait)
+        timeout = min(timeout, MEANWHILE) if self.busy else timeout
         arrived, lost = self.messenger.channel.exchange(self.grid, sent, timeout, t)
         failed = {nodes[failure.k]: failure for failure in lost if failure.k not in arrived}
         infos: dict[int, ClientInfo] = {}

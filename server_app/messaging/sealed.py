@@ -232,8 +232,10 @@ class SealedChannel(Channel):
             # an unsigned error reply counts only if the second exchange does not contradict it
             lost = [f for f in lost if f.k not in doubtful or f.k in second[0]]
             failures += [failure for group in second[1:] for failure in group]
-        for k in messages:  # they hold keys, and take as much memory as the payloads
-            self._requests.pop(k, None)
+        # They hold keys, and take as much memory as the payloads. Nodes in a census have no number.
+        for k, message in messages.items():
+            if message.metadata.message_type != CENSUS:
+                self._requests.pop(k, None)
         failures += forged + lost
         return dict(sorted(good.items())), sorted(failures, key=lambda failure: failure.k)
 

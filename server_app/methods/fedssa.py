@@ -39,5 +39,6 @@ class FedSSA(HeadMean[Options]):
         first = {c.k: tree.cut(self.head, self.held(c)) for c in self.clients}
         self.last = first | self.last  # a client that has not replied counts with the present rows
         self.last |= {client.k: reply.w for client, reply in replies}
-        self.combine([(client, self.last[client.k]) for client in self.clients])
+        members = [client for client in self.clients if client.k not in self.excluded]
+        self.combine([(client, self.last[client.k]) for client in members])
         return {}

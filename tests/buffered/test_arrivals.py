@@ -10,10 +10,12 @@ import pytest
 from flwr.app import Message
 
 from common.parse import parse
+from deploy.flower.certificates import make
 from deploy.run.loopback import Loopback
 from server_app.stopped import Stopped
 from tests.support.asynchronous import Failing, Killed, Mortal, Worse, config, steps
 from tests.support.coming import Coming, changes, played_by
+from tests.support.keys import Keyed
 from tests.support.scaled import LIAR, SIX
 from tests.support.tiny import TinyRun, flat, listed, play
 
@@ -156,6 +158,23 @@ def test_who_comes_while_the_server_waits_gets_a_free_place_at_once(tmp_path: Pa
     assert {k for k, _ in steps(run)[0]["sent"]} == {0, 1, 2, 3}
 
 
+def test_a_sealed_run_goes_on_while_a_newcomer_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The census of the newcomer does not take the keys of the jobs in flight."""
+
+    class Sealed(Keyed, Held):
+        """Held, with keys."""
+
+    keys = make(tmp_path / "certs", [], 4)
+    monkeypatch.setenv("FEDMOSAIC_TRUST", str(keys.folder))
+    sizes = {"buffer__size": 2, "buffer__concurrency": 4, "min_clients": 2, "rounds": 3}
+    settings = real(tmp_path / "run", **sizes)
+    run = play(settings, Sealed(settings, keys))
+    assert changes(run) == [(1, 3, "joined")] and not any(e["failures"] for e in run.journal[:3])
+    assert {k for k, _ in steps(run)[0]["sent"]} == {0, 1, 2, 3}
+
+
 # Mistakes.
 
 
@@ -168,6 +187,10 @@ def test_a_journal_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     line = "round 4: membership has no further event, and 0 of buffer.size = 2 updates arrived"
     with pytest.raises(Stopped, match=line):
         play(real(tmp_path / "b", membership=str(short.folder / "journal.jsonl")))
+    line = "round 1: membership has more updates than buffer.size = 1; it is the journal of a run"
+    with pytest.raises(Stopped, match=line):
+        more = {"membership": str(short.folder / "journal.jsonl"), "buffer__size": 1}
+        play(real(tmp_path / "d", **more))
     events = listed(tmp_path, '[[event]]\nround = 2\nclient = 1\nkind = "left"\n')
     left = play(real(tmp_path / "c", membership=events))
     assert 1 not in {k for step in steps(left)[1:] for k, _ in step["sent"]}

@@ -248,7 +248,7 @@ def test_a_node_needs_its_key_and_says_which(tmp_path: Path) -> None:
     del line[: len(program)]
     assert line[:2] == ["--root-certificates", str(files.ca)]
     assert line[2:4] == ["--auth-supernode-private-key", str(files.key(0))]
-    trust = f"key='{files.key(0)}' ca='{files.ca}'"
+    trust = f"key='{files.key(0)}' ca='{files.ca}' roster='{files.roster}'"
     own = f"partition-id=0 num-partitions=2 {trust} model='mlp'"
     assert line[-4:-2] == ["--node-config", own]
     with pytest.raises(ValueError, match=r"1\.key is missing; client 1 needs it"):

@@ -294,6 +294,11 @@ def test_a_policy_needs_a_pinned_digest_and_server_keys_need_tls(tmp_path: Path)
         (["--app-digest", PIN], "server-keys needs --ca, not --insecure"),
     ):
         assert said in error_of(*NODE, "--policy", file, *more)
+    masks = tmp_path / "masks.toml"
+    masks.write_text('require = "secure"\n')
+    line = error_of(*NODE, "--policy", masks, "--app-digest", PIN)
+    assert 'require = "secure" needs roster.pub beside --ca, or --set roster=FILE' in line
+    assert node.guards(PIN, masks, {}, sealed=True, roster=True)
     own: Flat = {}
     guard = node.guards(PIN, file, own, sealed=True)
     assert guard[pinned.PIN] == PIN and json.loads(guard[rules.RULES])["policy"] is True

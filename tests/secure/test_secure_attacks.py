@@ -11,15 +11,18 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from client_app import secure
-from client_app.secure import Secrets
-from common.exchange.protocol import MaskedReply, UnmaskRequest
+from client_app.methods.fedavg import FedAvg
+from client_app.participant import Participant
+from client_app.secure import Masking, Secrets
+from common.exchange.protocol import MaskedReply, ModelReply, UnmaskRequest
 from common.exchange.seal import session
 from common.exchange.secure import keys, shamir, sums
 from common.exchange.secure.keys import Attempt
 from common.files import Damaged
+from common.methods.fedavg import Request
 from common.settings.options import Secure
 from deploy.flower.certificates import make
-from tests.support.secure_sums import SIZE, Fleet, shares_for, told, words
+from tests.support.secure_sums import JOB, SIZE, Fleet, shares_for, told, words
 
 N = SIZE + 1
 FOUR = [0, 1, 2, 3]
@@ -99,20 +102,17 @@ def test_a_copied_state_folder_takes_no_counter_back(tmp_path: Path) -> None:
     def restore() -> None:
         shutil.rmtree(state)
         shutil.copytree(copy, state)
-        fleet.infos = {k: fleet.info(k, t=1) for k in FOUR}  # clients that have just started
+        fleet.infos = {k: fleet.info(k) for k in FOUR}  # clients that have just started
 
     with pytest.raises(ValueError, match="attempt 5 .* is not newer than attempt 5"):
         counter_attack(fleet, 5, restore)
 
 
-def test_a_new_run_of_the_same_name_has_new_keys_and_the_old_counter(tmp_path: Path) -> None:
+def test_a_hello_in_the_middle_of_a_run_changes_neither_key_nor_counter(tmp_path: Path) -> None:
+    """A sealed client that lost its session gets the first hello once more."""
     fleet = Fleet(tmp_path, 4)
-    before = dict(fleet.infos)
-    assert {k: fleet.info(k) for k in FOUR} == before, "an unused key stays, for a repeated hello"
     fleet.upload(0, fleet.text(FOUR, 5))
-    assert fleet.info(0, t=1) == before[0], "a resumed run has the same key"
-    fleet.infos[0] = fleet.info(0)
-    assert fleet.infos[0].secure != before[0].secure
+    assert fleet.info(0) == fleet.infos[0]
     with pytest.raises(ValueError, match="is not newer than attempt 5"):
         fleet.upload(0, fleet.text(FOUR, 5))
 
@@ -155,7 +155,7 @@ def in_the_middle(fleet: Fleet) -> np.ndarray:
     forged = {k: session.public(key) for k, key in own.items()}
     text, share = fleet.text(FOUR, 6, forged), bytes.fromhex(fleet.infos[0].secure)
     reply = fleet.upload(0, text)
-    context = Attempt.from_bytes(text).context("test", fleet.before)
+    context = Attempt.from_bytes(text).context("test", JOB, fleet.before)
     pairs = {k: keys.pair(key, k, share, 0, "test") for k, key in own.items()}
     shares = {
         k + 1: keys.decrypted(reply.shares[k].numpy().tobytes(), pairs[k], 6, context, 0, k)
@@ -270,6 +270,39 @@ def test_other_weights_for_one_client_give_no_sum(tmp_path: Path) -> None:
     fleet.sums.survive([(members[k], reply) for k, reply in uploads.items()])
     with pytest.raises(ValueError, match="is not of this attempt"):
         fleet.unmask(1, fleet.sums.second()[1])
+
+
+def test_other_work_for_one_client_gives_no_sum(tmp_path: Path) -> None:
+    """A server that lets all but one client train hardly at all learns nothing from their sum."""
+    fleet = Fleet(tmp_path, 4)
+    requests = fleet.begin(FOUR)
+    members = {client.k: client for client in fleet.members(FOUR)}
+    jobs = {0: b"one step"}
+    uploads = {k: fleet.upload(k, told(requests[k]), job=jobs.get(k, JOB)) for k in FOUR}
+    fleet.sums.survive([(members[k], reply) for k, reply in uploads.items()])
+    with pytest.raises(ValueError, match="is not of this attempt"):
+        fleet.unmask(1, fleet.sums.second()[1])
+
+
+def test_the_work_of_an_attempt_is_all_that_a_request_and_the_settings_say(tmp_path: Path) -> None:
+    """Rounds, steps, further tensors and settings are in the context, and no weights."""
+    fleet, jobs = Fleet(tmp_path, 4), list[bytes]()
+
+    def masked(self: Masking, told: bytes, job: bytes, *_: object) -> MaskedReply:
+        jobs.append(job)
+        return MaskedReply(y=torch.zeros(2, dtype=torch.int32), shares=torch.zeros(1, 48).byte())
+
+    plain, settings = Request(experiment="test", t=1, w=fleet.before), fleet.settings
+    others = [plain.model_copy(update=change) for change in ({"t": 2}, {"steps": 1})]
+    half = FedAvg(Participant(fleet.config, {"partition-id": 0}, "test"))
+    reply = ModelReply(w=fleet.before, metrics={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Masking, "masked", masked)
+        for asked in (plain, plain.model_copy(update={"w": {"w": torch.ones(1)}}), *others):
+            half.add_masks(asked, reply, settings)
+        half.add_masks(plain, reply, {**settings, "train.lr": 1e-30})
+        half.add_masks(plain, reply, {**settings, "secure.clip": 1e9})
+    assert jobs[0] == jobs[1] and len({*jobs}) == 5
 
 
 def test_a_wrong_share_of_a_client_is_seen(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from tests.support.tiny import flat
 SIZE = 50  #: entries of an update
 
 
+JOB = b"job"
+
+
 class Fleet:
     """n clients with state, ledger and updates in ``folder``, and an honest server."""
 
@@ -43,7 +46,8 @@ class Fleet:
         **changes: Any,
     ) -> None:
         given = {"method": "fedavg", "clients": n, "secure__mode": "on", **changes}
-        self.config = parse(flat(folder / "out", **given))
+        self.settings = flat(folder / "out", **given)
+        self.config = parse(self.settings)
         self.folder, self.n, self._keys, self._roster = folder, n, keys, roster
         generator = torch.Generator().manual_seed(1)
         self.before: StateDict = {"w": torch.randn(size, generator=generator)}
@@ -60,10 +64,10 @@ class Fleet:
             node |= {"roster": str(self._keys.roster)} if self._roster else {}
         return Masking(Participant(self.config, node, "test"), "test")
 
-    def info(self, k: int, t: int = 0) -> ClientInfo:
+    def info(self, k: int) -> ClientInfo:
         known: dict[str, Any] = {"n": self.weights[k], "n_test": 0, "model": "mlp", "classes": [0]}
         known |= {"counts": None, "task": "", "public": "", "version": "", "k": k}
-        return ClientInfo.model_validate({**known, **self.masking(k).introduce(t)})
+        return ClientInfo.model_validate({**known, **self.masking(k).introduce()})
 
     def members(self, ks: Iterable[int]) -> list[Client]:
         return [Client(self.infos[k], k + 1) for k in ks]
@@ -83,12 +87,14 @@ class Fleet:
         }
         return Attempt(counter, max(self.weights[k] for k in infos), peers).to_bytes()
 
-    def upload(self, k: int, text: bytes, before: StateDict | None = None) -> MaskedReply:
+    def upload(
+        self, k: int, text: bytes, before: StateDict | None = None, job: bytes = JOB
+    ) -> MaskedReply:
         before = self.before if before is None else before
         reply = ModelReply(
             w={"w": before["w"] + self.updates[k]}, metrics={"loss": 1.0, "steps": 2}
         )
-        return self.masking(k).masked(text, before, reply, self.weights[k])
+        return self.masking(k).masked(text, job, before, reply, self.weights[k])
 
     def unmask(self, k: int, request: UnmaskRequest) -> UnmaskReply:
         return self.masking(k).unmask(request)

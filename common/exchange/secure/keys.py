@@ -25,7 +25,7 @@ NAME = "fedmosaic secure 1"
 """Prefix of all derived and signed data, with the version of the protocol."""
 KEY = 32  #: bytes of every key
 SHARE = KEY + TAG  #: bytes of an encrypted share of a self mask's key
-LONGEST = 111  #: bytes of a signature with a key on P-384, at most 104, and padding
+LONGEST = 111  #: bytes of a signature with a key on P-384, at most 104, and padding; P-521: 139
 ROW = 2 + KEY + 1 + LONGEST  #: bytes of a client: number, share, length of the signature, signature
 ZERO = bytes(NONCE)  #: the nonce of a key that encrypts one share
 
@@ -76,14 +76,15 @@ class Attempt:
             raise ValueError("the request has no valid attempt of a secure sum")
         return attempt
 
-    def context(self, experiment: str, start: StateDict) -> bytes:
-        """Return the digest of what the clients must agree on; ``start``: the received weights.
+    def context(self, experiment: str, job: bytes, start: StateDict) -> bytes:
+        """Return the digest of what the clients must agree on.
 
-        With the weights in it, a server gains nothing by sending other weights to some clients
-        (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model
-        Inconsistency", CCS 2022).
+        ``start``: the received weights; ``job``: digest of everything else that decides the
+        training. So a server gains nothing by sending other weights to some clients (Pasquini et
+        al., "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022),
+        nor by asking them for other work, so that the sum would be the update of a single one.
         """
-        items = [NAME.encode(), experiment.encode(), self.to_bytes()]
+        items = [NAME.encode(), experiment.encode(), job, self.to_bytes()]
         for name, value in sorted(start.items()):
             items += [name.encode(), str(list(value.shape)).encode(), value.numpy().tobytes()]
         return hashed(items)

@@ -85,7 +85,8 @@ class Policy(Table):
     their public keys, SHA256:…. Without the key, every ServerApp of the authority."""
     require: Literal["", "secure"] = ""
     """``secure``: a run must have ``secure.mode = "on"`` with ``secure.threshold = "two-thirds"``
-    and a ``secure.fewest`` of at least 3, so that no single update leaves without masks."""
+    and a ``secure.fewest`` of at least 3, and its node needs ``roster.pub``, so that
+    no single update leaves without masks that hide it from the server."""
     privacy: LeastPrivacy = LeastPrivacy()
 
 

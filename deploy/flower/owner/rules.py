@@ -127,7 +127,8 @@ def _limits(
     for key, usual, needed in SECURE if secure else ():
         if (value := settings.get(key, usual)) != needed:
             yield key, value, "require", needed
-    if secure and not (fewest := _number(settings, "secure.fewest")) >= FEWEST:
+    given = {"secure.fewest": FEWEST, **settings}
+    if secure and not (fewest := _number(given, "secure.fewest")) >= FEWEST:
         yield "secure.fewest", fewest, "require", f"at least {FEWEST}"
     privacy = rules.get("privacy", {"mode": "off"})
     mode, z = settings.get("privacy.mode", "off"), _number(settings, "privacy.noise-multiplier")
