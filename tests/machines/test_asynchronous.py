@@ -49,7 +49,7 @@ def events(run: TinyRun) -> list[tuple[str, int]]:
 
 @pytest.mark.full
 def test_six_nodes_of_which_one_is_killed_one_slow_and_one_late(tmp_path: Path) -> None:
-    changes = {"rounds": 16, "buffer__concurrency": 4, "min_clients": 3, "leave_after": 1}
+    changes = {"rounds": 16, "buffer__concurrency": 4, "min_clients": 2, "leave_after": 1}
     with Machines(tmp_path, size=6, later=(5,), warm=True, **RUN, **changes) as run:
         run.await_round(2)
         run.strike(run.pids(0), signal.SIGKILL)
