@@ -601,6 +601,15 @@ def not_allowed(key: str, value: Value, why: str, *allowed: Value) -> ValueError
     return ValueError(f"{line}; allowed: {words}" if allowed else line)
 
 
+def _check_marks(config: Config, kind: type[Unprotected | OfEach], why: str) -> None:
+    """Raise ``ValueError``, one line, for a value that a mark of this kind excludes."""
+    flat = config.flat
+    for key, field in config.fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, kind) and mark.excludes(key, flat):
+                raise not_allowed(key, flat[key], f"{why}: {mark.reason}", *mark.allowed)
+
+
 @final
 class Required:
     """Values of a setting of another table that a method allows.
@@ -707,12 +716,7 @@ class MethodOptions(Section):
         if "privacy" not in self.uses:
             why = f'method = "{config.run.method}": there are {self.leaks}'
             raise not_allowed("privacy.mode", privacy.mode, why, "off")
-        flat = config.flat
-        for key, field in config.fields.items():
-            for mark in field.metadata:
-                if isinstance(mark, Unprotected) and mark.excludes(key, flat):
-                    why = f'privacy.mode = "{privacy.mode}": {mark.reason}'
-                    raise not_allowed(key, flat[key], why, *mark.allowed)
+        _check_marks(config, Unprotected, f'privacy.mode = "{privacy.mode}"')
         if 0 < privacy.round_seconds <= config.run.timeout:
             why = f"timeout = {config.run.timeout:g}: a late reply would make a round longer"
             line = f"privacy.round-seconds = {privacy.round_seconds:g} is not allowed with {why}"
@@ -727,12 +731,7 @@ class MethodOptions(Section):
         if "secure" not in self.uses:
             why = f'method = "{run.method}": it needs more of the uploads than their mean'
             raise not_allowed("secure.mode", secure.mode, why, "off")
-        flat = config.flat
-        for key, field in config.fields.items():
-            for mark in field.metadata:
-                if isinstance(mark, OfEach) and flat[key] not in mark.allowed:
-                    why = f'secure.mode = "on": {mark.reason}'
-                    raise not_allowed(key, flat[key], why, *mark.allowed)
+        _check_marks(config, OfEach, 'secure.mode = "on"')
         if selected := run.per_round or run.clients:
             secure.check(selected, run.clients, run.min_replies)
 

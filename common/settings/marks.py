@@ -102,3 +102,7 @@ class OfEach:
 
     def __init__(self, reason: str, *allowed: Value) -> None:
         self.reason, self.allowed = reason, allowed
+
+    def excludes(self, key: str, settings: Mapping[str, Value]) -> bool:
+        """Return whether the value at ``key`` is not allowed, by the ``settings`` of a run."""
+        return settings[key] not in self.allowed
