@@ -9,6 +9,7 @@ import pytest
 from server_app.storage.status_file import ServerStatus
 from tests.support.faults import (
     CLIENT_APP,
+    NODE,
     SERVER_APP,
     Machines,
     Run,
@@ -21,6 +22,12 @@ from tests.support.tiny import TinyRun, play
 from tests.support.waiting import PATIENCE, until
 
 RUN: dict[str, Any] = {"mode": "buffered", "method": "fedavg", "fleet": "mlp@0.25"}
+VICTIMS = {
+    "ServerApp": ("superlink", SERVER_APP),
+    "SuperLink": ("superlink", "flower-superlink"),
+    "SuperNode": ("supernode-1", NODE),
+    "ClientApp": ("supernode-1", CLIENT_APP),
+}
 RUN |= {"global_model": "mlp@0.25", "buffer__size": 2, "timeout": 60.0}
 
 
@@ -48,9 +55,12 @@ def events(run: TinyRun) -> list[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_six_nodes_of_which_one_is_killed_one_slow_and_one_late(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_six_nodes_of_which_one_is_killed_one_slow_and_one_late(
+    sealed: bool, tmp_path: Path
+) -> None:
     changes = {"rounds": 16, "buffer__concurrency": 4, "min_clients": 2, "leave_after": 1}
-    with Machines(tmp_path, size=6, later=(5,), warm=True, **RUN, **changes) as run:
+    with Machines(tmp_path, size=6, later=(5,), warm=True, sealed=sealed, **RUN, **changes) as run:
         run.await_round(2)
         run.strike(run.pids(0), signal.SIGKILL)
         for k in (1, 2, 3):  # so that no step is complete without the late one
@@ -67,14 +77,11 @@ def test_six_nodes_of_which_one_is_killed_one_slow_and_one_late(tmp_path: Path) 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("victim", ["ServerApp", "ClientApp"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_sealed_run_whose_process_is_killed_is_replayed_whole(
     victim: str, tmp_path: Path
 ) -> None:
-    home, pattern = {
-        "ServerApp": ("superlink", SERVER_APP),
-        "ClientApp": ("supernode-1", CLIENT_APP),
-    }[victim]
+    home, pattern = VICTIMS[victim]
     changes = {"rounds": 5, "buffer__concurrency": 3, "timeout": 120.0}
     with Sealed(tmp_path, **{**RUN, **changes}) as run:
 
@@ -87,8 +94,8 @@ def test_a_sealed_run_whose_process_is_killed_is_replayed_whole(
         run.strike(until(f"{victim} at work", found, 0.01), signal.SIGKILL)
         output, errors = run.process.communicate(timeout=PATIENCE)
         assert "Traceback" not in output + errors, output + errors
-        assert run.process.returncode == (victim == "ServerApp"), errors
-    if victim == "ServerApp":
+    if run.process.returncode:
+        assert victim != "ClientApp" and f"go on with --resume {run.out}" in errors, errors
         resumed(run.out)
     real = TinyRun(run.out)
     assert len(real.journal) == 6

@@ -22,7 +22,8 @@ from client_app.bases.own_model import ClientState
 from common.exchange.model_file import digest
 from common.parse import to_toml
 from common.settings.config import Value
-from deploy.flower.control import superlink_command
+from deploy.flower.certificates import make
+from deploy.flower.control import Control, superlink_command
 from deploy.flower.processes import environment, free_ports
 from deploy.flower.watchdog import end
 from tests.support.commandline import command_line, completed
@@ -247,12 +248,14 @@ class Machines(Run):
         size: int = CLIENTS,
         later: Sequence[int] = (),
         warm: bool = False,
+        sealed: bool = False,
         **changes: Any,
     ) -> None:
         """``durable``: the SuperLink has a database, and ServerApps are not its child processes.
 
         ``size``: number of clients; ``later``: clients whose nodes are not started here; ``warm``:
-        whether nodes have warm processes, and the run is submitted when these have their imports.
+        whether nodes have warm processes, and the run is submitted when these have their imports;
+        ``sealed``: whether there are TLS, registered keys and sealed messages.
         """
         super().__init__(folder / "out", folder / "home")
         self.size, self._warm = size, warm
@@ -264,7 +267,10 @@ class Machines(Run):
         name = "127.0.0.1" if server is None else "server"
         self._fleet, self._control = f"{name}:{fleet}", f"127.0.0.1:{control}"
         reached = f"0.0.0.0:{fleet}" if server else self._fleet
-        self._command = [*superlink_command(self._control, reached, simulation=False)]
+        files = make(folder / "certs", [], size) if sealed else None
+        self._trust = ["--insecure"] if files is None else ["--ca", str(files.ca)]
+        self._env = {} if files is None else {"FEDMOSAIC_TRUST": str(files.folder)}
+        self._command = [*superlink_command(self._control, reached, False, files)]
         apps = f"127.0.0.1:{appio}"
         if durable:  # Flower uses the last of two equal options
             self._command += ["--serverappio-api-address", apps, "--isolation", "process"]
@@ -273,6 +279,11 @@ class Machines(Run):
         if durable:
             beside = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
             self._start("superexec", [*beside, "--appio-api-address", apps], server, "superlink")
+        if files is not None:
+            with Control(self._control, files.ca, folder) as api:
+                api.await_answer(PATIENCE)
+                for k in range(size):
+                    api.register(files.public(k))
         first = [k for k in range(size) if k not in later]
         for k in first:
             self.start_node(k)
@@ -280,7 +291,7 @@ class Machines(Run):
             until(f"the imports of client {k}", partial(self._imported, k))
         file = folder / "experiment.toml"
         file.write_text(to_toml(settings(self.out, clients=size, **changes)))
-        line = ["submit", str(file), "--insecure", "--superlink", self._control, "--wait", "90"]
+        line = ["submit", str(file), *self._trust, "--superlink", self._control, "--wait", "90"]
         self.submitted = self._start("submit", command_line(*line), server)
 
     def log(self, name: str) -> str:
@@ -300,7 +311,7 @@ class Machines(Run):
 
     def start_node(self, k: int) -> subprocess.Popen[bytes]:
         host = self._clients[k] if self._clients else None
-        line = ["node", "--superlink", self._fleet, "--insecure", "--k", str(k)]
+        line = ["node", "--superlink", self._fleet, *self._trust, "--k", str(k)]
         line += ["--clients", str(self.size), "--home", str(self.home(f"supernode-{k}"))]
         line += [] if self._warm else [COLD]
         line += ["-s", f"state-dir={self.out / 'state'}"]
@@ -315,7 +326,7 @@ class Machines(Run):
     def _start(
         self, name: str, command: Sequence[str], host: Host | None, home: str = ""
     ) -> subprocess.Popen[bytes]:
-        env = environment({}, self.home(home or name))
+        env = environment(self._env, self.home(home or name))
         log = self._logs / f"{name}.log"
         if host is not None:
             process = host.start(command, env, log)
